@@ -315,7 +315,7 @@ impl Parts {
             store: Arc::clone(&self.store),
             catalogue: Arc::clone(&self.catalogue),
             tools: Arc::new(self.registry.infos().cloned().collect()),
-            sandbox: self.registry.sandbox_level(),
+            sandbox: self.registry.holds().cloned(),
             auth,
             metrics: metrics_sink(&self.telemetry),
         };

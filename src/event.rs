@@ -561,6 +561,25 @@ pub struct ToolCallCompleted {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub changes: Option<Vec<FileChange>>,
+    /// What the call's programs asked the network; absent where that is nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub network: Option<NetworkUse>,
+}
+
+/// What the programs of a call asked the network.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct NetworkUse {
+    /// Requests that were sent.
+    #[schema(required)]
+    pub requests: u64,
+    /// Requests that were refused.
+    #[schema(required)]
+    pub refused: u64,
+    /// Whether the run's budget refused one of them, which ends the run.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub over_budget: bool,
 }
 
 impl ToolCallCompleted {

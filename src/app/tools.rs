@@ -63,7 +63,7 @@ pub(super) fn configured(config: &Config, recollect: RecallFn, sandbox: Arc<Sand
     registry.add(Arc::new(WebFetch::new(client.clone(), settings)));
     let surroundings = Surroundings { environment: &variable, client: &client, sandbox: &sandbox };
     let declared = Declared::load(&config.tools_dir, surroundings);
-    registry.run_programs_in(sandbox);
+    registry.run_programs_in(sandbox, client);
     for tool in declared.tools {
         registry.add(tool);
     }

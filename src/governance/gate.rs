@@ -233,6 +233,15 @@ impl Permit {
         if self.network.observes { None } else { self.network.objection(target) }
     }
 
+    /// What the rules say to a request of a program that the call has started, and why.
+    pub fn ruling_on(&self, target: &Target) -> (Decision, Option<String>) {
+        match self.network.objection(target) {
+            None => (Decision::Allowed, None),
+            Some(why) if self.network.observes => (Decision::Warned, Some(why)),
+            Some(why) => (Decision::Blocked, Some(why)),
+        }
+    }
+
     /// Networks that the tool may connect to although they are not public.
     pub fn private_networks(&self) -> &[Network] {
         &self.network.private
@@ -269,6 +278,11 @@ impl Gate {
     /// Which programs may run.
     pub fn commands(&self) -> Arc<CommandRules> {
         Arc::clone(&self.policy.commands)
+    }
+
+    /// Whether programs may ask the network at all.
+    pub fn has_network(&self) -> bool {
+        self.policy.network.permits_any()
     }
 
     /// Whether any call could read or write a path of the workspace in that directory of the tenant.

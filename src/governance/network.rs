@@ -35,6 +35,11 @@ impl NetworkRules {
         })
     }
 
+    /// Whether there is a host that may be asked.
+    pub(super) fn permits_any(&self) -> bool {
+        !self.allow.is_empty()
+    }
+
     /// What speaks against a request to that place.
     pub(super) fn objection(&self, target: &Target) -> Option<String> {
         let Target { host, port, declared, .. } = target;

@@ -12,7 +12,7 @@ use crate::agents::Catalogue;
 use crate::runtime::Runtime;
 use crate::store::{RateLimit, Store};
 use crate::tools::ToolInfo;
-use crate::tools::sandbox::Level;
+use crate::tools::sandbox::plan::Holds;
 
 /// What the HTTP API needs of the other modules.
 pub struct HttpState {
@@ -23,8 +23,8 @@ pub struct HttpState {
     pub catalogue: Arc<Catalogue>,
     /// Sorted by name.
     pub tools: Arc<Vec<ToolInfo>>,
-    /// How well the programs of tools are confined, where that is known.
-    pub sandbox: Option<Level>,
+    /// What confines the programs of tools, where that is known.
+    pub sandbox: Option<Holds>,
     pub auth: Auth,
     pub metrics: MetricsSink,
 }

@@ -29,9 +29,9 @@ use super::body::{Body, Damaged};
 /// To one address, before the next one is tried.
 const CONNECT: Duration = Duration::from_secs(5);
 /// Bytes of an answer's head.
-const MAX_HEAD: usize = 64 * 1024;
+pub(super) const MAX_HEAD: usize = 64 * 1024;
 /// Headers of an answer.
-const MAX_HEADERS: usize = 128;
+pub(super) const MAX_HEADERS: usize = 128;
 
 /// Everything that bytes go through.
 pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -166,7 +166,7 @@ pub(super) async fn exchange(
 }
 
 /// What an error says, with its causes and without addresses of ours.
-fn phrase(error: &dyn std::error::Error) -> String {
+pub(super) fn phrase(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(inner) = cause {

@@ -14,6 +14,7 @@
 mod body;
 mod exchange;
 pub mod networks;
+pub mod relay;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};

@@ -81,6 +81,7 @@ impl Story {
             cached: false,
             note: None,
             changes: None,
+            network: None,
         }))
     }
 

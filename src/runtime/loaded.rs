@@ -24,7 +24,7 @@ use crate::tools::executor::{CallOptions, Executor};
 use crate::tools::interceptors::{self, AfterRule, BeforeRule, Interception, InterceptorError};
 use crate::tools::recall;
 use crate::tools::registry::Registry;
-use crate::tools::shell::{self, Shell};
+use crate::tools::shell;
 use crate::tools::subagent::{ChildAgent, StartRun, Subagent};
 use crate::tools::use_skill::{self, UseSkill};
 use crate::tools::web_fetch;
@@ -168,8 +168,8 @@ pub(super) fn executor(
     check_tool_settings(definition, &tools)?;
     let gate = Gate::new(&policy(&definition.governance)).map_err(|e| error(&e))?;
     for tool in tools.iter_mut().filter(|tool| tool.info().name == shell::NAME) {
-        if let Some(sandbox) = registry.sandbox() {
-            *tool = Arc::new(Shell::new(Arc::clone(sandbox), gate.commands()));
+        if let Some(shell) = registry.shell(gate.commands(), gate.has_network()) {
+            *tool = Arc::new(shell);
         }
     }
     let interceptors = interceptors(&definition.interceptors)
@@ -268,6 +268,8 @@ fn call_options(
     let is_meant = |glob: &&String| glob::means(glob, tool) == Some(true);
     let globs = sections.keys().filter(is_meant).filter_map(|glob| sections.get(glob));
     let meant: Vec<&ToolOptions> = sections.get(tool).into_iter().chain(globs).collect();
+    let declared = meant.iter().find_map(|options| options.yields.as_deref());
+    let declared = declared.map(Labels::yielded).or(defaults.yields);
     CallOptions {
         retries: meant.iter().find_map(|options| options.retries).unwrap_or(0),
         timeout: meant
@@ -281,12 +283,8 @@ fn call_options(
             .iter()
             .find_map(|options| options.on_unknown_outcome)
             .unwrap_or_default(),
-        yields: meant
-            .iter()
-            .find_map(|options| options.yields.as_deref())
-            .map(Labels::yielded)
-            .or(defaults.yields)
-            .unwrap_or_else(|| usual_yields(tool)),
+        yields: declared.unwrap_or_else(|| usual_yields(tool)),
+        declares_yields: declared.is_some(),
         sanitizes: meant
             .iter()
             .fold(Labels::default(), |all, options| all.and(options.sanitizes.clone().into())),

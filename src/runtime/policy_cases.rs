@@ -22,6 +22,7 @@ use crate::run::{Caller, Effect, Labels};
 use crate::tools::executor::{Executor, Prepared, RunScope, Slot};
 use crate::tools::lease::{Lease, Standing};
 use crate::tools::registry::Registry;
+use crate::tools::requests::RequestsLeft;
 use crate::tools::{Listener, Workspace};
 
 /// Whose workspace a case has, and which.
@@ -165,6 +166,7 @@ impl PolicyBench {
             skills: Arc::default(),
             standing: Standing::new(lease, CancellationToken::new()),
             listener: Listener::default(),
+            requests_left: RequestsLeft::default(),
         };
         let slot = Slot { attempt: 1, iteration: 1, index: 0 };
         let prepared = self.executor.prepare(&call, slot, &scope, None).await;

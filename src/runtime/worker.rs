@@ -25,6 +25,7 @@ use crate::run::{Caller, RunOrigin, TraceContext};
 use crate::store::writer::AppendError;
 use crate::store::{NewRun, RunRecord, RunWrite};
 use crate::tools::executor::{Executor, RunScope};
+use crate::tools::requests::RequestsLeft;
 use crate::tools::{Listener, Standing, Workspace};
 
 /// What is fixed while this replica owns a run: row, caller, epoch, origin.
@@ -317,6 +318,7 @@ pub(super) fn run_scope(
         skills: state.skills().into(),
         standing,
         listener: Listener::default(),
+        requests_left: RequestsLeft::default(),
     }
 }
 

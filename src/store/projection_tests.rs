@@ -63,6 +63,7 @@ fn answered(call: &ToolCall, failure: Option<CallFailure>) -> RunEvent {
         cached: false,
         note: None,
         changes: None,
+        network: None,
     })
 }
 

@@ -14,7 +14,9 @@ use parking_lot::{Mutex, RwLock};
 use super::exposition::Exposition;
 use super::{IsNamed, ModelTry, Observed, Sampled, TelemetryError, began, process};
 use crate::bounds::secrets::redacted;
-use crate::event::{AuditRecord, CallFailure, Ending, Event, RunEvent, ToolCallCompleted};
+use crate::event::{
+    AuditRecord, CallFailure, Ending, Event, NetworkUse, RunEvent, ToolCallCompleted,
+};
 use crate::message::{CallTarget, Usage};
 use crate::run::RunOrigin;
 
@@ -24,6 +26,7 @@ const RUNS_IN_FLIGHT: &str = "toolloop_runs_in_flight";
 const RUN_DURATION: &str = "toolloop_run_duration_seconds";
 const ITERATIONS: &str = "toolloop_iterations_total";
 const TOOL_CALLS: &str = "toolloop_tool_calls_total";
+const PROGRAM_REQUESTS: &str = "toolloop_program_requests_total";
 const TOOL_CALL_DURATION: &str = "toolloop_tool_call_duration_seconds";
 const MODEL_CALLS: &str = "toolloop_model_calls_total";
 const MODEL_CALL_DURATION: &str = "toolloop_model_call_duration_seconds";
@@ -74,6 +77,7 @@ pub(super) struct Metrics {
     iterations: Counter,
     tool_calls: Family<&'static str, Counter>,
     tool_call_duration: Histogram,
+    program_requests: Family<&'static str, Counter>,
     model_calls: Family<&'static str, Counter>,
     model_call_duration: Family<(), Histogram>,
     tokens: Family<&'static str, Counter>,
@@ -125,6 +129,9 @@ impl Metrics {
                 counter!(TOOL_CALLS, vec![named("tool", tool), fixed("outcome", outcome)])
             }),
             tool_call_duration: histogram!(TOOL_CALL_DURATION),
+            program_requests: Family::new(|tool, outcome| {
+                counter!(PROGRAM_REQUESTS, vec![named("tool", tool), fixed("outcome", outcome)])
+            }),
             model_calls: Family::new(|name, outcome| {
                 counter!(MODEL_CALLS, of_model(name, Some(fixed("outcome", outcome))))
             }),
@@ -255,6 +262,10 @@ impl Metrics {
             Some(_) => (call.tool.as_str(), "failed"),
         };
         self.tool_calls.of(tool, outcome).increment(1);
+        if let Some(NetworkUse { requests, refused, .. }) = call.network {
+            self.program_requests.of(tool, "sent").increment(requests);
+            self.program_requests.of(tool, "refused").increment(refused);
+        }
         let began = began(events, at, call.call_id, call.duration_ms);
         let ended = events.get(at).map_or(began, |event| event.at);
         self.tool_call_duration.record((ended - began).to_std().unwrap_or_default());
@@ -382,6 +393,10 @@ fn describe() {
         ),
         (ITERATIONS, "Model responses used by runs."),
         (TOOL_CALLS, "Tool calls by tool and outcome: succeeded, failed, cancelled or blocked."),
+        (
+            PROGRAM_REQUESTS,
+            "Requests to the network by programs, by tool and outcome: sent or refused.",
+        ),
         (MODEL_CALLS, "Tries of model calls by outcome: succeeded, or the kind of failure."),
         (
             TOKENS,

@@ -161,7 +161,7 @@ impl Declared {
                 return Err(Wrong::at(format!("openapi.effects.{id}"), message));
             }
         }
-        let Surroundings { environment, client, sandbox } = surroundings;
+        let Surroundings { environment, client, .. } = surroundings;
         let service = Service::new(place.set, base_url.as_deref(), &headers, environment, client);
         let mut names: Vec<String> = Vec::new();
         let mut made = Vec::new();
@@ -173,7 +173,7 @@ impl Declared {
             names.push(entry.name.clone());
             entry.check().map_err(|wrong| wrong.beneath(&key))?;
             let tool = if entry.command.is_some() {
-                ScriptTool::new(place, entry, environment, sandbox)
+                ScriptTool::new(place, entry, surroundings)
                     .map(|tool| Arc::new(tool) as Arc<dyn Tool>)
                     .map_err(|wrong| wrong.beneath(&key))?
             } else {

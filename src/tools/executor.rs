@@ -71,6 +71,8 @@ pub struct CallOptions {
     pub on_unknown_outcome: OnUnknownOutcome,
     /// What its results label the run.
     pub yields: Labels,
+    /// Whether that is declared, and holds for what programs read of the network too.
+    pub declares_yields: bool,
     /// What they do not, whatever was read to make them.
     pub sanitizes: Labels,
 }
@@ -179,6 +181,7 @@ impl Ready {
             cached: true,
             note: None,
             changes: None,
+            network: None,
         };
         finished(completed, Some(audit))
     }
@@ -206,6 +209,7 @@ struct Asked<'a> {
     slot: Slot,
     scope: &'a RunScope,
     offered: &'a Offered,
+    has_network: bool,
 }
 
 /// A call that cannot be prepared.
@@ -224,7 +228,8 @@ impl Asked<'_> {
     fn context(&self, canonical_arguments: &str) -> ToolContext {
         let Self { call, slot, scope, .. } = self;
         let key = effect_key(scope.run_id, *slot, &call.name, canonical_arguments);
-        scope.context_of(call.id, key)
+        let context = scope.context_of(call.id, key);
+        ToolContext { has_network: self.has_network, ..context }
     }
 
     /// The arguments that match the tool's schema, or the call's result.
@@ -360,7 +365,8 @@ impl Executor {
         let lapsed = approval.and_then(|it| it.lapsed(Some(&offered.hash), scope.labels));
         let approval = approval.filter(|_| lapsed.is_none());
         let edited = approval.and_then(|granted| granted.arguments);
-        let asked = Asked { call, slot, scope, offered };
+        let has_network = self.gate.has_network();
+        let asked = Asked { call, slot, scope, offered, has_network };
         let arguments = match asked.arguments(edited) {
             Ok(arguments) => arguments,
             Err(finished) => return Ok(Prepared::Answered(*finished)),
@@ -488,6 +494,7 @@ impl Executor {
     ) -> Result<Finished, FatalToolError> {
         let since = Instant::now();
         ready.context.listener = scope.listener.clone();
+        ready.context.requests.within(scope.requests_left.clone());
         let result =
             cancel.run_until_cancelled(self.tried(&ready, scope)).await.unwrap_or_else(|| {
                 let known = if ready.effect() == Effect::Read {
@@ -507,6 +514,8 @@ impl Executor {
             Err(_) => "failed",
         };
         let audit = ready.audit(clock::now(), outcome, Some(duration_ms));
+        let network = ready.context.requests.totals();
+        let (requests, audit) = ready.context.requests.audited(audit);
         let yields = self.yields_of(&ready);
         let changes = ready.context.changed.take();
         let used = self.tools.get(ready.tool).filter(|_| result.is_ok());
@@ -522,16 +531,17 @@ impl Executor {
             cached: false,
             note: None,
             changes,
+            network,
         };
         match result {
             Ok(text) => {
                 let completed = completed(self.readable(&started.tool, text), None);
-                Ok(Finished { activates, yields, ..finished(completed, Some(audit)) })
+                Ok(Finished { requests, activates, yields, ..finished(completed, Some(audit)) })
             }
             Err(Failure::Told(failure, message)) => {
                 let message = self.readable(&started.tool, message);
                 let completed = completed(error_text(&message), Some(failure));
-                Ok(Finished { yields, ..finished(completed, Some(audit)) })
+                Ok(Finished { requests, yields, ..finished(completed, Some(audit)) })
             }
             Err(Failure::AwaitsChild(child)) => {
                 Ok(awaiting_child(started.call_id, started.tool, ready.arguments, child))
@@ -552,7 +562,9 @@ impl Executor {
         let private =
             if ready.permit.reads_private() { Labels::PRIVATE } else { Labels::default() };
         let read = ready.context.has_read.labels().and(private);
-        options.yields.and(read).without(options.sanitizes)
+        let asked = ready.context.requests.labels();
+        let asked = if options.declares_yields { Labels::default() } else { asked };
+        options.yields.and(read).and(asked).without(options.sanitizes)
     }
 
     /// A text of a tool as the model reads it. Before it is capped, which may cut what must not be

@@ -17,6 +17,7 @@ use crate::governance::{Action, ActionKind, Policy, ToolPolicy};
 use crate::run::{Autonomy, Caller, Labels};
 use crate::tools::lease::Lease;
 use crate::tools::registry::Registry;
+use crate::tools::requests::RequestsLeft;
 use crate::tools::results::MAX_RESULT;
 use crate::tools::{Listener, Standing, ToolError, Workspace};
 
@@ -118,6 +119,7 @@ fn bench(policy: &Policy) -> Bench {
             CancellationToken::new(),
         ),
         listener: Listener::default(),
+        requests_left: RequestsLeft::default(),
     };
     Bench {
         executor: Executor::new(tools, Gate::new(policy).unwrap(), |_| CallOptions::default())

@@ -15,9 +15,11 @@ mod guarded;
 pub mod interceptors;
 pub mod lease;
 pub mod listener;
+mod proxy;
 pub mod quota;
 pub mod recall;
 pub mod registry;
+pub mod requests;
 pub mod results;
 pub mod run_scope;
 pub mod sandbox;
@@ -46,6 +48,7 @@ use crate::run::{Caller, Effect, Labels};
 pub use changed::Changed;
 pub use lease::Standing;
 pub use listener::Listener;
+use requests::Requests;
 pub use workspace::Workspace;
 
 /// What is known of a tool without running it.
@@ -124,6 +127,10 @@ pub struct ToolContext {
     pub listener: Listener,
     /// What it changes.
     pub changed: Changed,
+    /// Whether the agent's rules give programs a way to the network.
+    pub has_network: bool,
+    /// What programs ask there.
+    pub requests: Requests,
 }
 
 /// The labels of what a call has read of other runs: memories, and what a child run has read.

@@ -8,10 +8,13 @@ use std::sync::Arc;
 
 use super::file_ops::FileOps;
 use super::recall::Recall;
-use super::sandbox::{Level, Sandbox};
+use super::sandbox::Sandbox;
+use super::sandbox::plan::Holds;
 use super::shell::Shell;
 use super::{Tool, ToolInfo};
 use crate::bounds::name::means;
+use crate::governance::CommandRules;
+use crate::outbound::Client;
 use crate::run::Labels;
 
 /// A name or glob of a definition that no tool has.
@@ -23,7 +26,7 @@ pub struct UnknownTool(pub String);
 #[derive(Default)]
 pub struct Registry {
     tools: BTreeMap<String, Arc<dyn Tool>>,
-    sandbox: Option<Arc<Sandbox>>,
+    programs: Option<(Arc<Sandbox>, Client)>,
 }
 
 impl Registry {
@@ -39,19 +42,23 @@ impl Registry {
     }
 
     /// Adds the tool that runs programs. It runs none until an agent's rules say which.
-    pub fn run_programs_in(&mut self, sandbox: Arc<Sandbox>) {
-        self.add(Arc::new(Shell::new(Arc::clone(&sandbox), Arc::default())));
-        self.sandbox = Some(sandbox);
+    pub fn run_programs_in(&mut self, sandbox: Arc<Sandbox>, client: Client) {
+        self.programs = Some((sandbox, client));
+        if let Some(shell) = self.shell(Arc::default(), false) {
+            self.add(Arc::new(shell));
+        }
     }
 
-    /// Where programs run.
-    pub fn sandbox(&self) -> Option<&Arc<Sandbox>> {
-        self.sandbox.as_ref()
+    /// The tool that runs programs, for an agent with these rules.
+    pub fn shell(&self, rules: Arc<CommandRules>, has_network: bool) -> Option<Shell> {
+        let (sandbox, client) = self.programs.as_ref()?;
+        Some(Shell::new(Arc::clone(sandbox), client.clone(), rules, has_network))
     }
 
-    /// How well programs are confined, where that is known.
-    pub fn sandbox_level(&self) -> Option<Level> {
-        Some(self.sandbox.as_ref()?.known_kernel()?.level())
+    /// What confines programs, where that is known.
+    pub fn holds(&self) -> Option<&Holds> {
+        let (sandbox, _) = self.programs.as_ref()?;
+        Some(&sandbox.known_kernel()?.holds)
     }
 
     /// Adds a tool, in place of one of the same name.

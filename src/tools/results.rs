@@ -30,6 +30,8 @@ pub struct Finished {
     pub event: RunEvent,
     /// For the audit log; none where nothing was decided or executed.
     pub audit: Option<AuditRecord>,
+    /// The same of what its programs asked the network.
+    pub requests: Vec<AuditRecord>,
     /// The skill that the call made active.
     pub activates: Option<SkillActivated>,
     /// What the result labels the run.
@@ -78,6 +80,7 @@ pub(super) fn finished(completed: ToolCallCompleted, audit: Option<AuditRecord>)
     Finished {
         event: RunEvent::ToolCallCompleted(completed),
         audit,
+        requests: Vec::new(),
         activates: None,
         yields: Labels::default(),
     }
@@ -95,6 +98,7 @@ pub fn refused(call: &ToolCall, failure: CallFailure, message: &str) -> Finished
         cached: false,
         note: None,
         changes: None,
+        network: None,
     };
     finished(completed, None)
 }
@@ -120,7 +124,13 @@ pub(super) fn awaiting_child(
         child_run_id: Some(child),
     };
     let event = RunEvent::ToolCallAwaitingChild(awaited);
-    Finished { event, audit: None, activates: None, yields: Labels::default() }
+    Finished {
+        event,
+        audit: None,
+        requests: Vec::new(),
+        activates: None,
+        yields: Labels::default(),
+    }
 }
 
 /// An objection that blocks a call, of a check that is not one of the gate's rules.
@@ -148,6 +158,7 @@ pub(super) fn blocked(
     Finished {
         event: RunEvent::ToolCallBlocked(blocked),
         audit: Some(audit),
+        requests: Vec::new(),
         activates: None,
         yields: Labels::default(),
     }
@@ -230,6 +241,7 @@ pub(super) fn fault(call_id: Uuid, tool: &str) -> ToolCallCompleted {
         cached: false,
         note: None,
         changes: None,
+        network: None,
     }
 }
 

@@ -11,6 +11,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
+use super::requests::{Requests, RequestsLeft};
 use super::{Changed, HasRead, Listener, Standing, ToolContext, Workspace};
 use crate::event::SkillActivated;
 use crate::run::{Caller, Labels};
@@ -44,6 +45,8 @@ pub struct RunScope {
     pub standing: Standing,
     /// Who is told how its calls get on.
     pub listener: Listener,
+    /// What programs may still ask the network.
+    pub requests_left: RequestsLeft,
 }
 
 impl RunScope {
@@ -59,6 +62,8 @@ impl RunScope {
             has_read: HasRead::default(),
             listener: self.listener.clone(),
             changed: Changed::default(),
+            has_network: false,
+            requests: Requests::default(),
         }
     }
 }

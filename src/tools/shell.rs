@@ -16,9 +16,11 @@ use serde_json::{Value, json};
 
 use super::sandbox::reach::{self, ReachError, Startable};
 use super::sandbox::{Job, Ran, Sandbox, SandboxError};
-use super::{Defaults, Tool, ToolContext, ToolError, ToolInfo};
+use super::{Defaults, Tool, ToolContext, ToolError, ToolInfo, proxy};
+use crate::event::NetworkUse;
 use crate::governance::{Action, ActionKind, CommandRules, Permit};
 use crate::message::tool_schema::ToolSchema;
+use crate::outbound::Client;
 use crate::run::Effect;
 use prepared::Prepared;
 
@@ -28,20 +30,32 @@ pub const NAME: &str = "shell";
 const DESCRIPTION: &str = "Runs programs in your workspace: `command` is a line of simple commands, joined by pipes, \
     `&&`, `||` or `;`, with quotes and the redirections <, >, >>, 2>, 2>&1 and &>. The only patterns are \
     *, ? and [] in paths. It is not a shell: there are no variables, substitutions, loops, functions, \
-    here-documents or background jobs. `cd DIR &&` may stand first. Only listed programs may run; there is no \
-    network. Answers exit_code, stdout, stderr and duration_ms; a long output loses its middle.";
+    here-documents or background jobs. `cd DIR &&` may stand first. Only listed programs may run; ";
+const ANSWERS: &str =
+    "Answers exit_code, stdout, stderr and duration_ms; a long output loses its middle.";
+const NO_NETWORK: &str = "there is no network.";
+const NETWORK: &str = "they reach the network by http and https alone, through the proxy that http_proxy and https_proxy \
+    name, and only hosts that you are allowed.";
+const NO_NETWORK_HERE: &str =
+    "there is no network, since this machine cannot give programs one of their own.";
 
 /// The tool, for one agent's rules.
 #[derive(Clone)]
 pub struct Shell {
     info: ToolInfo,
     sandbox: Arc<Sandbox>,
+    client: Client,
     rules: Arc<CommandRules>,
 }
 
 impl Shell {
-    /// The tool of an agent with these rules.
-    pub fn new(sandbox: Arc<Sandbox>, rules: Arc<CommandRules>) -> Self {
+    /// The tool of an agent with these rules, which may let programs ask the network.
+    pub fn new(
+        sandbox: Arc<Sandbox>,
+        client: Client,
+        rules: Arc<CommandRules>,
+        has_network: bool,
+    ) -> Self {
         let input_schema = json!({
             "type": "object",
             "properties": {
@@ -50,11 +64,17 @@ impl Shell {
             "required": ["command"],
             "additionalProperties": false
         });
-        let level = sandbox.known_kernel().map(|kernel| <&str>::from(kernel.level()));
+        let kernel = sandbox.known_kernel();
+        let level = kernel.map(|kernel| <&str>::from(kernel.level()));
         let level = level.map(|level| format!(" Sandbox: {level}.")).unwrap_or_default();
+        let network = match kernel {
+            _ if !has_network => NO_NETWORK,
+            Some(kernel) if !kernel.holds.network => NO_NETWORK_HERE,
+            _ => NETWORK,
+        };
         let info = ToolInfo {
             name: NAME.into(),
-            description: format!("{DESCRIPTION}{level}"),
+            description: format!("{DESCRIPTION}{network} {ANSWERS}{level}"),
             input_schema: ToolSchema::from(input_schema),
             effect: Effect::Once,
             varies: true,
@@ -63,7 +83,7 @@ impl Shell {
             destructive: true,
             defaults: Defaults::default(),
         };
-        Self { info, sandbox, rules }
+        Self { info, sandbox, client, rules }
     }
 
     async fn prepared(
@@ -91,7 +111,8 @@ impl Tool for Shell {
         arguments: &Value,
         context: &ToolContext,
     ) -> Result<Vec<Action>, ToolError> {
-        Ok(self.prepared(arguments, context).await?.actions)
+        let egress = proxy::leads_out(&self.sandbox, context).await;
+        Ok(leading(self.prepared(arguments, context).await?.actions, egress))
     }
 
     async fn execute(
@@ -102,6 +123,8 @@ impl Tool for Shell {
     ) -> Result<String, ToolError> {
         let Prepared { steps, directory, actions, runs_others } =
             self.prepared(&arguments, context).await?;
+        let leads_out = proxy::leads_out(&self.sandbox, context).await;
+        let actions = leading(actions, leads_out);
         if actions != permit.actions() {
             let message = "files changed while the command was about to run; look again";
             return Err(ToolError::ForModel(message.into()));
@@ -111,10 +134,12 @@ impl Tool for Shell {
         let has_mounts = self.sandbox.kernel().await.holds.namespaces;
         let path = self.sandbox.settings().path.clone();
         let root = context.workspace.root();
+        let way_out = leads_out.then(|| proxy::way_out(&self.client, &permit, context));
         let reached = tokio::task::spawn_blocking(move || {
             let mut reach = reach::workspace(&permit, &root, writes, runs_others, has_mounts)?;
             let startable = if runs_others { Startable::All } else { Startable::Only(&programs) };
             reach.grants.extend(reach::system(&path, startable));
+            reach.grants.extend(reach::certificates().filter(|_| leads_out));
             let handle: OwnedFd = root.as_fd().try_clone_to_owned()?;
             Ok::<_, ReachError>((reach, handle))
         });
@@ -131,13 +156,31 @@ impl Tool for Shell {
             input: None,
             reach,
             timeout,
+            way_out,
             each_line: None,
         };
         if writes {
             context.standing.held().await;
         }
-        Ok(told(&self.sandbox.run(job).await.map_err(|error| failed(&error))?))
+        let ran = self.sandbox.run(job).await.map_err(|error| failed(&error))?;
+        let mut result = told(&ran);
+        if let Some(asked) = context.requests.totals() {
+            let NetworkUse { requests, .. } = asked;
+            let refused = context.requests.refusals();
+            result["network"] = json!({"requests": requests, "refused": refused});
+        } else if context.has_network && !leads_out {
+            result["network"] = "unavailable".into();
+        }
+        Ok(result.to_string())
     }
+}
+
+/// Programs with a way out send bytes.
+fn leading(mut actions: Vec<Action>, egress: bool) -> Vec<Action> {
+    for action in &mut actions {
+        action.egress = egress && matches!(action.what, ActionKind::Exec { .. });
+    }
+    actions
 }
 
 fn program_of(action: &Action) -> Option<String> {
@@ -155,7 +198,7 @@ pub(super) fn failed(error: &SandboxError) -> ToolError {
     ToolError::ForModel(error.to_string())
 }
 
-fn told(ran: &Ran) -> String {
+fn told(ran: &Ran) -> Value {
     let mut result = json!({
         "exit_code": ran.exit_code,
         "stdout": ran.stdout.text,
@@ -166,5 +209,5 @@ fn told(ran: &Ran) -> String {
     if let Some(stopped) = ran.stopped {
         result["stopped"] = json!(stopped);
     }
-    result.to_string()
+    result
 }

@@ -24,8 +24,10 @@ use tokio_util::sync::CancellationToken;
 use toolloop::governance::{
     Call, CommandRule, Commands, Decision, Gate, Objection, Policy, Verdict,
 };
+use toolloop::outbound::Client;
 use toolloop::run::{Autonomy, Caller, Effect, Labels};
 use toolloop::tools::lease::{Lease, Standing};
+use toolloop::tools::requests::Requests;
 use toolloop::tools::sandbox::Sandbox;
 use toolloop::tools::shell::Shell;
 use toolloop::tools::{Changed, HasRead, Listener, Tool, ToolContext, ToolError, Workspace};
@@ -195,7 +197,7 @@ fn place(sandbox: &Arc<Sandbox>, gate: &Arc<Gate>) -> Place {
     symlink(at("secret"), root.join("link-out")).unwrap();
     symlink(home.path(), root.join("link-out-dir")).unwrap();
     let gate = Arc::clone(gate);
-    let shell = Shell::new(Arc::clone(sandbox), gate.commands());
+    let shell = Shell::new(Arc::clone(sandbox), Client::new(), gate.commands(), gate.has_network());
     let workspace = Workspace::open(&at("spaces"), "tenant", ".").unwrap();
     Place { home, shell, gate, workspace }
 }
@@ -235,6 +237,8 @@ impl Place {
             has_read: HasRead::default(),
             listener: Listener::default(),
             changed: Changed::default(),
+            has_network: false,
+            requests: Requests::default(),
             standing: Standing::new(
                 Arc::new(Lease::new(Duration::from_hours(1))),
                 CancellationToken::new(),

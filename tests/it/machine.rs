@@ -402,6 +402,7 @@ fn completed(
         cached,
         note: None,
         changes: None,
+        network: None,
     })
 }
 

@@ -88,5 +88,6 @@ mod store;
 mod stories;
 mod streaming;
 mod telemetry;
+mod way_out;
 mod web_fetch;
 mod webhooks;

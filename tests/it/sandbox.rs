@@ -103,6 +103,7 @@ impl Bench {
             input: None,
             reach,
             timeout: settings.timeout,
+            way_out: None,
             each_line: None,
         };
         self.sandbox.run(job).await

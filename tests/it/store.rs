@@ -332,6 +332,7 @@ fn answered(call: &ToolCall, failure: Option<CallFailure>) -> RunEvent {
         cached: false,
         note: None,
         changes: None,
+        network: None,
     })
 }
 

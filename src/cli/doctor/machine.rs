@@ -44,8 +44,13 @@ pub(super) fn sandbox(kernel: &Kernel) -> Finding {
         None => "namespaces".to_owned(),
         Some(reason) => format!("no namespaces ({reason})"),
     };
+    let network = match &kernel.without_network {
+        None if kernel.holds.network => "a network for programs".to_owned(),
+        None => "no network for programs".to_owned(),
+        Some(reason) => format!("no network for programs ({reason})"),
+    };
     let level = kernel.level();
-    let detail = format!("{}: {landlock}, {seccomp}, {namespaces}", <&str>::from(level));
+    let detail = format!("{}: {landlock}, {seccomp}, {namespaces}, {network}", <&str>::from(level));
     if level == Level::Enforced {
         return Finding::ok("sandbox", detail);
     }

@@ -23,6 +23,7 @@ use crate::message::CallTarget;
 use crate::run::{Consumption, Delegation, Effect, Labels};
 use crate::tools::client_calls::ClientCall;
 use crate::tools::executor::{Prepared, Ready, RunScope};
+use crate::tools::requests::RequestsLeft;
 use crate::tools::results::{FatalToolError, Finished, refused};
 use crate::tools::scan::scan_result;
 
@@ -189,8 +190,9 @@ impl Run {
         };
         let mut over = std::pin::pin!(over);
         let listener = (self.listeners)(self.state.last_seq());
-        let (executor, scope) =
-            (Arc::clone(&self.executor), RunScope { listener, ..self.scope.clone() });
+        let requests_left = RequestsLeft::of(self.state.requests_left());
+        let scope = RunScope { listener, requests_left, ..self.scope.clone() };
+        let executor = Arc::clone(&self.executor);
         let stop = self.control.token.child_token();
         let deadline = self.state.deadline().map(instant_of);
         let work = calls.into_iter().map(|call| async {
@@ -285,7 +287,8 @@ impl Run {
             call.content = format!("{}\n\n{note}", call.content);
         }
         let labels = self.state.labels();
-        self.audit.extend(finished.audit.map(|record| AuditRecord { labels, ..record }));
+        let records = finished.requests.into_iter().chain(finished.audit);
+        self.audit.extend(records.map(|record| AuditRecord { labels, ..record }));
         self.record(finished.event)?;
         let is_new = |skill: &SkillActivated| {
             let mut own = self.state.skills().iter().filter(|active| !active.inherited);

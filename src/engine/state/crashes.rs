@@ -200,5 +200,6 @@ pub(super) fn unexecuted(call: &ToolCall, failure: CallFailure, content: String)
         cached: false,
         note: None,
         changes: None,
+        network: None,
     })
 }

@@ -61,7 +61,7 @@ impl State {
         if let Some(status) = self.parked() {
             return Step::Suspend(status);
         }
-        if let Some(end) = self.crashed_too_often(now) {
+        if let Some(end) = self.crashed_too_often(now).or_else(|| self.out_of_requests(now)) {
             return end;
         }
         if let Some(condition) = self.not_continued {

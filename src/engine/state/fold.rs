@@ -78,6 +78,9 @@ impl State {
             RunEvent::ToolCallCompleted(call) => {
                 self.count(call.call_id, &call.content, call.failure);
                 self.keep(call);
+                if call.network.is_some_and(|asked| asked.over_budget) {
+                    self.over_requests = Some(call.call_id);
+                }
                 let origin = self.origin_of(call);
                 let content = call.model_text().into_owned();
                 let note_bytes = content.len() - call.content.len();
@@ -129,7 +132,6 @@ impl State {
             RunEvent::ToolChoiceUnmet { prompt: None, .. } => {
                 self.required_call = RequiredCall::Settled;
             }
-            RunEvent::ModelRetried(_) => {}
             RunEvent::AnswerBlank { prompt, .. } => {
                 self.blank_answers += 1;
                 self.reply(prompt);
@@ -170,6 +172,7 @@ impl State {
                 }
             }
             RunEvent::RunQueued {}
+            | RunEvent::ModelRetried(_)
             | RunEvent::LabelsChanged(_)
             | RunEvent::SessionLoaded { .. }
             | RunEvent::HandoffStarted { .. } => {}

@@ -257,6 +257,20 @@ impl State {
         Some(events)
     }
 
+    /// How many requests to the network the run may still send, where that is limited.
+    pub fn requests_left(&self) -> Option<u64> {
+        let max = self.rules.max_network_requests?;
+        Some(max.saturating_sub(self.totals.consumption.network_requests))
+    }
+
+    /// The end of the run whose programs would have sent more requests than it may.
+    pub(super) fn out_of_requests(&self, now: DateTime<Utc>) -> Option<Step> {
+        self.over_requests?;
+        let used = self.totals.consumption.network_requests;
+        let limit = over_budget("network.max_requests", used, self.rules.max_network_requests);
+        Some(self.end_mid_turn("the budget is used up", self.ended_at(&limit, now)))
+    }
+
     /// The end of the calls of a response, and of the run, when the budget for calls is used up.
     pub(super) fn out_of_calls(&self, now: DateTime<Utc>) -> Step {
         let (made, max) = (self.totals.tool_calls_made.into(), self.rules.budget.max_tool_calls);

@@ -282,6 +282,8 @@ pub struct State {
     conditions_met: BTreeSet<usize>,
     /// The stop condition that parked the run until it was ended.
     not_continued: Option<usize>,
+    /// The call whose programs would have sent more requests to the network than the run may.
+    over_requests: Option<Uuid>,
     /// The last call whose result looked like a prompt injection.
     suspicious: Option<Uuid>,
     /// The skills whose bounds hold.
@@ -327,6 +329,7 @@ impl State {
             parked_ms: 0,
             conditions_met: BTreeSet::new(),
             not_continued: None,
+            over_requests: None,
             suspicious: None,
             skills: Vec::new(),
             limit: None,

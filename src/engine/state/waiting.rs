@@ -94,6 +94,7 @@ impl State {
                 cached: false,
                 note: None,
                 changes: None,
+                network: None,
             })])
         };
         match &resolved.resolution {

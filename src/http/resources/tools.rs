@@ -13,7 +13,7 @@ use crate::http::edge::extract::{Name, Params};
 use crate::http::edge::problem::Problem;
 use crate::http::state::App;
 use crate::run::{Caller, Effect};
-use crate::tools::sandbox::Level;
+use crate::tools::sandbox::plan::Holds;
 use crate::tools::{ToolInfo, shell};
 
 /// A tool that agents can use.
@@ -41,14 +41,19 @@ pub(crate) struct Tool {
     /// null: it runs none.
     #[schema(value_type = Option<String>, example = "enforced")]
     sandbox: Option<&'static str>,
+    /// Whether this machine can give them a way to the hosts that an agent's `governance.network` allows; null: it
+    /// runs none.
+    #[schema(example = true)]
+    network: Option<bool>,
     /// Whether the caller's scopes allow its runs to execute the tool.
     #[schema(example = true)]
     allowed: bool,
 }
 
 impl Tool {
-    fn of(info: &ToolInfo, sandbox: Option<Level>, caller: &Caller) -> Self {
+    fn of(info: &ToolInfo, sandbox: Option<&Holds>, caller: &Caller) -> Self {
         let runs_programs = info.name == shell::NAME || info.source.starts_with("script:");
+        let sandbox = sandbox.filter(|_| runs_programs);
         Self {
             name: info.name.clone(),
             description: info.description.clone(),
@@ -56,7 +61,8 @@ impl Tool {
             effect: info.effect,
             destructive: info.destructive,
             source: info.source.clone(),
-            sandbox: sandbox.filter(|_| runs_programs).map(Into::into),
+            sandbox: sandbox.map(|holds| holds.level().into()),
+            network: sandbox.map(|holds| holds.network),
             allowed: caller.may_execute(&info.name),
         }
     }
@@ -75,7 +81,8 @@ pub(crate) async fn list_tools(
 ) -> Result<Json<Listing<Tool>>, Problem> {
     let page = by_number(&mut params, PARTS)?;
     params.finish()?;
-    let tools = app.tools.iter().map(|info| Tool::of(info, app.sandbox, &caller)).collect();
+    let tools =
+        app.tools.iter().map(|info| Tool::of(info, app.sandbox.as_ref(), &caller)).collect();
     Ok(Json(Listing::of_all(tools, &page)))
 }
 
@@ -97,5 +104,5 @@ pub(crate) async fn get_tool(
         .iter()
         .find(|info| info.name == name)
         .ok_or_else(|| Problem::not_found("tool"))?;
-    Ok(Json(Tool::of(info, app.sandbox, &caller)))
+    Ok(Json(Tool::of(info, app.sandbox.as_ref(), &caller)))
 }

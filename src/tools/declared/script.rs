@@ -17,17 +17,18 @@ use serde_json::Value;
 
 use super::file::Entry;
 use super::script_output::{Answered, Said};
-use super::{Environment, Place, Wrong};
+use super::{Environment, Place, Surroundings, Wrong};
 use crate::bounds::schema::Schema;
 use crate::bounds::secrets;
 use crate::bounds::text::quoted;
 use crate::governance::{Action, ActionKind, Permit};
 use crate::message::tool_schema::ToolSchema;
+use crate::outbound::Client;
 use crate::run::Effect;
 use crate::tools::sandbox::plan::{Access, Command, Grant, GrantKind, Reach, Step, When};
 use crate::tools::sandbox::reach::{self, Startable};
 use crate::tools::sandbox::{Job, Sandbox};
-use crate::tools::{Defaults, Tool, ToolContext, ToolError, ToolInfo, shell};
+use crate::tools::{Defaults, Tool, ToolContext, ToolError, ToolInfo, proxy, shell};
 
 /// Words of a command, and bytes of all of them.
 const MAX_WORDS: usize = 64;
@@ -57,14 +58,14 @@ pub(super) struct ScriptTool {
     timeout: Option<Duration>,
     variables: Vec<(String, String)>,
     sandbox: Arc<Sandbox>,
+    client: Client,
 }
 
 impl ScriptTool {
     pub(super) fn new(
         place: &Place<'_>,
         entry: Entry,
-        environment: Environment<'_>,
-        sandbox: &Arc<Sandbox>,
+        Surroundings { environment, client, sandbox }: Surroundings<'_>,
     ) -> Result<Self, Wrong> {
         let yields = entry.yielded();
         let arguments = entry.command.unwrap_or_default();
@@ -111,6 +112,7 @@ impl ScriptTool {
             timeout,
             variables,
             sandbox: Arc::clone(sandbox),
+            client: client.clone(),
         })
     }
 
@@ -119,6 +121,7 @@ impl ScriptTool {
         &self,
         permit: Permit,
         context: &ToolContext,
+        leads_out: bool,
     ) -> Result<(Reach, OwnedFd, String), ToolError> {
         let has_mounts = self.sandbox.kernel().await.holds.namespaces;
         let writes = self.info.effect != Effect::Read;
@@ -131,6 +134,7 @@ impl ScriptTool {
             let mut reach = reach::workspace(&permit, &root, writes, false, has_mounts)
                 .map_err(|e| told(&e))?;
             reach.grants.extend(reach::system(&path, Startable::System));
+            reach.grants.extend(reach::certificates().filter(|_| leads_out));
             reach.grants.extend(own);
             let handle = root.as_fd().try_clone_to_owned().map_err(|e| told(&e))?;
             let real = format!("/proc/self/fd/{}", handle.as_raw_fd());
@@ -161,12 +165,13 @@ impl Tool for ScriptTool {
         &self.info
     }
 
-    async fn actions(&self, _: &Value, _: &ToolContext) -> Result<Vec<Action>, ToolError> {
+    async fn actions(&self, _: &Value, context: &ToolContext) -> Result<Vec<Action>, ToolError> {
         let mut argv = self.arguments.clone();
         argv[0].clone_from(&self.program);
         let what = ActionKind::Exec { argv, declared: true };
         let destructive = self.info.destructive;
-        Ok(vec![Action { destructive, ..Action::new(what, self.info.effect) }])
+        let egress = proxy::leads_out(&self.sandbox, context).await;
+        Ok(vec![Action { destructive, egress, ..Action::new(what, self.info.effect) }])
     }
 
     async fn execute(
@@ -175,7 +180,9 @@ impl Tool for ScriptTool {
         arguments: Value,
         context: &ToolContext,
     ) -> Result<String, ToolError> {
-        let (reach, handle, workspace) = self.reached(permit, context).await?;
+        let leads_out = proxy::leads_out(&self.sandbox, context).await;
+        let way_out = leads_out.then(|| proxy::way_out(&self.client, &permit, context));
+        let (reach, handle, workspace) = self.reached(permit, context, leads_out).await?;
         let of_call = [
             ("TOOLLOOP_RUN_ID", context.run_id.to_string()),
             ("TOOLLOOP_EFFECT_KEY", context.effect_key.clone()),
@@ -199,6 +206,7 @@ impl Tool for ScriptTool {
             input: Some(arguments.to_string()),
             reach,
             timeout,
+            way_out,
             each_line: Some(&mut each_line),
         };
         if self.info.effect != Effect::Read {
@@ -206,7 +214,13 @@ impl Tool for ScriptTool {
         }
         let ran = self.sandbox.run(job).await.map_err(|error| shell::failed(&error))?;
         self.answers.log(&ran, context, &self.info.name);
-        self.answers.of(&ran, timeout).map_err(ToolError::ForModel)
+        let unanswered = context.requests.refusals();
+        self.answers.of(&ran, timeout).map_err(|mut message| {
+            if !unanswered.is_empty() {
+                message = format!("{message}\nIts requests met: {}.", unanswered.join("; "));
+            }
+            ToolError::ForModel(message)
+        })
     }
 }
 

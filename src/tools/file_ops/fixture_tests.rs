@@ -19,6 +19,7 @@ use super::FileOps;
 use crate::governance::{Action, Call, Gate, Permit, Policy, Verdict};
 use crate::run::{Autonomy, Caller, Effect, Labels};
 use crate::tools::lease::Lease;
+use crate::tools::requests::Requests;
 use crate::tools::{Changed, HasRead, Listener, Standing, Tool, ToolContext, ToolError, Workspace};
 
 /// What lies outside; it must show up in no answer.
@@ -69,6 +70,8 @@ impl Fixture {
             has_read: HasRead::default(),
             listener: Listener::default(),
             changed: Changed::default(),
+            has_network: false,
+            requests: Requests::default(),
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         Self { home, runtime, gate: Gate::new(policy).unwrap(), context, tool: FileOps::new() }

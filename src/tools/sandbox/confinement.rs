@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use super::plan::{Access, Grant, GrantKind, Limits};
 use landlock::{
     ABI, Access as _, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, LandlockStatus,
-    PathBeneath, Ruleset, RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError,
+    NetPort, PathBeneath, Ruleset, RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError,
     RulesetStatus, Scope,
 };
 use rustix::fs::{Mode, OFlags, ResolveFlags};
@@ -93,9 +93,10 @@ pub(super) fn drop_capabilities() -> io::Result<()> {
     Ok(())
 }
 
-/// Restricts files to what is reached, TCP to nothing, and signals and abstract sockets to the
-/// programs themselves. Answers the version of the interface that does so; 0 for none.
-pub(super) fn landlock(reached: &[Reached]) -> Result<u32, RulesetError> {
+/// Restricts files to what is reached, TCP to this port or to nothing, and signals and abstract
+/// sockets to the programs themselves. Answers the version of the interface that does so; 0 for
+/// none.
+pub(super) fn landlock(reached: &[Reached], port: Option<u16>) -> Result<u32, RulesetError> {
     let ruleset = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(NEWEST))?
@@ -103,6 +104,9 @@ pub(super) fn landlock(reached: &[Reached]) -> Result<u32, RulesetError> {
         .scope(Scope::from_all(NEWEST))?
         .create()?;
     let ruleset = reached.iter().try_fold(ruleset, allow)?;
+    let ruleset = port.into_iter().try_fold(ruleset, |ruleset, port| {
+        ruleset.add_rule(NetPort::new(port, AccessNet::ConnectTcp))
+    })?;
     let status = ruleset.restrict_self()?;
     Ok(match (status.ruleset, status.landlock) {
         (RulesetStatus::NotEnforced, _) => 0,

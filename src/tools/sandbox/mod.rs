@@ -9,6 +9,7 @@
 
 mod confinement;
 mod mounts;
+mod network;
 mod output;
 pub mod plan;
 pub mod reach;
@@ -26,13 +27,14 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use futures::future::BoxFuture;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::UnixStream;
+use tokio::net::{TcpListener, UnixStream};
 use tokio::process::{Child, Command};
 use tokio::sync::OnceCell;
 
 pub use output::Output;
-use plan::{Holds, MAX_PLAN, Plan, Reach, Report, Step};
+use plan::{Holds, MAX_PLAN, PROXY_PORT, Plan, Reach, Report, Step};
 pub use plan::{Level, Limits, Stopped};
 pub use supervisor::supervise;
 
@@ -71,11 +73,13 @@ pub struct Sandbox {
 }
 
 /// What the kernel gives.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Kernel {
     pub holds: Holds,
     /// Why there are no namespaces.
     pub without_namespaces: Option<String>,
+    /// Why programs can have no network of their own, where there are namespaces.
+    pub without_network: Option<String>,
 }
 
 impl Kernel {
@@ -83,6 +87,10 @@ impl Kernel {
         self.holds.level()
     }
 }
+
+/// Answers what programs ask through the socket that is all they can connect to, for as long as it
+/// is polled.
+pub type WayOut = Box<dyn FnOnce(TcpListener) -> BoxFuture<'static, ()> + Send>;
 
 /// Programs to run for one call.
 pub struct Job<'a> {
@@ -95,6 +103,8 @@ pub struct Job<'a> {
     pub input: Option<String>,
     pub reach: Reach,
     pub timeout: Duration,
+    /// Where the kernel gives them a network of their own.
+    pub way_out: Option<WayOut>,
     /// Sees each line of standard error and says whether it is part of the output.
     pub each_line: Option<&'a mut (dyn FnMut(&str) -> bool + Send)>,
 }
@@ -158,13 +168,15 @@ impl Sandbox {
             return Err(SandboxError::TooWeak { found: kernel.level() });
         }
         let since = Instant::now();
-        let Job { steps, directory, workspace, environment, input, reach, timeout, each_line } =
-            job;
+        let Job { steps, directory, workspace, environment, input, reach, timeout, .. } = job;
+        let Job { way_out, each_line, .. } = job;
         let temporary = temporary()?;
+        let way_out = way_out.filter(|_| kernel.holds.network);
         let plan = Plan {
             steps,
             directory,
-            environment: self.environment(&temporary, environment),
+            environment: self.environment(&temporary, environment, way_out.is_some()),
+            network: way_out.is_some(),
             input,
             reach,
             limits: self.settings.limits,
@@ -175,7 +187,7 @@ impl Sandbox {
         };
         let most = self.settings.max_output;
         let started = Supervised::start(&self.settings.supervisor, workspace, &plan)?;
-        let ended = started.ended(&plan, most, each_line);
+        let ended = started.ended(&plan, most, way_out, each_line);
         let (report, stdout, stderr) = tokio::time::timeout(timeout + GRACE, ended)
             .await
             .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
@@ -192,7 +204,12 @@ impl Sandbox {
         })
     }
 
-    fn environment(&self, temporary: &str, more: Vec<(String, String)>) -> Vec<(String, String)> {
+    fn environment(
+        &self,
+        temporary: &str,
+        more: Vec<(String, String)>,
+        has_network: bool,
+    ) -> Vec<(String, String)> {
         let path = std::env::join_paths(&self.settings.path).unwrap_or_default();
         let usual = [
             ("PATH", path.to_string_lossy().into_owned()),
@@ -200,12 +217,12 @@ impl Sandbox {
             ("LANG", "C.UTF-8".to_owned()),
             ("TMPDIR", temporary.to_owned()),
         ];
-        let mut all: Vec<(String, String)> = more;
+        let mut all = if has_network { proxied() } else { Vec::new() };
         let configured = self.settings.environment.iter();
         let configured =
             configured.filter_map(|name| Some((name.clone(), std::env::var(name).ok()?)));
         let usual = usual.into_iter().map(|(name, value)| (name.to_owned(), value));
-        for (name, value) in configured.chain(usual) {
+        for (name, value) in more.into_iter().chain(configured).chain(usual) {
             if !all.iter().any(|(known, _)| *known == name) {
                 all.push((name, value));
             }
@@ -245,16 +262,30 @@ impl Supervised {
         mut self,
         plan: &Plan,
         most: usize,
+        way_out: Option<WayOut>,
         each_line: Option<&mut (dyn FnMut(&str) -> bool + Send)>,
     ) -> Result<(Report, Output, Output), SandboxError> {
         let missing = || io::Error::other("a stream of the supervisor is missing");
         let stdout = self.child.stdout.take().ok_or_else(missing)?;
         let stderr = self.child.stderr.take().ok_or_else(missing)?;
-        let (mut reads, mut writes) = self.socket.into_split();
         let talk = async {
-            writes.write_all(&self.plan).await?;
+            self.socket.write_all(&self.plan).await?;
+            let listener =
+                if plan.network { network::taken_over(&self.socket).await? } else { None };
             let mut text = Vec::new();
-            (&mut reads).take(MAX_REPORT).read_to_end(&mut text).await?;
+            let mut socket = (&mut self.socket).take(MAX_REPORT);
+            let reported = socket.read_to_end(&mut text);
+            match (listener, way_out) {
+                (Some(listener), Some(way_out)) => {
+                    listener.set_nonblocking(true)?;
+                    let serving = way_out(TcpListener::from_std(listener)?);
+                    tokio::select! {
+                        read = reported => read?,
+                        () = serving => return Err(io::Error::other("its proxy has ended")),
+                    }
+                }
+                _ => reported.await?,
+            };
             io::Result::Ok(text)
         };
         let (talked, stdout, stderr) = tokio::join!(
@@ -274,9 +305,19 @@ impl Supervised {
     }
 }
 
+/// What leads programs to the proxy, and past what was configured of that kind.
+fn proxied() -> Vec<(String, String)> {
+    let proxy = format!("http://127.0.0.1:{PROXY_PORT}");
+    let names = ["http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"];
+    let proxies = names.map(|name| (name, proxy.as_str()));
+    let others = [("no_proxy", ""), ("NO_PROXY", ""), ("NODE_USE_ENV_PROXY", "1")];
+    let all = proxies.into_iter().chain(others);
+    all.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+}
+
 /// Tries what the kernel gives, with an empty plan.
 async fn probe(settings: &Settings) -> Kernel {
-    let tried = |namespaces: bool| async move {
+    let tried = |namespaces: bool, network: bool| async move {
         let here = rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty());
         let here = here.map_err(io::Error::from)?;
         let plan = Plan {
@@ -285,10 +326,11 @@ async fn probe(settings: &Settings) -> Kernel {
             timeout_ms: 1000,
             temporary: temporary()?,
             namespaces,
+            network,
             ..Plan::default()
         };
         let started = Supervised::start(&settings.supervisor, &here, &plan)?;
-        let ended = started.ended(&plan, 1000, None);
+        let ended = started.ended(&plan, 1000, None, None);
         let (report, ..) = tokio::time::timeout(PROBE_TIMEOUT, ended)
             .await
             .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
@@ -297,17 +339,21 @@ async fn probe(settings: &Settings) -> Kernel {
             None => Ok(report.holds),
         }
     };
-    let first = if settings.namespaces {
-        tried(true).await
-    } else {
-        Err(SandboxError::NotStarted("switched off".to_owned()))
-    };
-    let reason = match first {
-        Ok(holds) => return Kernel { holds, without_namespaces: None },
-        Err(reason) => reason.to_string(),
-    };
-    let holds = tried(false).await.unwrap_or_default();
-    Kernel { holds, without_namespaces: Some(reason) }
+    let mut kernel = Kernel::default();
+    if !settings.namespaces {
+        kernel.without_namespaces = Some("switched off".to_owned());
+    }
+    for network in [true, false].into_iter().filter(|_| settings.namespaces) {
+        let reason = match tried(true, network).await {
+            Ok(holds) => return Kernel { holds, without_namespaces: None, ..kernel },
+            Err(reason) => Some(reason.to_string()),
+        };
+        let which =
+            if network { &mut kernel.without_network } else { &mut kernel.without_namespaces };
+        *which = reason;
+    }
+    kernel.holds = tried(false, false).await.unwrap_or_default();
+    kernel
 }
 
 /// The directory that temporary files of programs are covered or made in: this user's alone.

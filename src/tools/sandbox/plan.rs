@@ -6,6 +6,8 @@
 use serde::{Deserialize, Serialize};
 use strum::IntoStaticStr;
 
+/// Where programs find the proxy, in a network of their own in which there is nothing else.
+pub const PROXY_PORT: u16 = 3128;
 /// Bytes of a plan, input included.
 pub const MAX_PLAN: usize = 24 * 1024 * 1024;
 
@@ -27,6 +29,8 @@ pub struct Plan {
     pub temporary: String,
     /// Whether namespaces are made; where not, everything holds without them.
     pub namespaces: bool,
+    /// Whether the programs reach a proxy of the service; in namespaces only.
+    pub network: bool,
     /// Run nothing where the sandbox is weaker than this.
     pub at_least: Level,
 }
@@ -159,6 +163,8 @@ pub struct Holds {
     pub landlock: u32,
     pub seccomp: bool,
     pub namespaces: bool,
+    /// Whether programs were given a network of their own.
+    pub network: bool,
 }
 
 impl Holds {

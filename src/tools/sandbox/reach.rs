@@ -35,6 +35,14 @@ const SYSTEM_SETTINGS: &[&str] = &[
     "/etc/ssl/openssl.cnf",
     "/etc/timezone",
 ];
+/// What programs know other hosts by.
+const CERTIFICATES: &[&str] = &[
+    "/etc/ca-certificates",
+    "/etc/pki/ca-trust/extracted",
+    "/etc/pki/tls/certs",
+    "/etc/ssl/cert.pem",
+    "/etc/ssl/certs",
+];
 const SOURCES: &[&str] = &["/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
 /// Where the programs lie that start others for a dynamically linked one.
 const LOADERS: &[&str] = &["/lib64", "/lib", "/lib32", "/usr/lib"];
@@ -89,6 +97,12 @@ pub fn system(path: &[PathBuf], startable: Startable<'_>) -> Vec<Grant> {
         grants.extend(files.iter().filter_map(file));
     }
     grants
+}
+
+/// What programs read beside that where they have a network.
+pub fn certificates() -> impl Iterator<Item = Grant> {
+    let paths = CERTIFICATES.iter().map(Path::new);
+    paths.filter_map(|path| granted(path, Access::READ, kind_of(path)))
 }
 
 fn kind_of(path: &Path) -> GrantKind {

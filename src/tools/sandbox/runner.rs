@@ -16,7 +16,8 @@ use rustix::process::{Pid, Signal, WaitOptions, waitpid};
 use super::confinement::{drop_capabilities, landlock, limit, limit_program, open};
 use super::mounts;
 use super::plan::{
-    Command, GrantKind, Holds, Level, Plan, Redirection, Report, Step, Stopped, Target, When,
+    Command, GrantKind, Holds, Level, PROXY_PORT, Plan, Redirection, Report, Step, Stopped, Target,
+    When,
 };
 use super::seccomp::refuse_calls;
 use super::syscalls::{Forked, exec, exit_now, fork, reset_signal};
@@ -77,6 +78,7 @@ fn prepare(plan: &Plan, holds: &mut Holds) -> Result<OwnedFd, String> {
             std::fs::write("/proc/sys/kernel/pid_max", (301 + plan.limits.processes).to_string());
         mounts::set_up(plan, &reached).map_err(said("mounts"))?;
         holds.namespaces = true;
+        holds.network = plan.network;
     }
     let own = super::plan::Access { read: true, write: true, execute: false };
     let temporary = rustix::fs::open(plan.temporary.as_str(), OFlags::PATH, Mode::empty());
@@ -87,8 +89,9 @@ fn prepare(plan: &Plan, holds: &mut Holds) -> Result<OwnedFd, String> {
     let counts_processes = plan.namespaces && !rustix::process::geteuid().is_root();
     limit(&plan.limits, counts_processes).map_err(said("limits"))?;
     drop_capabilities().map_err(said("capabilities"))?;
-    holds.landlock = landlock(&reached).map_err(|error| format!("Landlock: {error}"))?;
-    holds.seccomp = match refuse_calls(!plan.namespaces) {
+    let port = holds.network.then_some(PROXY_PORT);
+    holds.landlock = landlock(&reached, port).map_err(|error| format!("Landlock: {error}"))?;
+    holds.seccomp = match refuse_calls(!plan.namespaces, holds.network) {
         Ok(()) => true,
         Err(_) if plan.at_least < Level::Enforced => false,
         Err(error) => return Err(format!("seccomp: {error}")),

@@ -3,7 +3,9 @@
 //! It is a list of refusals, since programs of any kind must run: every way to another machine or
 //! to another process of this one (sockets of all families, also through `io_uring`, and looking
 //! into processes), to privileges and kernel interfaces, and to memory that no limit counts. A
-//! pair of connected local stream sockets is all that is left of sockets: it leads nowhere.
+//! pair of connected local stream sockets is all that is left of sockets: it leads nowhere. Programs
+//! that have a network of their own may connect by TCP over IPv4 too, which leads nowhere but to the
+//! proxy there.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,11 +18,11 @@ use seccompiler::{
 /// Calls with this bit are those of the x32 interface, and would not be recognised by number.
 const X32_BIT: u32 = 0x4000_0000;
 
+/// The bits of a socket's type that are not flags.
+const KINDS: u64 = 0xf;
 /// Refused whatever their arguments.
 const REFUSED: &[i64] = &[
     // other machines, and other processes through sockets
-    libc::SYS_socket,
-    libc::SYS_connect,
     libc::SYS_bind,
     libc::SYS_listen,
     libc::SYS_accept,
@@ -91,6 +93,8 @@ const REFUSED: &[i64] = &[
     libc::SYS_setdomainname,
     libc::SYS_vhangup,
 ];
+/// Refused where there is no network.
+const CONNECTING: &[i64] = &[libc::SYS_socket, libc::SYS_connect];
 /// Refused on this processor alone.
 #[cfg(target_arch = "x86_64")]
 const REFUSED_HERE: &[i64] = &[
@@ -134,21 +138,26 @@ const ATTRIBUTES_HERE: &[i64] = &[];
 const UNKNOWN: &[i64] = &[libc::SYS_clone3, libc::SYS_memfd_create];
 
 /// Installs the filters for this process and its descendants.
-pub(super) fn refuse_calls(keeps_attributes: bool) -> io::Result<()> {
-    let compiled = filters(keeps_attributes).map_err(io::Error::other)?;
+pub(super) fn refuse_calls(keeps_attributes: bool, network: bool) -> io::Result<()> {
+    let compiled = filters(keeps_attributes, network).map_err(io::Error::other)?;
     compiled.iter().try_for_each(|filter| apply_filter(filter).map_err(io::Error::other))
 }
 
-fn filters(keeps_attributes: bool) -> Result<[BpfProgram; 2], seccompiler::BackendError> {
+fn filters(
+    keeps_attributes: bool,
+    network: bool,
+) -> Result<[BpfProgram; 2], seccompiler::BackendError> {
     let mut refused: BTreeMap<i64, Vec<SeccompRule>> =
         REFUSED.iter().chain(REFUSED_HERE).map(|call| (*call, vec![])).collect();
     if keeps_attributes {
         refused.extend(ATTRIBUTES.iter().chain(ATTRIBUTES_HERE).map(|call| (*call, vec![])));
     }
-    let argument = |index, op, value| SeccompCondition::new(index, Len::Dword, op, value);
-    let only = |condition: SeccompCondition| SeccompRule::new(vec![condition]);
+    if network {
+        refused.insert(libc::SYS_socket, other_than_tcp()?);
+    } else {
+        refused.extend(CONNECTING.iter().map(|call| (*call, vec![])));
+    }
     let unix = u64::from(libc::AF_UNIX.unsigned_abs());
-    let kind = 0xf;
     let datagrams = u64::from(libc::SOCK_DGRAM.unsigned_abs());
     let raw = u64::from(libc::SOCK_RAW.unsigned_abs());
     refused.insert(
@@ -156,8 +165,8 @@ fn filters(keeps_attributes: bool) -> Result<[BpfProgram; 2], seccompiler::Backe
         vec![
             only(argument(0, Op::Ne, unix)?)?,
             // A pair for datagrams could still send to the socket of another process by name.
-            only(argument(1, Op::MaskedEq(kind), datagrams)?)?,
-            only(argument(1, Op::MaskedEq(kind), raw)?)?,
+            only(argument(1, Op::MaskedEq(KINDS), datagrams)?)?,
+            only(argument(1, Op::MaskedEq(KINDS), raw)?)?,
         ],
     );
     // Sending is for the pairs: never to an address.
@@ -182,6 +191,26 @@ fn filters(keeps_attributes: bool) -> Result<[BpfProgram; 2], seccompiler::Backe
     refused.insert(libc::SYS_clone, makes_space.collect::<Result<_, _>>()?);
     let unknown = UNKNOWN.iter().map(|call| (*call, vec![])).collect();
     Ok([compiled(refused, libc::EPERM)?, compiled(unknown, libc::ENOSYS)?])
+}
+
+fn argument(index: u8, op: Op, value: u64) -> Result<SeccompCondition, seccompiler::BackendError> {
+    SeccompCondition::new(index, Len::Dword, op, value)
+}
+
+fn only(condition: SeccompCondition) -> Result<SeccompRule, seccompiler::BackendError> {
+    SeccompRule::new(vec![condition])
+}
+
+/// Every socket but one of TCP over IPv4.
+fn other_than_tcp() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
+    let [family, stream, tcp] =
+        [libc::AF_INET, libc::SOCK_STREAM, libc::IPPROTO_TCP].map(|n| u64::from(n.unsigned_abs()));
+    let mut refused = vec![only(argument(0, Op::Ne, family)?)?];
+    for kind in (0..=KINDS).filter(|kind| *kind != stream) {
+        refused.push(only(argument(1, Op::MaskedEq(KINDS), kind)?)?);
+    }
+    refused.push(SeccompRule::new(vec![argument(2, Op::Ne, 0)?, argument(2, Op::Ne, tcp)?])?);
+    Ok(refused)
 }
 
 fn compiled(

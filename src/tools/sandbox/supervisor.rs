@@ -2,7 +2,7 @@
 //! outlives a plan.
 //!
 //! Its standard input is a socket whose other end the service holds: the plan comes through it, the
-//! report goes back, and its end, however the service came to it, is the end of all programs. What
+//! report goes back behind the proxy's listening socket, if there is one, and its end, however the service came to it, is the end of all programs. What
 //! the kernel does not limit (processes of the superuser, memory of all programs together, time) is
 //! looked at here in turns. Orphans fall to it where there is no namespace to hold them.
 
@@ -15,6 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
+use super::network;
 use super::plan::{MAX_PLAN, Plan, Report, Stopped};
 use super::runner;
 use super::syscalls::{Forked, close_others, enter_namespaces, exit_now, fork};
@@ -40,7 +41,7 @@ fn supervised() -> io::Result<()> {
     rustix::process::setsid()?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     let mut plan = receive()?;
-    let made = if plan.namespaces { own_namespaces() } else { Ok(()) };
+    let made = if plan.namespaces { own_namespaces(plan.network) } else { Ok(()) };
     let report = if let Err(error) = made {
         Report { failure: Some(format!("namespaces: {error}")), ..Report::default() }
     } else {
@@ -93,14 +94,16 @@ fn write_all(to: impl AsFd, mut text: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Namespaces in which only this user exists, with the same id.
-fn own_namespaces() -> io::Result<()> {
+/// Namespaces in which only this user exists, with the same id, and where that is asked for no
+/// network but the proxy.
+fn own_namespaces(has_network: bool) -> io::Result<()> {
     let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
-    enter_namespaces()?;
+    enter_namespaces(has_network)?;
     let same = |id: u32| format!("{id} {id} 1");
     std::fs::write("/proc/self/setgroups", "deny")?;
     std::fs::write("/proc/self/uid_map", same(user.as_raw()))?;
-    std::fs::write("/proc/self/gid_map", same(group.as_raw()))
+    std::fs::write("/proc/self/gid_map", same(group.as_raw()))?;
+    if has_network { network::hand_over() } else { Ok(()) }
 }
 
 /// A directory that is there for one plan.

@@ -48,12 +48,31 @@ pub(super) fn exec(program: &CStr, arguments: &[CString], environment: &[CString
     io::Error::last_os_error()
 }
 
-/// Moves this process into namespaces of its own: users, mounts and IPC at once, processes from its
-/// next child on.
-pub(super) fn enter_namespaces() -> io::Result<()> {
+/// Moves this process into namespaces of its own: users, mounts, IPC and, where that is asked for,
+/// network at once, processes from its next child on.
+pub(super) fn enter_namespaces(network: bool) -> io::Result<()> {
     let flags = libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC;
+    let flags = if network { flags | libc::CLONE_NEWNET } else { flags };
     // SAFETY: changes what the kernel shows to this process of one thread, and none of its memory.
     check(unsafe { libc::unshare(flags) })
+}
+
+/// Makes the loopback interface work in the network that this socket belongs to.
+pub(super) fn raise_loopback(socket: impl AsFd) -> io::Result<()> {
+    let mut request = libc::ifreq {
+        ifr_name: [0; libc::IFNAMSIZ],
+        ifr_ifru: libc::__c_anonymous_ifr_ifru {
+            ifru_flags: libc::c_short::try_from(libc::IFF_UP).map_err(io::Error::other)?,
+        },
+    };
+    for (place, byte) in request.ifr_name.iter_mut().zip(*b"lo") {
+        *place = libc::c_char::from_ne_bytes([byte]);
+    }
+    // SAFETY: the request is as large as the kernel expects, its name ends with a zero byte, and it
+    // outlives the call.
+    check(unsafe {
+        libc::ioctl(socket.as_fd().as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request)
+    })
 }
 
 /// Closes every descriptor but the three standard ones.

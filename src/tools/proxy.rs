@@ -1,0 +1,246 @@
+//! The way to the network that programs in the sandbox have: a proxy that answers for one call.
+//!
+//! Programs reach it and nothing else (`sandbox/network.rs`). It takes CONNECT and `http://`
+//! addresses; the permit judges each request as it is written, and the address that is connected to
+//! is judged like that of any request of ours (`outbound/`). What goes through a tunnel is not looked
+//! at. It ends with the call, and every connection with it.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HOST, HeaderValue};
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::{Either, Full};
+use hyper::body::Incoming;
+use hyper::ext::ReasonPhrase;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::Mutex;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use url::Url;
+
+use super::ToolContext;
+use super::requests::Requests;
+use super::sandbox::{Sandbox, WayOut};
+use crate::bounds::address;
+use crate::governance::Permit;
+use crate::outbound::relay::{Meter, Passage, Passed};
+use crate::outbound::{AddressPolicy, Client, OutboundError};
+use crate::run::Target;
+
+/// Connections of one call at the same time, and of all; further ones wait.
+const CONNECTIONS: usize = 16;
+const ALL_CONNECTIONS: usize = 256;
+static PLACES: Semaphore = Semaphore::const_new(ALL_CONNECTIONS);
+/// Bytes that one call may send and receive.
+const MAX_BYTES: u64 = 1 << 30;
+/// Until the head of a request is there.
+const HEAD: Duration = Duration::from_secs(10);
+/// Bytes and lines of a head.
+const MAX_HEAD: usize = 32 * 1024;
+const MAX_HEADERS: usize = 100;
+/// Bytes of a reason in the first line of an answer, which is what most programs print.
+const MAX_PHRASE: usize = 300;
+/// Before a connection is accepted again after that failed.
+const PAUSE: Duration = Duration::from_millis(50);
+
+type Answer = Response<Either<Passed, Full<Bytes>>>;
+/// A tunnel that was permitted, until the program has read so.
+type Opened = Arc<Mutex<Option<(OnUpgrade, Passage)>>>;
+
+/// What requests of one call are judged and counted by.
+struct Call {
+    client: Client,
+    permit: Permit,
+    addresses: AddressPolicy,
+    requests: Requests,
+    meter: Meter,
+}
+
+/// Why a request is not answered by the host that it is for.
+struct Refusal {
+    status: StatusCode,
+    reason: String,
+}
+
+impl Refusal {
+    fn malformed(reason: &str) -> Self {
+        Self { status: StatusCode::BAD_REQUEST, reason: reason.to_owned() }
+    }
+
+    fn forbidden(reason: String) -> Self {
+        Self { status: StatusCode::FORBIDDEN, reason }
+    }
+}
+
+impl From<OutboundError> for Refusal {
+    fn from(error: OutboundError) -> Self {
+        let status = match error {
+            OutboundError::NotPublic(_) | OutboundError::Refused(_) => StatusCode::FORBIDDEN,
+            _ => StatusCode::BAD_GATEWAY,
+        };
+        Self { status, reason: error.to_string() }
+    }
+}
+
+/// Whether the programs of a call have a way out: the agent's rules and the kernel give one.
+pub(super) async fn leads_out(sandbox: &Sandbox, context: &ToolContext) -> bool {
+    context.has_network && sandbox.kernel().await.holds.network
+}
+
+/// The way out of a call.
+pub(super) fn way_out(client: &Client, permit: &Permit, context: &ToolContext) -> WayOut {
+    let call = Arc::new(Call {
+        client: client.clone(),
+        permit: permit.clone(),
+        addresses: AddressPolicy::public_and(permit.private_networks().iter().copied()),
+        requests: context.requests.clone(),
+        meter: Meter::new(MAX_BYTES),
+    });
+    Box::new(move |listener| Box::pin(serve(listener, call)))
+}
+
+async fn serve(listener: TcpListener, call: Arc<Call>) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    let mut connections = JoinSet::new();
+    loop {
+        let accepted = async {
+            let own = Arc::clone(&places).acquire_owned().await;
+            let of_all = PLACES.acquire().await;
+            listener.accept().await.map(|(stream, _)| (stream, own, of_all))
+        };
+        tokio::select! {
+            accepted = accepted => match accepted {
+                Ok((stream, own, of_all)) => {
+                    let call = Arc::clone(&call);
+                    connections.spawn(async move {
+                        let _places = (own, of_all);
+                        serve_one(stream, call).await;
+                    });
+                }
+                Err(_) => tokio::time::sleep(PAUSE).await,
+            },
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+/// A connection of a program: requests one after another, of which the last may open a tunnel.
+async fn serve_one(stream: TcpStream, call: Arc<Call>) {
+    let opened = Opened::default();
+    let service = service_fn(|request| {
+        let (call, opened) = (Arc::clone(&call), Arc::clone(&opened));
+        async move { Ok::<_, Infallible>(call.answer(request, &opened).await) }
+    });
+    let served = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD)
+        .max_headers(MAX_HEADERS)
+        .max_header_size(MAX_HEAD)
+        .max_buf_size(MAX_HEAD)
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades()
+        .await;
+    let opened = opened.lock().take();
+    if let (Ok(()), Some((upgrade, passage))) = (served, opened)
+        && let Ok(upgraded) = upgrade.await
+    {
+        let _ = passage.tunnel(TokioIo::new(upgraded), &call.meter).await;
+    }
+}
+
+impl Call {
+    async fn answer(&self, request: Request<Incoming>, opened: &Opened) -> Answer {
+        match self.passed_on(request, opened).await {
+            Ok(answer) => answer,
+            Err(refusal) => refused(refusal),
+        }
+    }
+
+    async fn passed_on(
+        &self,
+        mut request: Request<Incoming>,
+        opened: &Opened,
+    ) -> Result<Answer, Refusal> {
+        let url = address_of(&request)?;
+        let target = Target::of(&url, false);
+        let ruling = self.permit.ruling_on(&target);
+        let admitted = self.requests.admit(request.method().as_str(), target, ruling);
+        let admitted = admitted.map_err(Refusal::forbidden)?;
+        let passed = async {
+            let passage = self.client.passage(&url, &self.addresses).await?;
+            if request.method() != Method::CONNECT {
+                let answer = passage.send(&url, request, &self.meter).await?;
+                return Ok(answer.map(Either::Left));
+            }
+            *opened.lock() = Some((hyper::upgrade::on(&mut request), passage));
+            Ok(Response::new(Either::Right(Full::default())))
+        };
+        let passed: Result<Answer, OutboundError> = passed.await;
+        let failure = passed.as_ref().err().map(ToString::to_string);
+        self.requests.settle(admitted, failure.as_deref());
+        Ok(passed?)
+    }
+}
+
+/// The address that a request is for, which must be the same however it is read.
+fn address_of(request: &Request<Incoming>) -> Result<Url, Refusal> {
+    let uri = request.uri();
+    let is_tunnel = request.method() == Method::CONNECT;
+    let written = match (uri.scheme_str(), uri.authority()) {
+        (None, Some(authority)) if is_tunnel && authority.port_u16().is_some() => {
+            format!("https://{authority}/")
+        }
+        (Some("http"), Some(_)) if !is_tunnel => uri.to_string(),
+        (Some("https"), _) => {
+            return Err(Refusal::malformed("https goes through this proxy by CONNECT"));
+        }
+        _ => {
+            let usage = "this is a proxy: ask for http://HOST/PATH, or CONNECT HOST:PORT";
+            return Err(Refusal::malformed(usage));
+        }
+    };
+    let url =
+        address::read(&written).map_err(|why| Refusal::malformed(&format!("the address {why}")))?;
+    let mut hosts = request.headers().get_all(HOST).iter();
+    let host = hosts.next();
+    let is_named = host.is_none_or(|host| names(host, &url, is_tunnel));
+    if !is_named || hosts.next().is_some() {
+        return Err(Refusal::malformed("the Host header names another host than the address"));
+    }
+    Ok(url)
+}
+
+/// Whether a Host header means the host and the port of this address. That of a tunnel may leave
+/// out the port.
+fn names(host: &HeaderValue, url: &Url, is_tunnel: bool) -> bool {
+    let Some(host) = host.to_str().ok().filter(|host| !host.contains(['/', '?', '#'])) else {
+        return false;
+    };
+    let named = address::read(&format!("{}://{host}/", url.scheme()));
+    named.is_ok_and(|named| {
+        let same_port = named.port_or_known_default() == url.port_or_known_default();
+        named.host() == url.host() && (same_port || (is_tunnel && named.port().is_none()))
+    })
+}
+
+fn refused(Refusal { status, reason }: Refusal) -> Answer {
+    let mut answer = Response::new(Either::Right(Full::from(format!("{reason}\n"))));
+    *answer.status_mut() = status;
+    answer
+        .headers_mut()
+        .insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    let mut phrase: String =
+        reason.chars().filter(|c| c.is_ascii() && !c.is_ascii_control()).collect();
+    phrase.truncate(MAX_PHRASE);
+    if let Ok(phrase) = ReasonPhrase::try_from(phrase) {
+        answer.extensions_mut().insert(phrase);
+    }
+    answer
+}

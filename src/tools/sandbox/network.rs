@@ -1,0 +1,65 @@
+//! The one address in a network of programs' own: a socket that the supervisor opens there and hands
+//! to the service, which answers it as a proxy.
+//!
+//! A socket belongs for good to the network that it was opened in. So whoever connects to this one
+//! is a program of this call, the service accepts without leaving its own network, and there is
+//! nothing else that a program could reach. What the proxy permits is not decided here.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::fd::AsFd;
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recv, recvmsg, sendmsg,
+};
+use tokio::io::Interest;
+use tokio::net::UnixStream;
+
+use super::plan::PROXY_PORT;
+use super::syscalls::raise_loopback;
+
+/// What the socket comes along with. A report begins with something else.
+const MARK: &[u8] = b"n";
+
+/// Opens the socket in the network of this process and sends it through standard input.
+pub(super) fn hand_over() -> io::Result<()> {
+    let any = rustix::net::socket(
+        rustix::net::AddressFamily::INET,
+        rustix::net::SocketType::STREAM,
+        None,
+    )?;
+    raise_loopback(&any)?;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, PROXY_PORT))?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut message = SendAncillaryBuffer::new(&mut space);
+    let handles = [listener.as_fd()];
+    if !message.push(SendAncillaryMessage::ScmRights(&handles)) {
+        return Err(io::ErrorKind::OutOfMemory.into());
+    }
+    sendmsg(rustix::stdio::stdin(), &[IoSlice::new(MARK)], &mut message, SendFlags::empty())?;
+    Ok(())
+}
+
+/// The socket, from the supervisor's other end; none where a report comes in its place.
+pub(super) async fn taken_over(socket: &UnixStream) -> io::Result<Option<TcpListener>> {
+    socket.async_io(Interest::READABLE, || received(socket)).await
+}
+
+fn received(socket: &UnixStream) -> io::Result<Option<TcpListener>> {
+    let mut first = [0; 1];
+    let (_, length) = recv(socket, &mut first[..], RecvFlags::PEEK | RecvFlags::DONTWAIT)?;
+    if length == 0 || first != MARK {
+        return Ok(None);
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut message = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    recvmsg(socket, &mut [IoSliceMut::new(&mut first)], &mut message, flags)?;
+    let listener = message.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut handles) => handles.next().map(TcpListener::from),
+        _ => None,
+    });
+    Ok(listener)
+}

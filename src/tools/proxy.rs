@@ -112,12 +112,13 @@ async fn serve(listener: TcpListener, call: Arc<Call>) {
     loop {
         let accepted = async {
             let own = Arc::clone(&places).acquire_owned().await;
-            let of_all = PLACES.acquire().await;
-            listener.accept().await.map(|(stream, _)| (stream, own, of_all))
+            listener.accept().await.map(|(stream, _)| (stream, own))
         };
         tokio::select! {
             accepted = accepted => match accepted {
-                Ok((stream, own, of_all)) => {
+                Ok((stream, own)) => {
+                    // Only now: programs that ask nothing keep no place from others.
+                    let of_all = PLACES.acquire().await;
                     let call = Arc::clone(&call);
                     connections.spawn(async move {
                         let _places = (own, of_all);

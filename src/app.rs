@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use crate::agents::{Catalogue, Definition, catalogue};
 use crate::config::tables::ModelPrice;
 use crate::config::{self, AuthMode, Config, Exposed, Model, ModelServer};
-use crate::http::{self, Auth, HttpSettings, HttpState, Limits, MetricsSink};
+use crate::http::{self, Auth, HttpSettings, HttpState, Limits, MetricsSink, TokenSigner};
 use crate::model::{CapabilityOverrides, ProviderKind};
 use crate::outbound::Client;
 use crate::providers::capabilities::{CapabilityTable, ModelPattern};
@@ -230,6 +230,7 @@ struct Parts {
     catalogue: Arc<Catalogue>,
     registry: Arc<Registry>,
     runtime: Runtime,
+    tokens: Arc<TokenSigner>,
     telemetry: Arc<Telemetry>,
 }
 
@@ -259,6 +260,7 @@ impl Parts {
         }
         store.migrate().await?;
         let child_ids = ChildIds::of(&store).await?;
+        let tokens = Arc::new(TokenSigner::of(&store).await?);
         let settings = Settings {
             max_concurrent_runs: config.runtime.max_concurrent_runs,
             max_queued_runs: config.runtime.max_queued_runs,
@@ -297,7 +299,7 @@ impl Parts {
             settings,
             on_durable(&telemetry),
         );
-        Ok(Self { store, catalogue, registry, runtime, telemetry })
+        Ok(Self { store, catalogue, registry, runtime, tokens, telemetry })
     }
 
     /// Releases the lease, closes the store and exports the remaining traces. No run may be in progress.
@@ -317,6 +319,7 @@ impl Parts {
             tools: Arc::new(self.registry.infos().cloned().collect()),
             sandbox: self.registry.holds().cloned(),
             auth,
+            tokens: Arc::clone(&self.tokens),
             metrics: metrics_sink(&self.telemetry),
         };
         let settings = HttpSettings {

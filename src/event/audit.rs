@@ -19,6 +19,9 @@ pub enum AuditAction {
     /// An API key was revoked.
     #[strum(serialize = "key.revoked")]
     KeyRevoked,
+    /// A short-lived token for a run or session was created.
+    #[strum(serialize = "token.created")]
+    TokenCreated,
     /// API keys were refused; one entry counts several attempts.
     #[strum(serialize = "login.refused")]
     LoginRefused,

@@ -23,7 +23,7 @@ use self::edge::problem::{Code, Problem};
 use self::edge::{front, key_cache, layer, metrics};
 use self::resources::{
     agents, approvals, audit, audit_stretches, changes, events, files, health, invoke, keys,
-    policy, run_parts, runs, session_messages, sessions, stats, tools, webhooks,
+    policy, run_parts, runs, session_messages, sessions, stats, tokens, tools, webhooks,
 };
 use self::state::{App, Shared};
 
@@ -31,6 +31,7 @@ pub use self::edge::cors::CorsOrigins;
 pub use self::edge::key_cache::Auth;
 pub use self::edge::metrics_sink::{Gauges, MetricsSink};
 pub use self::edge::server::{Limits, affordable_connections, serve};
+pub use self::edge::token_signer::TokenSigner;
 pub use self::state::{Exposed, HttpSettings, HttpState};
 
 /// All routes, each under `/v1` and without a prefix.
@@ -109,6 +110,7 @@ fn table() -> OpenApiRouter<App> {
         .routes(routes!(keys::create_key))
         .routes(routes!(keys::list_keys))
         .routes(routes!(keys::revoke_key))
+        .routes(routes!(tokens::create_token))
         .routes(routes!(audit::list_audit))
         .routes(routes!(audit_stretches::list_audit_stretches))
         .routes(routes!(health::healthz))

@@ -90,6 +90,7 @@ async fn state(auth: Auth) -> HttpState {
         tools: Arc::new(vec![tool]),
         sandbox: None,
         auth,
+        tokens: Arc::new(TokenSigner::known()),
         metrics: MetricsSink {
             on_response: Box::new(|_, _, _, _| ()),
             scrape: Box::new(|gauges| format!("{gauges:?}")),

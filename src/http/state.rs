@@ -8,6 +8,7 @@ use super::edge::cors::CorsOrigins;
 use super::edge::key_cache::{Auth, KeyCache};
 use super::edge::metrics_sink::MetricsSink;
 use super::edge::open_requests::OpenRequests;
+use super::edge::token_signer::TokenSigner;
 use crate::agents::Catalogue;
 use crate::runtime::Runtime;
 use crate::store::{RateLimit, Store};
@@ -26,6 +27,7 @@ pub struct HttpState {
     /// What confines the programs of tools, where that is known.
     pub sandbox: Option<Holds>,
     pub auth: Auth,
+    pub tokens: Arc<TokenSigner>,
     pub metrics: MetricsSink,
 }
 

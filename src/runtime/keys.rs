@@ -85,7 +85,11 @@ pub fn generate() -> Result<NewKey, KeyError> {
     NewKey::with_id(hex::encode(random::<ID_BYTES>()?))
 }
 
-pub(super) fn random<const N: usize>() -> Result<[u8; N], KeyError> {
+/// So many random bytes.
+///
+/// # Errors
+/// [`KeyError::Random`].
+pub fn random<const N: usize>() -> Result<[u8; N], KeyError> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes).map_err(|e| KeyError::Random(e.to_string()))?;
     Ok(bytes)

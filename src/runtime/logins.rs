@@ -33,6 +33,8 @@ pub enum Refusal {
     WrongSecret,
     Revoked,
     Expired,
+    ForgedToken,
+    ExpiredToken,
 }
 
 impl Refusal {
@@ -43,6 +45,8 @@ impl Refusal {
             Self::WrongSecret => "The key has another secret.",
             Self::Revoked => "The key is revoked.",
             Self::Expired => "The key has expired.",
+            Self::ForgedToken => "The short-lived token was not signed by this service.",
+            Self::ExpiredToken => "The short-lived token has expired.",
         }
     }
 }

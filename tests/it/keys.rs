@@ -391,7 +391,7 @@ async fn streams_and_waits_end_with_their_key(db: Db) {
 
     let at_most = Duration::from_secs(10);
     let text = tokio::time::timeout(at_most, theirs.text()).await.expect("the stream stays open");
-    assert!(text.unwrap().contains(": the API key is revoked or has expired"));
+    assert!(text.unwrap().contains(": the API key or token is revoked or has expired"));
     let waited = tokio::time::timeout(at_most, wait).await.expect("the wait goes on").unwrap();
     assert_eq!(refusal(&waited), (401, "UNAUTHENTICATED"));
     let invoked =
@@ -438,7 +438,7 @@ async fn an_expired_key_loses_its_stream(db: Db) {
         stream.bearer_auth(&viewer.key).header("accept", "text/event-stream").send().await.unwrap();
     assert_eq!(stream.status(), 200);
     let text = tokio::time::timeout(Duration::from_secs(12), stream.text()).await.unwrap().unwrap();
-    assert!(text.contains(": the API key is revoked or has expired"), "{text}");
+    assert!(text.contains(": the API key or token is revoked or has expired"), "{text}");
 }
 
 async fn a_key_has_only_so_many_requests_open(db: Db) {
@@ -481,6 +481,6 @@ async fn a_revocation_reaches_the_streams_of_other_replicas() {
     assert_eq!(revoke(&first, ADMIN_KEY, &viewer.id).await.status, 204);
     let text = tokio::time::timeout(Duration::from_secs(10), stream.text()).await;
     let text = text.expect("the stream stays open").unwrap();
-    assert!(text.contains(": the API key is revoked or has expired"), "{text}");
+    assert!(text.contains(": the API key or token is revoked or has expired"), "{text}");
     assert_eq!(status(&second, &viewer.key, "/v1/runs").await, 401);
 }

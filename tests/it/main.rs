@@ -88,6 +88,7 @@ mod store;
 mod stories;
 mod streaming;
 mod telemetry;
+mod tokens;
 mod way_out;
 mod web_fetch;
 mod webhooks;

@@ -31,7 +31,7 @@ use crate::http::resources::run_views::Run;
 /// What becomes `contentSchema`.
 pub(super) const CONTENT_SCHEMA: &str = "x-content-schema";
 
-const TAGS: [(&str, &str); 10] = [
+const TAGS: [(&str, &str); 11] = [
     ("agents", "List, describe and invoke agents."),
     ("runs", "List runs; get a run, its parts and its events; cancel a run."),
     ("approvals", "Approvals, client tool results and reviews that parked runs wait for."),
@@ -40,6 +40,7 @@ const TAGS: [(&str, &str); 10] = [
     ("stats", "Token usage, cost, and latencies of tool calls."),
     ("tools", "The tools that agents can use."),
     ("keys", "Create, list and revoke API keys."),
+    ("tokens", "Short-lived tokens for one run or session."),
     ("audit", "Decisions on tool calls, and acts of administration."),
     ("health", "Liveness, readiness, metrics and the API document."),
 ];
@@ -72,9 +73,9 @@ pub(crate) fn document(mut api: OpenApi) -> Value {
             .into(),
     );
     let components = api.components.get_or_insert_default();
-    let bearer = HttpBuilder::new()
-        .scheme(HttpAuthScheme::Bearer)
-        .description(Some("An API key, `tl_<id>_<secret>`."));
+    let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).description(Some(
+        "An API key, `tl_<id>_<secret>`, or a short-lived token of `POST /tokens`.",
+    ));
     components.add_security_scheme("bearer", SecurityScheme::Http(bearer.build()));
     let mut schemas = vec![("Problem".to_owned(), ProblemBody::schema())];
     ProblemBody::schemas(&mut schemas);
@@ -214,6 +215,7 @@ fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
                 codes.push(Code::FileConflict);
             }
         }
+        Some("create_token") => codes.push(Code::NotFound),
         Some("redeliver_webhook") => codes.push(Code::WebhooksDisabled),
         Some("delete_session") => codes.push(Code::SessionBusy),
         Some("list_events") => codes.push(Code::NotAcceptable),

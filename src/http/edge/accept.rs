@@ -30,7 +30,7 @@ impl FromRequestParts<App> for MediaType {
 
 /// The media type with the higher quality value. An event stream must be named explicitly; on a tie
 /// it wins, since a client that names it can read it.
-fn preferred(headers: &HeaderMap) -> Option<MediaType> {
+pub(super) fn preferred(headers: &HeaderMap) -> Option<MediaType> {
     let mut given = headers.get_all(ACCEPT).iter().peekable();
     if given.peek().is_none() {
         return Some(MediaType::Json);

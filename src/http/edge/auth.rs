@@ -3,6 +3,7 @@
 //! A handler gets its caller, and with it the tenant, only through [`Scoped`]; nothing else in a
 //! request can name a tenant. What a caller's tools may do is decided by the gate, not here.
 
+use std::borrow::Cow;
 use std::marker::PhantomData;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -12,11 +13,15 @@ use axum::extract::FromRequestParts;
 use axum::http::HeaderMap;
 use axum::http::header::AUTHORIZATION;
 use axum::http::request::Parts;
+use chrono::{DateTime, Utc};
 
 use super::key_cache::{Auth, CachedKey};
 use super::open_requests::Counted;
 use super::problem::{Code, Problem};
 use super::server::Peer;
+use super::token_signer::Grant;
+use super::tokens;
+use crate::clock;
 use crate::http::state::App;
 use crate::run::Caller;
 use crate::runtime::{Refusal, keys};
@@ -61,8 +66,17 @@ scopes! {
 /// An authenticated caller that holds the scope `S`.
 pub(crate) struct Scoped<S> {
     caller: Arc<Caller>,
-    key: Option<Arc<ApiKeyRecord>>,
+    credential: Credential,
     scope: PhantomData<fn() -> S>,
+}
+
+/// What a request was authenticated with. It can end while the request is being answered.
+#[derive(Clone, Default)]
+pub(crate) struct Credential {
+    /// None if `auth.mode` is `none`.
+    pub(crate) key: Option<Arc<ApiKeyRecord>>,
+    /// When the short-lived token expires, if it was one.
+    expires_at: Option<DateTime<Utc>>,
 }
 
 impl<S> Deref for Scoped<S> {
@@ -74,9 +88,13 @@ impl<S> Deref for Scoped<S> {
 }
 
 impl<S> Scoped<S> {
+    pub(crate) fn credential(&self) -> &Credential {
+        &self.credential
+    }
+
     /// The key of the request; none if `auth.mode` is `none`.
-    pub(crate) fn key(&self) -> Option<&Arc<ApiKeyRecord>> {
-        self.key.as_ref()
+    pub(crate) fn key(&self) -> Option<&ApiKeyRecord> {
+        self.credential.key.as_deref()
     }
 }
 
@@ -84,29 +102,81 @@ impl<S: Scope> FromRequestParts<App> for Scoped<S> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
-        let Identity { caller, key } = Identity::with::<S>(parts, app).await?;
-        Ok(Self { caller, key, scope: PhantomData })
+        let Identity { caller, credential } = Identity::with::<S>(parts, app).await?;
+        Ok(Self { caller, credential, scope: PhantomData })
     }
 }
 
-/// The authenticated caller and its key. There is no key if `auth.mode` is `none`.
+/// The authenticated caller.
 pub(crate) struct Identity {
     pub(crate) caller: Arc<Caller>,
-    pub(crate) key: Option<Arc<ApiKeyRecord>>,
+    pub(crate) credential: Credential,
 }
 
 impl Identity {
     /// Authenticates the request and requires the scope `S`.
     pub(crate) async fn with<S: Scope>(parts: &Parts, app: &App) -> Result<Self, Problem> {
-        let identity = match &app.auth {
-            Auth::None => Self { caller: app.keys.local(), key: None },
-            Auth::Local(caller) => Self { caller: Arc::clone(caller), key: None },
-            Auth::ApiKeys => {
-                let CachedKey { caller, key, .. } = authenticated(app, parts).await?;
-                Self { caller, key: Some(key) }
-            }
+        let identity = match presented(parts)? {
+            Presented::Token(token) => Self::of_token(app, parts, &token).await?,
+            Presented::Key(key) => Self::of_key(app, parts, key).await?,
         };
         if identity.caller.has(S::NAME) { Ok(identity) } else { Err(forbidden(S::NAME)) }
+    }
+
+    async fn of_key(app: &App, parts: &Parts, key: Option<&str>) -> Result<Self, Problem> {
+        match &app.auth {
+            Auth::None => Ok(Self::without_key(app.keys.local())),
+            Auth::Local(caller) => Ok(Self::without_key(Arc::clone(caller))),
+            Auth::ApiKeys => Ok(authenticated(app, parts, key).await?.into()),
+        }
+    }
+
+    /// The caller that made the token, if the token is for this request.
+    async fn of_token(app: &App, parts: &Parts, token: &str) -> Result<Self, Problem> {
+        let Some(grant) = app.tokens.verify(token) else {
+            return Err(refused(app, parts, Refusal::ForgedToken, None));
+        };
+        let mut identity = match &app.auth {
+            Auth::None => Self::without_key(app.keys.local()),
+            Auth::Local(caller) => Self::without_key(Arc::clone(caller)),
+            Auth::ApiKeys => maker(app, parts, &grant).await?.into(),
+        };
+        if grant.is_over() {
+            let key = identity.credential.key.as_deref();
+            return Err(refused(app, parts, Refusal::ExpiredToken, key));
+        }
+        tokens::check(&grant, app, &identity.caller.tenant, parts).await?;
+        identity.credential.expires_at = Some(grant.expires_at);
+        Ok(identity)
+    }
+
+    fn without_key(caller: Arc<Caller>) -> Self {
+        Self { caller, credential: Credential::default() }
+    }
+}
+
+impl From<CachedKey> for Identity {
+    fn from(CachedKey { caller, key, .. }: CachedKey) -> Self {
+        Self { caller, credential: Credential { key: Some(key), expires_at: None } }
+    }
+}
+
+/// What a request presents to be authenticated with.
+enum Presented<'p> {
+    Key(Option<&'p str>),
+    Token(Cow<'p, str>),
+}
+
+fn presented(parts: &Parts) -> Result<Presented<'_>, Problem> {
+    let bearer = bearer(&parts.headers);
+    match (tokens::in_query(parts)?, bearer) {
+        (Some(_), Some(_)) => Err(Problem::new(
+            Code::Unauthenticated,
+            "There are two credentials, in the header `Authorization` and in `access_token`.",
+        )),
+        (Some(token), None) => Ok(Presented::Token(token.into())),
+        (None, Some(token)) if tokens::is_token(token) => Ok(Presented::Token(token.into())),
+        (None, key) => Ok(Presented::Key(key)),
     }
 }
 
@@ -125,28 +195,46 @@ pub(crate) fn forbidden(scope: &str) -> Problem {
     Problem::new(Code::Forbidden, format!("This requires the scope `{scope}`."))
 }
 
-/// A key that is not accepted, or no longer.
+/// A credential that is not accepted, or no longer.
 pub(crate) fn refused_key() -> Problem {
-    Problem::new(Code::Unauthenticated, "The API key is unknown, expired or revoked.")
+    Problem::new(Code::Unauthenticated, "The API key or token is unknown, expired or revoked.")
 }
 
-async fn authenticated(app: &App, parts: &Parts) -> Result<CachedKey, Problem> {
-    let Some(token) = bearer(&parts.headers) else {
+fn refused(app: &App, parts: &Parts, why: Refusal, key: Option<&ApiKeyRecord>) -> Problem {
+    let source = parts.extensions.get::<Peer>().map(|peer| peer.0);
+    app.runtime.note_refused_login(why, key, source);
+    refused_key()
+}
+
+async fn authenticated(app: &App, parts: &Parts, key: Option<&str>) -> Result<CachedKey, Problem> {
+    let Some(key) = key else {
         let detail = "This requires an `Authorization: Bearer` header with an API key.";
         return Err(Problem::new(Code::Unauthenticated, detail));
     };
-    let refuse = |why, key| {
-        let source = parts.extensions.get::<Peer>().map(|peer| peer.0);
-        app.runtime.note_refused_login(why, key, source);
-        Err(refused_key())
+    let Some((id, secret)) = keys::parse(key) else {
+        return Err(refused(app, parts, Refusal::Malformed, None));
     };
-    let Some((id, secret)) = keys::parse(token) else { return refuse(Refusal::Malformed, None) };
     let Some(cached) = app.keys.find(app.store.as_ref(), id).await? else {
-        return refuse(Refusal::UnknownKey, None);
+        return Err(refused(app, parts, Refusal::UnknownKey, None));
     };
     if let Some(why) = cached.refusal(secret) {
-        return refuse(why, Some(&cached.key));
+        return Err(refused(app, parts, why, Some(&cached.key)));
     }
+    used(app, parts, cached)
+}
+
+/// The key that made a token.
+async fn maker(app: &App, parts: &Parts, grant: &Grant) -> Result<CachedKey, Problem> {
+    let Some(cached) = app.keys.find(app.store.as_ref(), &grant.key).await? else {
+        return Err(refused(app, parts, Refusal::UnknownKey, None));
+    };
+    if let Some(why) = cached.is_over() {
+        return Err(refused(app, parts, why, Some(&cached.key)));
+    }
+    used(app, parts, cached)
+}
+
+fn used(app: &App, parts: &Parts, cached: CachedKey) -> Result<CachedKey, Problem> {
     cached.note_use(&app.runtime);
     count(app, parts, &cached.key.id)?;
     Ok(cached)
@@ -163,11 +251,18 @@ fn count(app: &App, parts: &Parts, key: &str) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Resolves when this key has been revoked or has expired; without a key never.
-pub(crate) async fn key_lost(app: &App, key: Option<&ApiKeyRecord>) {
-    let Some(key) = key else { return std::future::pending().await };
+/// Resolves when the credential has expired or its key was revoked; without one never.
+pub(crate) async fn credential_lost(app: &App, credential: &Credential) {
+    let Credential { key, expires_at } = credential;
+    if key.is_none() && expires_at.is_none() {
+        return std::future::pending().await;
+    }
     loop {
         tokio::time::sleep(WATCH).await;
+        if expires_at.is_some_and(|end| end <= clock::now()) {
+            return;
+        }
+        let Some(key) = key else { continue };
         // What cannot be decided now is decided a moment later.
         let Ok(found) = app.keys.find(app.store.as_ref(), &key.id).await else { continue };
         if found.is_none_or(|cached| cached.is_over().is_some()) {

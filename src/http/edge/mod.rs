@@ -16,3 +16,5 @@ pub(super) mod outgoing;
 pub(super) mod problem;
 pub(super) mod rate_limit;
 pub(super) mod server;
+pub(super) mod token_signer;
+pub(super) mod tokens;

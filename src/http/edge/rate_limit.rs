@@ -12,7 +12,7 @@ use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::auth::{AgentsInvoke, Identity};
+use super::auth::{AgentsInvoke, Credential, Identity};
 use super::problem::Problem;
 use crate::http::state::App;
 use crate::run::Caller;
@@ -27,8 +27,7 @@ pub(crate) const REMAINING: HeaderName = HeaderName::from_static("ratelimit");
 /// A caller with the scope `agents:invoke` that has taken a token from its key's bucket.
 pub(crate) struct Admitted {
     caller: Arc<Caller>,
-    /// None if `auth.mode` is `none`.
-    pub(crate) key: Option<Arc<ApiKeyRecord>>,
+    pub(crate) credential: Credential,
 }
 
 impl Deref for Admitted {
@@ -43,16 +42,16 @@ impl FromRequestParts<App> for Admitted {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
-        let Identity { caller, key } = Identity::with::<AgentsInvoke>(parts, app).await?;
+        let Identity { caller, credential } = Identity::with::<AgentsInvoke>(parts, app).await?;
         // auth.mode = none is loopback only and has no rate limit.
-        let Some(key) = key else { return Ok(Self { caller, key }) };
-        let limit = limit_of(&key, app.settings.rate_limit);
+        let Some(key) = &credential.key else { return Ok(Self { caller, credential }) };
+        let limit = limit_of(key, app.settings.rate_limit);
         let allowance = app.runtime.admit_invocation(&key.id, limit).await?;
         if let Some(headers) = parts.extensions.get::<RateLimitHeaders>() {
             headers.set(limit, &allowance);
         }
         match allowance.retry_after {
-            None => Ok(Self { caller, key: Some(key) }),
+            None => Ok(Self { caller, credential }),
             Some(wait) => Err(Problem::rate_limited(seconds(wait).max(1))),
         }
     }

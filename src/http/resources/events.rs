@@ -22,6 +22,7 @@ use crate::http::edge::accept::MediaType;
 use crate::http::edge::auth::{RunsRead, Scoped};
 use crate::http::edge::extract::{Params, RunId, invalid_parameter};
 use crate::http::edge::problem::{Code, Problem};
+use crate::http::edge::tokens;
 use crate::http::state::App;
 
 /// One entry of the journal, without secrets.
@@ -86,6 +87,7 @@ impl PartialSchema for JournalEntry {
     params(
         ("id" = Uuid, Path, description = "The run's id."),
         ("after" = Option<i64>, Query, description = "Only events with a greater sequence number.", minimum = 0),
+        ("access_token" = Option<String>, Query, description = "A short-lived token, for event streams of browsers, which cannot send headers."),
         ("Last-Event-ID" = Option<i64>, Header, description = "The sequence number of the last event that the client received, to resume a stream.", minimum = 0),
         PartParams,
     ),
@@ -106,6 +108,7 @@ pub(crate) async fn list_events(
 ) -> Result<Response, Problem> {
     let after = params.value("after", "the sequence number of an event", event_number)?;
     if media_type == MediaType::EventStream {
+        params.text(tokens::PARAMETER); // was read by authentication
         params.finish()?;
         let after = seen.or(after).unwrap_or(0);
         let run = existing(&app, &caller.tenant, id).await?;
@@ -113,7 +116,7 @@ pub(crate) async fn list_events(
             return Ok(StatusCode::NO_CONTENT.into_response());
         }
         let follower = app.runtime.follow(&caller.tenant, id, after);
-        let viewer = Viewer { tenant: &caller.tenant, key: caller.key() };
+        let viewer = Viewer { tenant: &caller.tenant, credential: caller.credential() };
         return Ok(stream::response(&app, viewer, id, after, follower, None));
     }
     let page = by_number(&mut params, PARTS)?;

@@ -20,7 +20,7 @@ use super::runs::existing;
 use super::stream::{self, CancelOnDrop, Viewer};
 use super::uploads::InvocationBody;
 use crate::http::document::answers::{Answers, Streamed};
-use crate::http::edge::auth::{AgentsRead, Scope as _, forbidden, key_lost, refused_key};
+use crate::http::edge::auth::{AgentsRead, Scope as _, credential_lost, forbidden, refused_key};
 use crate::http::edge::extract::{JsonObject, Name, Params};
 use crate::http::edge::outgoing::{X_RUN_ID, run_id_header};
 use crate::http::edge::problem::{Code, Problem};
@@ -203,12 +203,12 @@ async fn invoke(
         .then(|| CancelOnDrop::new(app.runtime.clone(), caller, run_id));
     let mut response = if delivery.wants_events() {
         let follower = follower.unwrap_or_else(|| app.runtime.follow(&caller.tenant, run_id, 0));
-        let viewer = Viewer { tenant: &caller.tenant, key: caller.key.as_ref() };
+        let viewer = Viewer { tenant: &caller.tenant, credential: &caller.credential };
         stream::response(app, viewer, run_id, 0, follower, cancel)
     } else {
         let answer = tokio::select! {
             answer = outcome(app, caller, delivery, accepted) => answer,
-            () = key_lost(app, caller.key.as_deref()) => Err(refused_key()),
+            () = credential_lost(app, &caller.credential) => Err(refused_key()),
         };
         CancelOnDrop::disarm(cancel);
         answer.map_err(|problem| problem.of_run(run_id))?

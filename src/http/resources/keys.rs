@@ -264,7 +264,7 @@ pub(crate) async fn create_key(
     }
     let tenant = request.tenant.clone().unwrap_or_else(|| caller.tenant.clone());
     authorise(&caller, &tenant, &request.scopes)?;
-    narrow(&mut request, caller.key().map(AsRef::as_ref), app.settings.rate_limit)?;
+    narrow(&mut request, caller.key(), app.settings.rate_limit)?;
     let new = keys::generate().map_err(|e| Problem::internal(e.to_string()))?;
     let mut scopes = request.scopes;
     scopes.sort_unstable();

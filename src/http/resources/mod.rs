@@ -26,6 +26,7 @@ pub(super) mod session_messages;
 pub(super) mod sessions;
 pub(super) mod stats;
 pub(super) mod stream;
+pub(super) mod tokens;
 pub(super) mod tools;
 pub(super) mod uploads;
 pub(super) mod webhooks;

@@ -17,7 +17,7 @@ use uuid::Uuid;
 
 use super::page::{LISTS, ListParams, Listing, by_time, time_cursor};
 use super::run_views::{RunAnswer, RunDetail, RunSummary, RunViews, answer_to, detail};
-use crate::http::edge::auth::{RunsCancel, RunsRead, Scoped, key_lost, refused_key};
+use crate::http::edge::auth::{RunsCancel, RunsRead, Scoped, credential_lost, refused_key};
 use crate::http::edge::extract::{JsonObject, Params, RunId, fields};
 use crate::http::edge::layer::Deadline;
 use crate::http::edge::problem::{Code, Problem};
@@ -143,7 +143,7 @@ pub(crate) async fn wait_for_run(
     let until = deadline.0.min(Instant::now() + Duration::from_secs(seconds.unwrap_or(30)));
     let run = tokio::select! {
         run = app.runtime.wait(&caller.tenant, id, until) => run?,
-        () = key_lost(&app, caller.key().map(AsRef::as_ref)) => return Err(refused_key()),
+        () = credential_lost(&app, caller.credential()) => return Err(refused_key()),
     };
     let run = run.ok_or_else(|| Problem::not_found("run"))?;
     Ok(Json(detail(&app, run).await?))

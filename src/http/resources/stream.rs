@@ -26,12 +26,12 @@ use uuid::Uuid;
 use super::redacted;
 use super::run_views::Run;
 use crate::event::{Event, ModelDelta, ToolProgress};
-use crate::http::edge::auth::key_lost;
+use crate::http::edge::auth::{Credential, credential_lost};
 use crate::http::state::App;
 use crate::message::visible::on_one_line;
 use crate::run::Caller;
 use crate::runtime::{Follower, Published, Runtime, StreamItem};
-use crate::store::{ApiKeyRecord, Store, StoreError};
+use crate::store::{Store, StoreError};
 
 /// Interval of keep-alive comments.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -56,11 +56,11 @@ pub(crate) fn response(
     follower: Follower,
     cancel: Option<CancelOnDrop>,
 ) -> Response {
-    let (watched, key) = (app.clone(), viewer.key.cloned());
-    let key_lost = tokio::spawn(async move { key_lost(&watched, key.as_deref()).await });
+    let (watched, credential) = (app.clone(), viewer.credential.clone());
+    let lost = tokio::spawn(async move { credential_lost(&watched, &credential).await });
     let reader = Reader {
         app: app.clone(),
-        key_lost: AbortOnDropHandle::new(key_lost),
+        credential_lost: AbortOnDropHandle::new(lost),
         tenant: viewer.tenant.to_owned(),
         run,
         follower,
@@ -84,14 +84,14 @@ pub(crate) fn response(
 #[derive(Clone, Copy)]
 pub(crate) struct Viewer<'a> {
     pub(crate) tenant: &'a str,
-    /// The key that must stay valid.
-    pub(crate) key: Option<&'a Arc<ApiKeyRecord>>,
+    /// It must stay valid.
+    pub(crate) credential: &'a Credential,
 }
 
 struct Reader {
     app: App,
-    /// Ends when the key is not valid any more.
-    key_lost: AbortOnDropHandle<()>,
+    /// Ends when the credential is not valid any more.
+    credential_lost: AbortOnDropHandle<()>,
     tenant: String,
     run: Uuid,
     follower: Follower,
@@ -141,7 +141,7 @@ impl Reader {
             loop {
                 tokio::select! {
                     biased;
-                    _ = &mut self.key_lost => break None,
+                    _ = &mut self.credential_lost => break None,
                     news = &mut news => break Some(news),
                     () = tokio::time::sleep(KEEP_ALIVE) => {
                         // Where there is no room, a frame is waiting to be sent.
@@ -151,7 +151,7 @@ impl Reader {
             }
         };
         match news {
-            None => self.interrupted("the API key is revoked or has expired"),
+            None => self.interrupted("the API key or token is revoked or has expired"),
             Some(Ok(Some(published))) => self.framed(&published).await,
             Some(Ok(None)) => self.interrupted("the service is shutting down"),
             Some(Err(_)) => self.interrupted("the store is unavailable"),

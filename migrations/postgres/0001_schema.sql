@@ -352,6 +352,9 @@ CREATE TABLE observations (
         (to_tsvector('english', regexp_replace(content, '[[:punct:]]+', ' ', 'g'))) STORED,
     PRIMARY KEY (run_id, seq)
 );
+CREATE INDEX observations_by_time ON observations (tenant, at, run_id, seq);
+CREATE INDEX observations_by_agent ON observations (tenant, agent, at, run_id, seq);
+CREATE INDEX observations_by_session ON observations (tenant, session_id, at, run_id, seq) WHERE session_id IS NOT NULL;
 CREATE INDEX observations_by_word ON observations USING gin (words);
 
 -- The budget that a run shares with all runs that it starts, and that those start: made when the first of them starts.

@@ -301,6 +301,9 @@ CREATE TABLE observations (
     labels     TEXT,
     UNIQUE (run_id, seq)
 ) STRICT;
+CREATE INDEX observations_by_time ON observations (tenant, at, run_id, seq);
+CREATE INDEX observations_by_agent ON observations (tenant, agent, at, run_id, seq);
+CREATE INDEX observations_by_session ON observations (tenant, session_id, at, run_id, seq) WHERE session_id IS NOT NULL;
 
 -- The index of words, which triggers keep.
 CREATE VIRTUAL TABLE observation_words USING fts5 (content, content = 'observations', content_rowid = 'id', tokenize = 'porter unicode61');

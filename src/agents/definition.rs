@@ -202,6 +202,16 @@ pub struct OutputSection {
     pub reflection: Option<Reflection>,
 }
 
+impl OutputSection {
+    /// What an output is checked against, in words.
+    pub fn checks(&self) -> Vec<String> {
+        let mut checks = vec!["the output schema".to_owned()];
+        checks.extend((!self.rules.is_empty()).then(|| "the rules".to_owned()));
+        checks.extend(self.validator.as_ref().map(|_| "the validator".to_owned()));
+        checks
+    }
+}
+
 /// Name and description of the output tool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
 #[schema(as = AgentOutputTool)]

@@ -16,8 +16,8 @@ use crate::config::Flags;
 use crate::runtime::keys::{DEFAULT_TENANT, SCOPES, is_id, is_scope, is_tenant};
 
 const CREATE_EXAMPLES: &str = "\
-Scopes: admin, agents:invoke, agents:read, audit:read, files:read, files:write, keys:admin, runs:approve,
-        runs:cancel, runs:read, sessions:read, sessions:write, tools:execute, tools:read, tools:<name>
+Scopes: admin, agents:invoke, agents:read, audit:read, files:read, files:write, keys:admin, memory:read,
+        memory:write, runs:approve, runs:cancel, runs:read, sessions:read, sessions:write, tools:execute, tools:read, tools:<name>
 
 Examples:
   toolloop keys create --name ci --scope agents:invoke --scope tools:execute --scope runs:read

@@ -2,8 +2,8 @@
 //!
 //! They get `{output, inputs, run_id}` and are trusted as far as their answer goes, not with the
 //! service's time or memory: no redirect is followed, nothing comes from the environment, an answer
-//! has a deadline and a size. What goes wrong is told to the model in words; addresses and causes
-//! go to the log.
+//! has a deadline and a size. A validator that may answer in a moment is asked again. Addresses and
+//! causes of what goes wrong go to the log only.
 
 use std::time::Duration;
 
@@ -20,6 +20,9 @@ use crate::event::ValidationError;
 const CONNECT: Duration = Duration::from_secs(5);
 /// Bytes of an answer, decompressed.
 const MAX_ANSWER: usize = 1024 * 1024;
+/// How often a validator is asked about one output, and the first pause between, which doubles.
+const TRIES: u32 = 3;
+const PAUSE: Duration = Duration::from_millis(250);
 /// Errors of one validation.
 const MAX_ERRORS: usize = 20;
 /// Bytes of one error's pointer and message.
@@ -47,6 +50,17 @@ enum HandlerError {
     Broken,
     #[error("sent an answer that is not the JSON that is expected")]
     NotUnderstood,
+}
+
+impl HandlerError {
+    /// Whether the same request may be answered a moment later.
+    fn is_transient(&self) -> bool {
+        match self {
+            Self::Unreachable | Self::Late(_) | Self::Broken => true,
+            Self::Status(status) => *status >= 500 || [408, 425, 429].contains(status),
+            Self::TooLarge | Self::NotUnderstood => false,
+        }
+    }
 }
 
 /// What a validator says.
@@ -96,30 +110,47 @@ impl Handlers {
         }
     }
 
-    /// What a validator has against an output. An answer that decides nothing is one error.
+    /// What a validator has against an output.
+    ///
+    /// # Errors
+    /// It gave no usable answer in several tries; why, in words.
     pub(super) async fn judged(
         &self,
         validator: &ValidatorSection,
         output: &Value,
         inputs: &Value,
         run_id: Uuid,
-    ) -> Vec<ValidationError> {
+    ) -> Result<Vec<ValidationError>, String> {
         let body = json!({"output": output, "inputs": inputs, "run_id": run_id});
-        let answer = self.ask(&validator.url, validator.timeout_seconds, &body, run_id).await;
+        let (mut tries, mut pause) = (1, PAUSE);
+        loop {
+            match self.judged_once(validator, &body, run_id).await {
+                Err(error) if error.is_transient() && tries < TRIES => {
+                    tokio::time::sleep(pause).await;
+                    (tries, pause) = (tries + 1, 2 * pause);
+                }
+                answer => return answer.map_err(|error| error.to_string()),
+            }
+        }
+    }
+
+    async fn judged_once(
+        &self,
+        validator: &ValidatorSection,
+        body: &Value,
+        run_id: Uuid,
+    ) -> Result<Vec<ValidationError>, HandlerError> {
+        let answer = self.ask(&validator.url, validator.timeout_seconds, body, run_id).await;
         let judgement = answer.and_then(|(_, text)| {
             serde_json::from_slice::<Judgement>(&text).map_err(|error| {
                 tracing::warn!(%run_id, url = validator.url, %error, "the validator's answer is not understood");
                 HandlerError::NotUnderstood
             })
         });
-        match judgement {
-            Ok(Judgement { valid: true, .. }) => Vec::new(),
-            Ok(Judgement { errors, .. }) => complaints(errors.unwrap_or_default()),
-            Err(error) => {
-                let message = format!("The output could not be validated: the validator {error}.");
-                vec![ValidationError { pointer: String::new(), message }]
-            }
-        }
+        judgement.map(|judgement| match judgement {
+            Judgement { valid: true, .. } => Vec::new(),
+            Judgement { errors, .. } => complaints(errors.unwrap_or_default()),
+        })
     }
 
     /// The text that an endpoint makes of an output: `content` of a JSON object, or a plain answer.

@@ -45,6 +45,9 @@ pub enum Contract {
         /// Our name of the submit tool, where proposals are reflected before they are submitted.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         submit: Option<String>,
+        /// What an output is checked against, in words.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        checks: Vec<String>,
     },
 }
 
@@ -458,6 +461,7 @@ fn contract(
             Contract::Structured {
                 tool: output.tool.name.clone(),
                 submit: submit.map(|submit| submit.name.clone()),
+                checks: output.checks(),
             }
         }
     }

@@ -25,8 +25,9 @@ use super::budget::SharedBudget;
 use super::handlers::Handlers;
 use super::journal::{AppendFailed, Entry, Journal};
 use super::plan::Plan;
+use super::reflection;
 use super::state::{FoldError, Proposal, State, Step};
-use super::{reflection, validation};
+use super::validation::{self, Verdict};
 use crate::agents::prompt::{Background, Opening};
 use crate::clock;
 use crate::drivers::Driver;
@@ -350,13 +351,17 @@ impl Run {
         }
         let deadline = self.state.deadline().map(instant_of);
         let (agent, run_id) = (&self.plan.agent, self.scope.run_id);
-        let errors = tokio::select! {
+        let verdict = tokio::select! {
             biased;
             () = self.control.token.cancelled() => return Ok(()),
             () = until(deadline) => return Ok(()),
-            errors = validation::errors_of(agent, proposal, &self.inputs, run_id, &self.handlers) => errors,
+            verdict = validation::verdict_on(agent, proposal, &self.inputs, run_id, &self.handlers) => verdict,
         };
-        let events = self.state.judged(proposal, errors, clock::now());
+        let now = clock::now();
+        let events = match verdict {
+            Verdict::Errors(errors) => self.state.judged(proposal, errors, now),
+            Verdict::Undecided(why) => self.state.validator_unavailable(&why, now),
+        };
         Ok(self.record_all(events)?)
     }
 }

@@ -2,7 +2,7 @@
 //! asks over HTTP.
 //!
 //! Each stage judges only what the ones before it accept, so that a rule need not fear a missing
-//! key and no validator is asked about malformed output. What a rejection means for the run is the state
+//! key and no validator is asked about malformed output. What a verdict means for the run is the state
 //! machine's.
 
 use serde_json::Value;
@@ -13,28 +13,38 @@ use super::state::Proposal;
 use crate::agents::Agent;
 use crate::event::ValidationError;
 
-/// What is wrong with a proposal; nothing where it is accepted.
-pub async fn errors_of(
+/// What is said of a proposal.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// What is wrong with it; nothing if it is accepted.
+    Errors(Vec<ValidationError>),
+    /// The validator gave no usable answer, for this reason: nothing that the model could correct.
+    Undecided(String),
+}
+
+pub async fn verdict_on(
     agent: &Agent,
     proposal: &Proposal,
     inputs: &Value,
     run_id: Uuid,
     handlers: &Handlers,
-) -> Vec<ValidationError> {
+) -> Verdict {
     if let Some(message) = &proposal.malformed {
-        return vec![ValidationError { pointer: String::new(), message: message.clone() }];
+        let error = ValidationError { pointer: String::new(), message: message.clone() };
+        return Verdict::Errors(vec![error]);
     }
     let output = &proposal.output;
     if let Err(errors) = agent.check_output(output) {
-        return errors;
+        return Verdict::Errors(errors);
     }
     let broken = agent.rules_broken_by(output, inputs);
     let validator =
         agent.definition.output.as_ref().and_then(|contract| contract.validator.as_ref());
     match validator {
-        Some(validator) if broken.is_empty() => {
-            handlers.judged(validator, output, inputs, run_id).await
-        }
-        _ => broken,
+        Some(validator) if broken.is_empty() => handlers
+            .judged(validator, output, inputs, run_id)
+            .await
+            .map_or_else(Verdict::Undecided, Verdict::Errors),
+        _ => Verdict::Errors(broken),
     }
 }

@@ -31,6 +31,9 @@ pub enum AuditAction {
     /// A session was deleted, with the content of its runs.
     #[strum(serialize = "session.deleted")]
     SessionDeleted,
+    /// Something that later runs could recall was deleted.
+    #[strum(serialize = "memory.deleted")]
+    MemoryDeleted,
     /// A caller put a file into a workspace.
     #[strum(serialize = "file.written")]
     FileWritten,

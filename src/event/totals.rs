@@ -29,6 +29,9 @@ impl Totals {
                     self.mixed_usage = true;
                 }
             }
+            RunEvent::RunCompleted(ending) => {
+                self.warn(ending.outcome.unchecked().as_slice());
+            }
             RunEvent::ScanWarned(warned) => self.warn(&[warned.in_words()]),
             RunEvent::BudgetWarned { warning, .. } => self.warn(std::slice::from_ref(warning)),
             RunEvent::ToolCallStarted(c) => {
@@ -64,7 +67,6 @@ impl Totals {
             | RunEvent::DecisionExtractionFailed(_)
             | RunEvent::DecisionValidationFailed(_)
             | RunEvent::RunCancelRequested { .. }
-            | RunEvent::RunCompleted(_)
             | RunEvent::RunFailed(_)
             | RunEvent::RunCancelled(_) => {}
         }

@@ -23,7 +23,7 @@ use self::edge::problem::{Code, Problem};
 use self::edge::{front, key_cache, layer, metrics};
 use self::resources::{
     agents, approvals, audit, audit_stretches, changes, events, files, health, invoke, keys,
-    policy, run_parts, runs, session_messages, sessions, stats, tokens, tools, webhooks,
+    memory, policy, run_parts, runs, session_messages, sessions, stats, tokens, tools, webhooks,
 };
 use self::state::{App, Shared};
 
@@ -103,6 +103,8 @@ fn table() -> OpenApiRouter<App> {
         .routes(routes!(sessions::get_session))
         .routes(routes!(session_messages::list_session_messages))
         .routes(routes!(sessions::delete_session))
+        .routes(routes!(memory::list_memory, memory::forget_memory))
+        .routes(routes!(memory::forget_observation))
         .routes(routes!(stats::get_tool_stats))
         .routes(routes!(stats::get_usage_stats))
         .routes(routes!(tools::list_tools))

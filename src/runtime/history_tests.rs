@@ -109,6 +109,7 @@ impl Story {
             raw_response: String::new(),
             reason,
             partial: false,
+            unchecked: vec![],
         };
         self.tell(RunEvent::ended(outcome, 1));
         self.events.clone()

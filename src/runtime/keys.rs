@@ -14,7 +14,7 @@ use crate::clock;
 use crate::store::{ApiKeyRecord, KeyStored, Store, StoreError};
 
 /// Everything that a key can be allowed, besides `tools:<name>`.
-pub const SCOPES: [&str; 14] = [
+pub const SCOPES: [&str; 16] = [
     "admin",
     "agents:invoke",
     "agents:read",
@@ -22,6 +22,8 @@ pub const SCOPES: [&str; 14] = [
     "files:read",
     "files:write",
     "keys:admin",
+    "memory:read",
+    "memory:write",
     "runs:approve",
     "runs:cancel",
     "runs:read",

@@ -7,11 +7,23 @@
 
 use std::collections::HashSet;
 
+use serde_json::Value;
+
 use super::RunWrite;
 use super::tables::Observation;
 use crate::bounds::secrets::redacted;
 use crate::event::{Event, RunEvent, ToolCallCompleted};
-use crate::message::CallTarget;
+use crate::message::{CallTarget, Turn};
+use crate::run::Outcome;
+
+/// The kinds of observations.
+pub const KINDS: &[&str] = &[INPUT, MODEL_RESPONSE, TOOL_CALL, DECISION, ERROR];
+
+const INPUT: &str = "input";
+const MODEL_RESPONSE: &str = "model_response";
+const TOOL_CALL: &str = "tool_call";
+const DECISION: &str = "decision";
+const ERROR: &str = "error";
 
 /// Bytes of an observation.
 const MAX_CONTENT: usize = 2048;
@@ -39,7 +51,13 @@ const CLOSING: &str = "</private>";
 pub(super) fn observation(write: &RunWrite, event: &Event) -> Option<Observation> {
     let origin = write.origin.as_deref().filter(|origin| origin.is_observed)?;
     let (kind, text) = match &event.what {
-        RunEvent::ModelResponded(response) => ("model_response", response.message.text.clone()),
+        RunEvent::RunStarted { turns, .. } => (INPUT, asked(turns)),
+        // An answer without calls is kept once, when it is the run's output.
+        RunEvent::ModelResponded(response) if response.message.tool_calls.is_empty() => {
+            return None;
+        }
+        RunEvent::ModelResponded(response) => (MODEL_RESPONSE, response.message.text.clone()),
+        RunEvent::RunCompleted(ending) => (MODEL_RESPONSE, put_out(&ending.outcome)),
         // What was recalled or read of a skill is known already.
         RunEvent::ToolCallCompleted(call)
             if ["recall", "use_skill"].contains(&call.tool.as_str()) =>
@@ -47,21 +65,20 @@ pub(super) fn observation(write: &RunWrite, event: &Event) -> Option<Observation
             return None;
         }
         RunEvent::ToolCallCompleted(call) if call.target == CallTarget::Tool => {
-            ("tool_call", of_call(write, call))
+            (TOOL_CALL, of_call(write, call))
         }
         RunEvent::ToolCallBlocked(call) => {
-            ("decision", format!("{} was refused: {}", call.tool, call.reason))
+            (DECISION, format!("{} was refused: {}", call.tool, call.reason))
         }
         RunEvent::ValidationFailed { errors, .. } => {
             let errors: Vec<String> =
                 errors.iter().map(|e| format!("{} {}", e.pointer, e.message)).collect();
-            ("decision", format!("The output was not accepted: {}", errors.join("; ")))
+            (DECISION, format!("The output was not accepted: {}", errors.join("; ")))
         }
         RunEvent::RunFailed(ending) => {
-            ("error", ending.outcome.error().map(|e| e.message.clone()).unwrap_or_default())
+            (ERROR, ending.outcome.error().map(|e| e.message.clone()).unwrap_or_default())
         }
         RunEvent::RunQueued {}
-        | RunEvent::RunStarted { .. }
         | RunEvent::SessionLoaded { .. }
         | RunEvent::SkillActivated(_)
         | RunEvent::RunResumed { .. }
@@ -87,7 +104,6 @@ pub(super) fn observation(write: &RunWrite, event: &Event) -> Option<Observation
         | RunEvent::ModelRetried(_)
         | RunEvent::ContextCompacted(_)
         | RunEvent::RunCancelRequested { .. }
-        | RunEvent::RunCompleted(_)
         | RunEvent::RunCancelled(_) => return None,
     };
     let content = presentable(&text);
@@ -102,6 +118,23 @@ pub(super) fn observation(write: &RunWrite, event: &Event) -> Option<Observation
         content,
         labels: write.totals.labels.names(),
     })
+}
+
+/// What the run was asked.
+fn asked(turns: &[Turn]) -> String {
+    match turns.last() {
+        Some(Turn::User(text)) => text.clone(),
+        _ => String::new(),
+    }
+}
+
+/// An output in words: the text where it is one, else its JSON.
+fn put_out(outcome: &Outcome) -> String {
+    let Outcome::Completed { output, .. } = outcome else { return String::new() };
+    match output.as_object().map(|fields| (fields.len(), fields.get("result"))) {
+        Some((1, Some(Value::String(text)))) => text.clone(),
+        _ => output.to_string(),
+    }
 }
 
 /// A call in short; its arguments are those of its audit record, which has no secrets.

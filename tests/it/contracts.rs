@@ -192,7 +192,7 @@ async fn a_validator_is_asked_last_and_its_errors_are_told(db: Db) {
 }
 
 #[tokio::test]
-async fn a_validator_that_does_not_judge_is_an_error_in_words() {
+async fn a_validator_that_does_not_judge_ends_the_run_and_burns_no_attempt() {
     let endpoint = Endpoint::start().await;
     let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let mut setup = Setup::new().scenario("counter", &proposing(&[2]));
@@ -215,8 +215,14 @@ async fn a_validator_that_does_not_judge_is_an_error_in_words() {
     let service = setup.start(Db::Sqlite).await;
     for (path, words) in cases {
         let run = service.run(path, &json!({})).await;
-        assert_eq!(run["error"]["code"], "VALIDATION_FAILED", "{run:#}");
-        let errors = run["error"]["context"]["errors"].to_string();
+        let code = if path == "reasonless" { "VALIDATION_FAILED" } else { "VALIDATOR_UNAVAILABLE" };
+        assert_eq!(run["error"]["code"], code, "{run:#}");
+        if path != "reasonless" {
+            let ended = (&run["status"], &run["termination_reason"]);
+            assert_eq!(ended, (&json!("failed"), &json!("error")), "{run:#}");
+            assert!(of_type(&service, &run, "validation.failed").await.is_empty());
+        }
+        let errors = run["error"].to_string();
         assert!(errors.contains(words), "{path}: {errors}");
         assert!(
             !errors.contains("127.0.0.1")

@@ -431,7 +431,7 @@ fn confirming() -> Rules {
 
 fn structured() -> Rules {
     Rules {
-        contract: Contract::Structured { tool: "output".into(), submit: None },
+        contract: Contract::Structured { tool: "output".into(), submit: None, checks: vec![] },
         ..Rules::default()
     }
 }
@@ -1237,7 +1237,11 @@ fn feedback_is_the_result_of_the_proposing_call_and_the_next_user_message() {
 
 #[test]
 fn a_blank_answer_before_the_confirmation_is_not_the_response() {
-    let contract = Contract::Structured { tool: "output".into(), submit: Some("submit".into()) };
+    let contract = Contract::Structured {
+        tool: "output".into(),
+        submit: Some("submit".into()),
+        checks: vec![],
+    };
     let rules = Rules { contract, ..Rules::default() };
     let script = vec![Calls(vec![OK]), Text(" "), Calls(vec!["submit"])];
     let mut bench = Bench::new(rules, script);
@@ -1401,8 +1405,12 @@ fn any_rules() -> impl Strategy<Value = Rules> {
     let contract = prop_oneof![
         Just(Contract::Text { confirm: true }),
         Just(Contract::Text { confirm: false }),
-        Just(Contract::Structured { tool: "output".into(), submit: None }),
-        Just(Contract::Structured { tool: "output".into(), submit: Some("submit".into()) }),
+        Just(Contract::Structured { tool: "output".into(), submit: None, checks: vec![] }),
+        Just(Contract::Structured {
+            tool: "output".into(),
+            submit: Some("submit".into()),
+            checks: vec![]
+        }),
     ];
     let action =
         prop::sample::select(vec![StopAction::Stop, StopAction::Escalate, StopAction::Warn]);

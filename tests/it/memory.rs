@@ -11,6 +11,8 @@ on_both_stores! {
     nobody_recalls_what_is_anothers,
     what_was_deleted_is_forgotten,
     a_tool_without_a_memory_is_a_mistake,
+    what_the_caller_said_is_kept_once_and_so_is_the_answer,
+    memory_is_listed_and_forgotten,
 }
 
 const MODEL: &str = "
@@ -159,4 +161,108 @@ async fn a_tool_without_a_memory_is_a_mistake(db: Db) {
     let error = ready["definitions"][0]["error"].as_str().unwrap();
     assert!(error.contains("tools[0]") && error.contains("needs a memory"), "{ready:#}");
     assert_eq!(service.get("/v1/agents/sieve").await.status, 404);
+}
+
+async fn memory(service: &Service, query: &str) -> Vec<Value> {
+    let answer = service.get(&format!("/v1/memory{query}")).await;
+    assert_eq!(answer.status, 200, "{:#}", answer.body);
+    answer.body["data"].as_array().unwrap().clone()
+}
+
+/// Kind and content, oldest first.
+fn kept(memory: &[Value]) -> Vec<(&str, &str)> {
+    memory
+        .iter()
+        .rev()
+        .map(|row| (row["kind"].as_str().unwrap(), row["content"].as_str().unwrap()))
+        .collect()
+}
+
+async fn what_the_caller_said_is_kept_once_and_so_is_the_answer(db: Db) {
+    let service = setup()
+        .agent("host", "model: scripted/host\ntools: [file_ops]\nmemory: {recall: {top_k: 3}}\n")
+        .scenario("host", "steps: [{text: Hello Ines}, {text: Hello Ines}]")
+        .agent(
+            "clerk",
+            "model: scripted/clerk\nmemory: {}\noutput: {schema: {type: object, properties: {n: {type: integer}}}}\n",
+        )
+        .scenario("clerk", "steps: [{tool_calls: [{tool: output, arguments: {n: 7}}]}]")
+        .start(db)
+        .await;
+    let name = json!({"inputs": {"say": "My name is Ines, <private>of Rome</private>"}});
+    let run = service.run("host", &name).await;
+    assert_eq!(run["iterations"], 2, "its answer was confirmed: {run:#}");
+    let of_host = memory(&service, "?agent=host").await;
+    assert_eq!(
+        kept(&of_host),
+        [("input", r#"{"say":"My name is Ines, "}"#), ("model_response", "Hello Ines")]
+    );
+    let later = service.run("host", &say("Who is Ines?")).await;
+    assert!(system(&service, &later).await.contains("input] {\"say\":\"My name is Ines"));
+    // An output with a schema is remembered as well, and a run that was queued.
+    let queued = service.enqueue("clerk").await;
+    service.until(&queued, |run| run["status"] == "completed").await;
+    let of_clerk = memory(&service, "?agent=clerk").await;
+    assert_eq!(kept(&of_clerk), [("input", "{}"), ("model_response", r#"{"n":7}"#)]);
+}
+
+async fn memory_is_listed_and_forgotten(db: Db) {
+    let mut service = setup().start(db).await;
+    for session in ["s", "t"] {
+        service.run("bird", &json!({"inputs": {"say": "learn"}, "session_id": session})).await;
+    }
+    let run = service.run("fish", &say("learn")).await;
+    assert_eq!(memory(&service, "").await.len(), 6);
+    assert_eq!(memory(&service, "?agent=bird").await.len(), 4);
+    assert_eq!(memory(&service, "?session_id=s").await.len(), 2);
+    assert_eq!(memory(&service, "?q=pelican%20neptune").await.len(), 3, "all words, in any form");
+    assert_eq!(memory(&service, "?agent=fish&q=PELICANS").await.len(), 1);
+    assert!(memory(&service, "?q=pelican%20tiger").await.is_empty());
+    assert!(memory(&service, "?q=%27%29%20OR%20the").await.is_empty());
+    let newest = &memory(&service, "?limit=1").await[0];
+    assert_eq!(
+        (&newest["run_id"], &newest["agent"], &newest["session_id"], &newest["kind"]),
+        (&run["run_id"], &json!("fish"), &Value::Null, &json!("model_response"))
+    );
+    assert!(newest["at"].is_string() && newest["content"].as_str().unwrap().contains("Neptune"));
+    // Pages neither repeat nor leave out.
+    let (mut seen, mut cursor) = (Vec::new(), String::new());
+    loop {
+        let page = service.get(&format!("/v1/memory?limit=1{cursor}")).await.body;
+        seen.extend(page["data"].as_array().unwrap().iter().map(|row| row["id"].clone()));
+        let Some(next) = page["next_cursor"].as_str() else { break };
+        cursor = format!("&cursor={next}");
+    }
+    assert_eq!(seen.len(), 6);
+    seen.dedup();
+    assert_eq!(seen.len(), 6);
+
+    // Another tenant sees and forgets nothing of it; other scopes do not suffice.
+    let id = newest["id"].as_str().unwrap().to_owned();
+    let one = format!("/v1/memory/{id}");
+    let scopes = json!(["memory:read", "memory:write"]);
+    let key =
+        service.post("/v1/keys", &json!({"name": "k", "tenant": "acme", "scopes": scopes})).await;
+    service.key = key.body["key"].as_str().unwrap().to_owned();
+    assert!(memory(&service, "").await.is_empty());
+    assert_eq!(service.delete(&one).await.status, 404);
+    assert_eq!(service.delete("/v1/memory?agent=bird").await.body, json!({"deleted": 0}));
+    ADMIN_KEY.clone_into(&mut service.key);
+    assert_eq!(memory(&service, "").await.len(), 6);
+
+    let forgotten = service.delete(&one).await;
+    assert_eq!((forgotten.status.as_u16(), forgotten.body), (200, json!({"deleted": 1})));
+    assert_eq!(service.delete(&one).await.status, 404);
+    assert_eq!(service.delete("/v1/memory/no-id").await.status, 404);
+    assert_eq!(asked(&service, "fish", "neptune").await, "Nothing that fits is remembered.");
+    assert_eq!(service.delete("/v1/memory").await.status, 400, "whose memory?");
+    let of_session = service.delete("/v1/memory?agent=bird&session_id=s").await.body;
+    assert_eq!(of_session, json!({"deleted": 2}));
+    assert_eq!(service.delete("/v1/memory?agent=bird").await.body, json!({"deleted": 2}));
+    assert!(memory(&service, "?agent=bird").await.is_empty());
+    let records = service.get("/v1/audit?action=memory.deleted").await.body;
+    let deleted: Vec<_> =
+        records["data"].as_array().unwrap().iter().map(|row| &row["arguments"]).collect();
+    assert_eq!(deleted.len(), 3, "{deleted:#?}");
+    assert_eq!((&deleted[0]["agent"], &deleted[0]["deleted"]), (&json!("bird"), &json!(2)));
 }

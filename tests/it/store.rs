@@ -351,7 +351,13 @@ fn blocked(call: &ToolCall) -> RunEvent {
 fn completed(output: Value) -> RunEvent {
     let reason = TerminationReason::Completed;
     RunEvent::ended(
-        Outcome::Completed { output, raw_response: "17".into(), reason, partial: false },
+        Outcome::Completed {
+            output,
+            raw_response: "17".into(),
+            reason,
+            partial: false,
+            unchecked: vec![],
+        },
         40,
     )
 }

@@ -17,8 +17,6 @@ use crate::providers::ToolChoice;
 use crate::run::{Effect, OnUnknownOutcome, Outcome, TerminationReason, ToolChoicePolicy};
 
 /// How a run ends whose last attempt failed, by what was wrong with it.
-const NOT_VALID: (TerminationReason, &str) =
-    (TerminationReason::ValidationFailed, "No attempt produced a valid output.");
 const NO_OUTPUT: (TerminationReason, &str) =
     (TerminationReason::InvalidResponse, "No attempt proposed an output.");
 const BLANK: (TerminationReason, &str) =
@@ -91,27 +89,6 @@ impl State {
             Phase::Acting(turn) => self.next_call(turn, now),
             Phase::Answered { finish_reason, .. } => self.text_answer(*finish_reason, now),
         }
-    }
-
-    /// What a judged proposal means: an empty list of errors accepts it.
-    pub fn judged(
-        &self,
-        proposal: &Proposal,
-        errors: Vec<ValidationError>,
-        now: DateTime<Utc>,
-    ) -> Vec<RunEvent> {
-        if errors.is_empty() {
-            let output = proposal.output.clone();
-            return vec![self.ended(now, self.completed(output))];
-        }
-        let feedback = match self.rules.react {
-            None => phrases::another_attempt(&errors, self.output_tool(), self.submit_tool()),
-            Some(_) if self.is_reflected() => {
-                phrases::another_attempt(&errors, self.output_tool(), self.submit_tool())
-            }
-            Some(_) => phrases::another_final_answer(&errors),
-        };
-        self.attempt_failed(proposal.call_id, errors, feedback, NOT_VALID, now)
     }
 
     /// What a model call that failed for good means.
@@ -319,7 +296,7 @@ impl State {
         self.end_mid_turn("the run ended", end)
     }
 
-    fn is_reflected(&self) -> bool {
+    pub(super) fn is_reflected(&self) -> bool {
         matches!(&self.rules.contract, Contract::Structured { submit: Some(_), .. })
     }
 
@@ -467,24 +444,6 @@ impl State {
         }
     }
 
-    fn attempt_failed(
-        &self,
-        call_id: Option<uuid::Uuid>,
-        errors: Vec<ValidationError>,
-        feedback: String,
-        (reason, message): (TerminationReason, &str),
-        now: DateTime<Utc>,
-    ) -> Vec<RunEvent> {
-        let last = self.single_shot || self.attempt >= self.rules.limits.max_attempts;
-        let context = json!({"attempt": self.attempt, "max_attempts": self.rules.limits.max_attempts, "errors": errors});
-        let failed =
-            RunEvent::ValidationFailed { attempt: self.attempt, call_id, errors, feedback };
-        if !last {
-            return vec![failed];
-        }
-        vec![failed, self.failed(now, reason, message, context)]
-    }
-
     fn cancelled(&self, now: DateTime<Utc>) -> Step {
         let request = self.cancel.as_ref();
         let phase = request.map_or("iteration", |request| request.phase.as_str());
@@ -534,7 +493,7 @@ impl State {
         )
     }
 
-    fn completed(&self, output: Value) -> Outcome {
+    pub(super) fn completed(&self, output: Value) -> Outcome {
         // A blank answer may have come between a proposal and its confirmation.
         let raw_response = match &self.proposal {
             Some(proposal) if self.raw_response.trim().is_empty() => proposal.output.to_string(),
@@ -545,6 +504,7 @@ impl State {
             raw_response,
             reason: TerminationReason::Completed,
             partial: false,
+            unchecked: Vec::new(),
         }
     }
 

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::{Phase, State, Step};
+use crate::engine::Contract;
 use crate::engine::phrases;
 use crate::event::{ApprovalBasis, Awaited, LimitReached, RunEvent, WaitKind};
 use crate::message::ToolCall;
@@ -126,10 +127,13 @@ impl State {
         now: DateTime<Utc>,
     ) -> RunEvent {
         let raw_response = self.raw_response.clone();
-        self.ended(
-            now,
-            Outcome::Completed { output, raw_response, reason: limit.reason, partial: true },
-        )
+        let unchecked = match &self.rules.contract {
+            Contract::Text { .. } => Vec::new(),
+            Contract::Structured { checks, .. } => checks.clone(),
+        };
+        let reason = limit.reason;
+        let partial = true;
+        self.ended(now, Outcome::Completed { output, raw_response, reason, partial, unchecked })
     }
 
     /// The budget of tokens or dollars that does not pay for another model call.

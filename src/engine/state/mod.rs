@@ -10,6 +10,7 @@ mod decide;
 mod fold;
 pub(super) mod limits;
 mod streak;
+mod verdicts;
 mod waiting;
 mod window;
 
@@ -478,14 +479,14 @@ impl State {
         self.cache.get(&same_call(call)).map(String::as_str)
     }
 
-    fn submit_tool(&self) -> Option<&str> {
+    pub(super) fn submit_tool(&self) -> Option<&str> {
         match &self.rules.contract {
             super::Contract::Structured { submit, .. } => submit.as_deref(),
             super::Contract::Text { .. } => None,
         }
     }
 
-    fn output_tool(&self) -> &str {
+    pub(super) fn output_tool(&self) -> &str {
         match &self.rules.contract {
             super::Contract::Structured { tool, .. } => tool,
             super::Contract::Text { .. } => "",

@@ -31,12 +31,13 @@ use crate::http::resources::run_views::Run;
 /// What becomes `contentSchema`.
 pub(super) const CONTENT_SCHEMA: &str = "x-content-schema";
 
-const TAGS: [(&str, &str); 11] = [
+const TAGS: [(&str, &str); 12] = [
     ("agents", "List, describe and invoke agents."),
     ("runs", "List runs; get a run, its parts and its events; cancel a run."),
     ("approvals", "Approvals, client tool results and reviews that parked runs wait for."),
     ("webhooks", "What receivers of webhooks were told of runs."),
     ("sessions", "Runs that share a conversation."),
+    ("memory", "What agents keep of their runs for later ones."),
     ("stats", "Token usage, cost, and latencies of tool calls."),
     ("tools", "The tools that agents can use."),
     ("keys", "Create, list and revoke API keys."),

@@ -54,6 +54,9 @@ words! {
     /// The status of a webhook delivery: `failed` if it was given up, `disabled` if the receiver has
     /// answered 410 to an earlier delivery of the run.
     DeliveryStatus = store::DeliveryStatus::VARIANTS;
+    /// What is remembered: the `input` of a run, what the model said or put out (`model_response`), a
+    /// `tool_call` with its result, a `decision` against a call or an output, or the `error` of a run.
+    ObservationKind = store::OBSERVATION_KINDS;
     /// What an audit record is about: a tool call, or an act of administration.
     AuditAction = event::AuditAction::VARIANTS;
     /// Whether a process is ready to serve requests.

@@ -58,6 +58,8 @@ scopes! {
     SessionsWrite = "sessions:write",
     FilesRead = "files:read",
     FilesWrite = "files:write",
+    MemoryRead = "memory:read",
+    MemoryWrite = "memory:write",
     ToolsRead = "tools:read",
     KeysAdmin = "keys:admin",
     AuditRead = "audit:read",

@@ -16,6 +16,7 @@ pub(super) mod invoke;
 mod journal;
 pub(super) mod keys;
 mod last_changes;
+pub(super) mod memory;
 pub(super) mod page;
 pub(super) mod policy;
 pub(super) mod redacted;

@@ -45,6 +45,7 @@ fn record(kind: RunKind) -> RunRecord {
         raw_response: "{\"n\": 1}".into(),
         reason: TerminationReason::Completed,
         partial: false,
+        unchecked: vec![],
     };
     let end = Event { seq: 9, at, run_id: new.id, what: RunEvent::ended(output, 12) };
     let caller = Caller { subject: "key".into(), tenant: "default".into(), scopes: Vec::new() };

@@ -4,7 +4,11 @@
 use super::*;
 
 fn reflected() -> Rules {
-    let contract = Contract::Structured { tool: "output".into(), submit: Some("submit".into()) };
+    let contract = Contract::Structured {
+        tool: "output".into(),
+        submit: Some("submit".into()),
+        checks: vec![],
+    };
     Rules { contract, ..Rules::default() }
 }
 

@@ -258,6 +258,7 @@ async fn nul_harms_nobody(db: Db) {
         raw_response: "x\0y".into(),
         reason,
         partial: false,
+        unchecked: vec![],
     };
     let mut write = script.write(vec![
         RunEvent::ModelResponded(response),

@@ -1,6 +1,7 @@
 //! What observed runs leave, and who recalls it.
 
 use toolloop::run::{RunError, RunOrigin, TraceContext};
+use toolloop::store::MemoryFilter;
 
 use super::*;
 
@@ -29,17 +30,22 @@ fn observed(write: RunWrite, agent: &str) -> RunWrite {
     RunWrite { origin: Some(Arc::new(origin)), ..write }
 }
 
-fn said(text: &str) -> RunEvent {
-    let RunEvent::ModelResponded(mut response) = responded(1, &[]) else { unreachable!() };
+/// The model says this and calls tools.
+fn said(text: &str, calls: &[&ToolCall]) -> RunEvent {
+    let RunEvent::ModelResponded(mut response) = responded(1, calls) else { unreachable!() };
     response.message.text = text.into();
     RunEvent::ModelResponded(response)
 }
 
-/// An observed run of `reader` that said this and ended.
+fn answered_with(text: &str) -> Vec<RunEvent> {
+    vec![said(text, &[]), completed(json!({"result": text}))]
+}
+
+/// An observed run of `reader` that answered this and ended.
 async fn remember(db: &Db, text: &str) -> Uuid {
     let mut script = Script::owned();
     db.commit("me", &script.start()).await;
-    db.commit("me", &observed(script.write(vec![said(text), completed(json!(1))]), "reader")).await;
+    db.commit("me", &observed(script.write(answered_with(text)), "reader")).await;
     script.id
 }
 
@@ -53,8 +59,7 @@ async fn what_an_observed_run_leaves_is_found_by_its_words(db: Db) {
     db.commit("me", &script.start()).await;
     let (read, shell) = (call("file_ops", r#"{"path":"src/engine.rs"}"#), call("shell", "{}"));
     let mut called = script.write(vec![
-        said("Let me look for pelicans.\0"),
-        responded(2, &[&read, &shell]),
+        said("Let me look for pelicans.\0", &[&read, &shell]),
         dispatched(&read, Effect::Read),
         answered(&read, None),
         blocked(&shell),
@@ -86,7 +91,7 @@ async fn nobody_else_recalls_it(db: Db) {
     let run = remember(&db, "pelicans nest here").await;
     let mut unobserved = Script::owned();
     db.commit("me", &unobserved.start()).await;
-    db.commit("me", &unobserved.write(vec![said("pelicans nest there")])).await;
+    db.commit("me", &unobserved.write(answered_with("pelicans nest there"))).await;
     for (tenant, agent, except, found) in [
         (TENANT, "reader", Uuid::nil(), 1),
         (TENANT, "reader", run, 0),
@@ -138,6 +143,11 @@ async fn no_text_is_ever_syntax(db: Db) {
         let found = db.store.recall(TENANT, "reader", Uuid::nil(), text, 10).await.unwrap();
         assert!(found.len() <= 1, "{text:.40}");
     }
+    for text in hostile {
+        let filter = MemoryFilter { text: Some(text.into()), ..MemoryFilter::default() };
+        let found = db.store.memory(TENANT, &filter, &page(10, None)).await.unwrap();
+        assert!(found.len() <= 1, "{text:.40}");
+    }
 }
 
 async fn it_goes_with_its_run(db: Db) {
@@ -147,8 +157,7 @@ async fn it_goes_with_its_run(db: Db) {
     assert_eq!(recalled(&db, "pelicans").await.len(), 0);
     let mut run = Script::with(|new| new.session_id = Some("s".into()));
     db.commit("me", &run.start()).await;
-    db.commit("me", &observed(run.write(vec![said("herons"), completed(json!(1))]), "reader"))
-        .await;
+    db.commit("me", &observed(run.write(answered_with("herons")), "reader")).await;
     assert_eq!(recalled(&db, "herons").await.len(), 1);
     db.store.delete_session(TENANT, "s", "key").await.unwrap();
     assert_eq!(recalled(&db, "herons").await.len(), 0);

@@ -5,7 +5,7 @@ use std::time::Instant;
 use chrono::TimeDelta;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection};
 use toolloop::store::{
-    ApprovalFilter, ApprovalStatus, AuditFilter, RunCursor, RunFilter, StatsFilter,
+    ApprovalFilter, ApprovalStatus, AuditFilter, MemoryFilter, RunCursor, RunFilter, StatsFilter,
 };
 
 use super::*;
@@ -127,6 +127,12 @@ async fn fill(db: &Db, rows: u32) {
              SELECT 'key-' || n, '{TENANT}', 'n', {}, {at} FROM {series}",
             if yes == "1" { "x'00'" } else { "'\\x00'" },
         ),
+        format!(
+            "INSERT INTO observations (run_id, seq, tenant, agent, session_id, at, kind, content) \
+             SELECT {id}, 1, '{TENANT}', {}, {}, {at}, 'input', 'word' FROM {series}",
+            rare(1, "'rare'", "'agent'"),
+            rare(2, "'session'", "NULL"),
+        ),
         if no == "false" { "ANALYZE" } else { "SELECT 1" }.to_owned(), // SQLite's are never made
     ])
     .await;
@@ -208,6 +214,23 @@ fn audit_filters() -> Vec<AuditFilter> {
     ]
 }
 
+fn memory_filters() -> Vec<MemoryFilter> {
+    let any = MemoryFilter::default;
+    vec![
+        any(),
+        MemoryFilter { agent: Some("rare".into()), ..any() },
+        MemoryFilter { agent: Some("agent".into()), ..any() },
+        MemoryFilter { session_id: Some("session".into()), ..any() },
+    ]
+}
+
+/// The same page; the ids of observations are not those of runs.
+fn page_of_memory(page: &Page<RunCursor>) -> Page<RunCursor> {
+    let after =
+        page.after.clone().map(|after| RunCursor { id: format!("{}-1", after.id), ..after });
+    Page { limit: page.limit, after }
+}
+
 fn approval_filters() -> Vec<ApprovalFilter> {
     let any = ApprovalFilter::default;
     let one = Uuid::from_u128(0x7000_8000_0000_0000_0001);
@@ -254,6 +277,11 @@ async fn no_list_sorts_or_looks_through_a_table(mut db: Db) {
         }
         for filter in approval_filters() {
             db.store.approvals(TENANT, &filter, &page).await.unwrap();
+            found(format!("{filter:?} {after:?}"));
+        }
+        let of_memory = page_of_memory(&page);
+        for filter in memory_filters() {
+            db.store.memory(TENANT, &filter, &of_memory).await.unwrap();
             found(format!("{filter:?} {after:?}"));
         }
         db.store.keys(TENANT, &page).await.unwrap();

@@ -530,7 +530,7 @@ pub(crate) fn body(
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 10_000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 2_500, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn whatever_was_said_anthropic_takes_it(

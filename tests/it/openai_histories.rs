@@ -9,7 +9,7 @@ use crate::dialects::{body, conversation, said, wish};
 use crate::mock_model;
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 10_000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 2_500, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn whatever_was_said_chat_completions_take_it(

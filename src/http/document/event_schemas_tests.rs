@@ -72,6 +72,11 @@ fn all() -> Vec<(&'static str, Value)> {
         ),
         ("iteration.started", json!({"attempt": 1, "iteration": 1})),
         (
+            "model.retried",
+            json!({"attempt": 1, "iteration": 1, "provider": "p", "model": "m", "reason": "transient",
+            "status": 503, "message": "busy", "wait_ms": 12, "fallback": "q/m"}),
+        ),
+        (
             "model.responded",
             json!({"attempt": 1, "iteration": 1, "provider": "p", "model": "m", "message": message,
             "finish_reason": "tool_calls", "usage": usage, "latency_ms": 1, "retries": 0, "fallback": false,
@@ -144,11 +149,6 @@ fn all() -> Vec<(&'static str, Value)> {
         ("decision.extraction_failed", failed.clone()),
         ("decision.validation_failed", failed),
         ("tool_choice.unmet", json!({"attempt": 1, "prompt": null, "warning": "w"})),
-        (
-            "model.retried",
-            json!({"attempt": 1, "iteration": 1, "provider": "p", "model": "m", "reason": "transient",
-            "status": 503, "message": "busy", "wait_ms": 12, "fallback": "q/m"}),
-        ),
         ("answer.blank", json!({"attempt": 1, "prompt": "p"})),
         (
             "context.compacted",

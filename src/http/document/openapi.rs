@@ -216,11 +216,10 @@ fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
                 codes.push(Code::FileConflict);
             }
         }
-        Some("create_token") => codes.push(Code::NotFound),
         Some("redeliver_webhook") => codes.push(Code::WebhooksDisabled),
         Some("delete_session") => codes.push(Code::SessionBusy),
         Some("list_events") => codes.push(Code::NotAcceptable),
-        Some("get_metrics") => codes.push(Code::NotFound),
+        Some("create_token" | "get_metrics") => codes.push(Code::NotFound),
         _ => {}
     }
     let mut by_status: BTreeMap<u16, Vec<Code>> = BTreeMap::new();

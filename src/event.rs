@@ -565,6 +565,10 @@ pub struct ToolCallCompleted {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub network: Option<NetworkUse>,
+    /// What the tool returned is not what the model reads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub replaced: Option<Replaced>,
 }
 
 /// What the programs of a call asked the network.
@@ -580,6 +584,16 @@ pub struct NetworkUse {
     /// Whether the run's budget refused one of them, which ends the run.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub over_budget: bool,
+}
+
+/// A result that an interceptor replaced; what the tool returned is not kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = ReplacedResult)]
+pub struct Replaced {
+    /// The place of the interceptor among `interceptors.after`, 1-based.
+    pub interceptor: usize,
+    /// Bytes of what the tool returned.
+    pub bytes: u64,
 }
 
 impl ToolCallCompleted {

@@ -321,7 +321,11 @@ impl Catalogue {
     pub fn names(&self, model: &str) -> bool {
         let names = |agent: &Arc<Agent>| {
             let definition = &agent.definition;
-            let mut others = definition.fallback_models.iter().chain(&definition.models);
+            let mut others = definition
+                .fallback_models
+                .iter()
+                .chain(&definition.models)
+                .chain(&definition.react.final_model);
             definition.model == model || others.any(|it| it == model)
         };
         self.state().agents.values().any(names)

@@ -19,7 +19,7 @@ use crate::bounds::name;
 use crate::bounds::pattern::Author;
 use crate::bounds::schema::Schema;
 use crate::bounds::text::{has_blanks, quoted};
-use crate::run::{Delegation, ToolChoicePolicy, Usd, check_passed};
+use crate::run::{Delegation, Sampling, ToolChoicePolicy, Usd, check_passed};
 
 mod commands;
 mod contract;
@@ -229,6 +229,22 @@ fn check_ranges(d: &Definition) -> Check {
 fn check_options(d: &Definition) -> Check {
     let sampling = |(name, wrong)| DefinitionError::at(format!("sampling.{name}"), wrong);
     d.sampling.check().map_err(sampling)?;
+    let react = &d.react;
+    if let Some(model) = &react.final_model {
+        check_model("react.final_model", model)?;
+    }
+    let of_answer =
+        |(name, wrong)| DefinitionError::at(format!("react.final_sampling.{name}"), wrong);
+    react.final_sampling.as_ref().map_or(Ok(()), Sampling::check).map_err(of_answer)?;
+    let written = [
+        ("final_model", react.final_model.is_some()),
+        ("final_sampling", react.final_sampling.is_some()),
+    ];
+    let idle = written.iter().find(|(_, is_set)| *is_set && !react.final_via_inference);
+    if let Some((name, _)) = idle {
+        let message = "needs final_via_inference: otherwise no model is asked for the answer alone";
+        return Err(DefinitionError::at(format!("react.{name}"), message));
+    }
     check_passed(&d.provider_options).map_err(|(name, wrong)| {
         let key = format!("provider_options.{name}");
         DefinitionError::at(key.trim_end_matches('.'), wrong)

@@ -248,7 +248,7 @@ pub enum DriverKind {
 }
 
 /// How the driver `react` goes about it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ReactSection {
     /// How often a decision that cannot be used is asked for again.
@@ -257,11 +257,19 @@ pub struct ReactSection {
     /// Whether the final answer is written in a model call of its own, without the form of a
     /// decision.
     pub final_via_inference: bool,
+    /// The model that writes this answer, as `provider/model`; the agent's own models take over. Absent:
+    /// the one that made the decisions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = r"^[A-Za-z0-9_-]+/[^\s\x00-\x1f\x7f]+$"))]
+    pub final_model: Option<String>,
+    /// What differs from `sampling` where this answer is written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub final_sampling: Option<Sampling>,
 }
 
 impl Default for ReactSection {
     fn default() -> Self {
-        Self { max_retries: 2, final_via_inference: false }
+        Self { max_retries: 2, final_via_inference: false, final_model: None, final_sampling: None }
     }
 }
 

@@ -87,7 +87,9 @@ pub fn missing_scenarios(config: &Config, agents: &Catalogue) -> Vec<DefinitionP
         let own = std::iter::once(("model".to_owned(), &definition.model));
         let fallbacks = definition.fallback_models.iter().enumerate();
         let fallbacks = fallbacks.map(|(i, model)| (format!("fallback_models[{i}]"), model));
-        for (key, model) in own.chain(fallbacks) {
+        let last = definition.react.final_model.iter();
+        let last = last.map(|model| ("react.final_model".to_owned(), model));
+        for (key, model) in own.chain(fallbacks).chain(last) {
             let Some((provider, name)) = model.split_once('/') else { continue };
             let Some(Model::Scripted { dir }) = config.models.get(provider) else { continue };
             let Err(wrong) = Scripted::new(dir.clone()).check(name) else { continue };
@@ -108,6 +110,7 @@ pub(super) fn missing_keys<'a>(
     for agent in agents.agents() {
         let definition = &agent.definition;
         let models = std::iter::once(&definition.model).chain(&definition.fallback_models);
+        let models = models.chain(&definition.react.final_model);
         for model in models.filter_map(|model| config.models.get(model.split_once('/')?.0)) {
             let Model::Server(server) = model else { continue };
             let (None, Some(variable)) = (&server.api_key, &server.api_key_env) else { continue };

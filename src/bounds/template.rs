@@ -1,7 +1,7 @@
 //! Templates of definitions and scenarios: bounded in size, in the steps that rendering takes and
 //! in the text that comes of it. An undefined value is an error.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::io::{self, Write};
 
 use minijinja::value::Serde;
@@ -27,6 +27,16 @@ pub struct TemplateError {
     /// More, where there is more to say: the name of what is undefined, but neither the rest of the
     /// template nor the variables.
     pub detail: Option<String>,
+}
+
+impl fmt::Display for TemplateError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(line) = self.line {
+            write!(f, "line {line}: ")?;
+        }
+        f.write_str(&self.kind)?;
+        self.detail.as_ref().map_or(Ok(()), |detail| write!(f, ": {detail}"))
+    }
 }
 
 /// What becomes of an undefined value.

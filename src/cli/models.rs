@@ -22,6 +22,7 @@ pub(super) fn models(config: &Config, as_json: bool) -> anyhow::Result<()> {
         let definition = &agent.definition;
         let selectable = definition.models.iter().filter(|it| !it.contains(['*', '?', '[', '{']));
         let others = definition.fallback_models.iter().chain(selectable);
+        let others = others.chain(&definition.react.final_model);
         let named: BTreeSet<&String> = std::iter::once(&definition.model).chain(others).collect();
         for model in named {
             users.entry(model.clone()).or_default().push(definition.name.clone());

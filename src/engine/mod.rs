@@ -5,6 +5,7 @@
 //! can keep it. Who may start a run, where it is
 //! stored and streamed is not known here.
 
+pub mod answer_call;
 pub mod budget;
 pub mod client_tools;
 pub mod context;

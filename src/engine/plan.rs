@@ -3,14 +3,17 @@
 //! Pure, and a function of stored things only, so that recovery makes the same plan. Numbers can
 //! only shrink, tools only be taken away. [`Rules`] is the part that the state machine needs.
 
+mod models;
+
 use crate::message::tool_schema::ToolSchema;
 use std::collections::BTreeSet;
-use std::fmt::Write as _;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use self::models::{check_selected_model, models};
+use super::answer_call::AnswerCall;
 use super::client_tools::{self, ClientTools};
 use super::requirements::{self, Requirements};
 use crate::agents::definition::{DriverKind, ReactSection};
@@ -52,7 +55,7 @@ pub enum Contract {
 }
 
 /// What the state machine decides by.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
 pub struct Rules {
     /// Exactly one model call, no tools: `/invoke`, or a loop that has nothing to loop with.
@@ -116,6 +119,8 @@ pub struct Plan {
     pub models: Vec<String>,
     /// How the models choose their words.
     pub sampling: Sampling,
+    /// The call that only writes the final answer, where it differs.
+    pub answer: Option<AnswerCall>,
     /// Whether and how much the model thinks.
     pub thinking: Option<Thinking>,
     /// Passed through.
@@ -142,9 +147,6 @@ pub struct Plan {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}", .0.message)]
 pub struct PlanError(pub ValidationError);
-
-/// Models that a refusal names at most.
-const MAX_NAMED: usize = 8;
 
 const DEGRADED: &str =
     "No tools are available to this agent: the loop was reduced to a single model call.";
@@ -217,12 +219,14 @@ impl Plan {
         let tool_choice =
             tool_choice(overrides, &definition.tool_choice, &contract, &offers, single_shot)?;
         let budget = narrowed_budget(definition.governance.budget.clone(), overrides)?;
+        let first = overrides.model.as_ref().unwrap_or(&definition.model);
+        let models = models(first, &definition.fallback_models);
+        let sampling = sampling(&definition.sampling, overrides)?;
+        let is_react = definition.driver == DriverKind::React && !single_shot;
         Ok(Self {
-            models: models(
-                overrides.model.as_ref().unwrap_or(&definition.model),
-                &definition.fallback_models,
-            ),
-            sampling: sampling(&definition.sampling, overrides)?,
+            answer: AnswerCall::of(&definition.react, &models, &sampling).filter(|_| is_react),
+            models,
+            sampling,
             thinking: definition.thinking,
             parallel_tool_calls,
             longest_call_seconds: overrides.tool_call_timeout_seconds,
@@ -233,8 +237,7 @@ impl Plan {
                 tool_choice,
                 strict_tool_choice: definition.strict_tool_choice
                     || overrides.strict_tool_choice == Some(true),
-                react: (definition.driver == DriverKind::React && !single_shot)
-                    .then_some(definition.react),
+                react: is_react.then(|| definition.react.clone()),
                 limits: narrowed_limits(definition.limits, overrides)?,
                 budget,
                 max_network_requests: definition.governance.network.max_requests,
@@ -268,7 +271,9 @@ impl Plan {
     pub fn informed(mut self, router: &Router) -> Self {
         let has_cost = self.rules.budget.max_cost_usd.is_some();
         if has_cost {
-            let prices = self.models.iter().map(|model| router.resolve(model).ok()?.price);
+            let of_answer = self.answer.iter().flat_map(|answer| &answer.models);
+            let models = self.models.iter().chain(of_answer);
+            let prices = models.map(|model| router.resolve(model).ok()?.price);
             self.rules.price = prices.reduce(|a, b| Some(a?.dearest(b?))).flatten();
         }
         let tokens = |model: &str| router.resolve(model).ok()?.capabilities.context_window;
@@ -284,6 +289,15 @@ impl Plan {
         self
     }
 
+    /// The models of a call, and how they choose their words; `writes_answer` where it is to write
+    /// the final answer alone.
+    pub fn asked(&self, writes_answer: bool) -> (&[String], &Sampling) {
+        match self.answer.as_ref().filter(|_| writes_answer) {
+            Some(answer) => (&answer.models, &answer.sampling),
+            None => (&self.models, &self.sampling),
+        }
+    }
+
     /// Checks that the models can do what is demanded of them.
     ///
     /// # Errors
@@ -297,8 +311,18 @@ impl Plan {
             // Decisions are held to it by the driver, whatever the models can do.
             strict_tool_choice: self.rules.strict_tool_choice && self.rules.react.is_none(),
             needs_price: requirements::needs_price(&self.rules.budget),
+            writes_answer: false,
         };
-        requirements::check(demands, router).map_err(|unsupported| match &*unsupported.setting {
+        let of_answer = self.answer.as_ref().map(|answer| Requirements {
+            models: &answer.models,
+            sampling: &answer.sampling,
+            tool_choice: &ToolChoicePolicy::Auto,
+            writes_answer: true,
+            ..demands
+        });
+        let met = requirements::check(demands, router);
+        let met = met.and_then(|()| of_answer.map_or(Ok(()), |it| requirements::check(it, router)));
+        met.map_err(|unsupported| match &*unsupported.setting {
             "max_cost_usd" => refused("/budget/max_cost_usd", unsupported.reason),
             "strict_tool_choice" => refused("/strict_tool_choice", unsupported.reason),
             "sampling.top_p"
@@ -490,30 +514,6 @@ fn check_names(overrides: &Overrides) -> Result<(), PlanError> {
             .map_err(|wrong| refused("/model", format!("{} {wrong}", quoted(model)))),
         None => Ok(()),
     }
-}
-
-/// Refuses a model that the agent's author did not mean to be chosen.
-fn check_selected_model(overrides: &Overrides, definition: &Definition) -> Result<(), PlanError> {
-    let Some(model) = overrides.model.as_ref().filter(|model| !definition.may_use(model)) else {
-        return Ok(());
-    };
-    let mut selectable: Vec<&str> = definition.selectable_models().collect();
-    let more = selectable.split_off(selectable.len().min(MAX_NAMED));
-    let mut message = format!(
-        "{} may not be chosen for this agent, whose definition allows {}",
-        quoted(model),
-        selectable.join(", ")
-    );
-    if !more.is_empty() {
-        let _ = write!(message, " and {} more", more.len());
-    }
-    Err(refused("/model", message))
-}
-
-/// A model and those that may take over, each once.
-fn models(first: &str, fallbacks: &[String]) -> Vec<String> {
-    let others = fallbacks.iter().filter(|model| *model != first);
-    std::iter::once(first.to_owned()).chain(others.cloned()).collect()
 }
 
 fn sampling(defined: &Sampling, overrides: &Overrides) -> Result<Sampling, PlanError> {

@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 
+use super::answer_call::AnswerCall;
 use crate::agents::Definition;
 use crate::agents::definition::DriverKind;
 use crate::providers::router::Router;
@@ -25,6 +26,8 @@ pub struct Requirements<'a> {
     pub strict_tool_choice: bool,
     /// The setting that needs to know what they cost, if there is one.
     pub needs_price: Option<&'static str>,
+    /// Whether they are asked for the final answer alone, and the first one perhaps only for it.
+    pub writes_answer: bool,
 }
 
 /// A demand that cannot be met: the setting it is about, and the reason.
@@ -69,18 +72,26 @@ pub fn check_definition(definition: &Definition, router: &Router) -> Result<(), 
             return Err(Unsupported { setting, index: Some(index), reason });
         }
     }
-    check(
-        Requirements {
-            models: &models,
-            sampling: &definition.sampling,
-            thinking: definition.thinking,
-            tool_choice: &definition.tool_choice,
-            strict_tool_choice: definition.strict_tool_choice
-                && definition.driver == DriverKind::Native,
-            needs_price: needs_price(&definition.governance.budget),
-        },
-        router,
-    )
+    let demands = Requirements {
+        models: &models,
+        sampling: &definition.sampling,
+        thinking: definition.thinking,
+        tool_choice: &definition.tool_choice,
+        strict_tool_choice: definition.strict_tool_choice
+            && definition.driver == DriverKind::Native,
+        needs_price: needs_price(&definition.governance.budget),
+        writes_answer: false,
+    };
+    check(demands, router)?;
+    let answer = AnswerCall::of(&definition.react, &models, &definition.sampling);
+    answer.map_or(Ok(()), |AnswerCall { models, sampling, .. }| {
+        let (models, sampling) = (&models, &sampling);
+        let tool_choice = &ToolChoicePolicy::Auto;
+        check(
+            Requirements { models, sampling, tool_choice, writes_answer: true, ..demands },
+            router,
+        )
+    })
 }
 
 /// The setting of a budget that needs to know what models cost, if there is one.
@@ -105,7 +116,11 @@ pub fn check(requirements: Requirements<'_>, router: &Router) -> Result<(), Unsu
         | ToolChoicePolicy::Tool(_) => true,
     };
     for (place, model) in requirements.models.iter().enumerate() {
-        let setting = if place == 0 { "model" } else { "fallback_models" };
+        let setting = match place {
+            0 if requirements.writes_answer => "react.final_model",
+            0 => "model",
+            _ => "fallback_models",
+        };
         let index = place.checked_sub(1);
         let route = router.resolve(model).map_err(|unknown| Unsupported {
             setting: setting.into(),
@@ -127,7 +142,8 @@ pub fn check(requirements: Requirements<'_>, router: &Router) -> Result<(), Unsu
         }
         let refused = route.capabilities.refuses(requirements.sampling, requirements.thinking);
         if let Some((option, why)) = refused {
-            let setting = format!("sampling.{option}").into();
+            let of_answer = if requirements.writes_answer { "react.final_" } else { "" };
+            let setting = format!("{of_answer}sampling.{option}").into();
             let reason = format!("{model} {why}; see `toolloop models`");
             return Err(Unsupported { setting, index: None, reason });
         }
@@ -196,6 +212,7 @@ mod tests {
                 tool_choice,
                 strict_tool_choice,
                 needs_price: None,
+                writes_answer: false,
             };
             let found = check(requirements, &router)
                 .err()
@@ -216,6 +233,7 @@ mod tests {
                 tool_choice: &auto,
                 strict_tool_choice: false,
                 needs_price,
+                writes_answer: false,
             };
             assert_eq!(
                 check(requirements, &router).err().map(|unsupported| unsupported.key()),

@@ -101,6 +101,20 @@ impl Sampling {
         Ok(())
     }
 
+    /// This, with what another one sets in its place.
+    #[must_use]
+    pub fn overridden_by(&self, other: &Self) -> Self {
+        Self {
+            temperature: other.temperature.or(self.temperature),
+            max_output_tokens: other.max_output_tokens.or(self.max_output_tokens),
+            top_p: other.top_p.or(self.top_p),
+            stop: other.stop.clone().or_else(|| self.stop.clone()),
+            seed: other.seed.or(self.seed),
+            presence_penalty: other.presence_penalty.or(self.presence_penalty),
+            frequency_penalty: other.frequency_penalty.or(self.frequency_penalty),
+        }
+    }
+
     /// The texts that end an answer.
     pub fn stops(&self) -> &[String] {
         self.stop.as_deref().unwrap_or_default()

@@ -82,6 +82,7 @@ impl Story {
             note: None,
             changes: None,
             network: None,
+            replaced: None,
         }))
     }
 

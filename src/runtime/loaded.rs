@@ -21,7 +21,9 @@ use crate::governance::{self, Gate, Policy, ToolPolicy};
 use crate::run::{Autonomy, Delegation, Effect, Labels};
 use crate::store::DefinitionSnapshot;
 use crate::tools::executor::{CallOptions, Executor};
-use crate::tools::interceptors::{self, AfterRule, BeforeRule, Interception, InterceptorError};
+use crate::tools::interceptors::{
+    self, AfterRule, BeforeRule, Interception, InterceptorError, Revision,
+};
 use crate::tools::recall;
 use crate::tools::registry::Registry;
 use crate::tools::shell;
@@ -252,8 +254,14 @@ fn interceptors(section: &Interceptors) -> Result<interceptors::Interceptors, In
     });
     let after = section.after.iter().map(|rule| AfterRule {
         tool: rule.tool.clone(),
-        redact: rule.redact.clone(),
-        with: rule.with.clone(),
+        when: rule.when.clone(),
+        what: match (&rule.replace, &rule.redact) {
+            (Some(template), _) => Revision::Replace(template.clone()),
+            (None, pattern) => Revision::Redact {
+                pattern: pattern.clone().unwrap_or_default(),
+                with: rule.with.clone(),
+            },
+        },
     });
     interceptors::Interceptors::new(&before.collect::<Vec<_>>(), &after.collect::<Vec<_>>())
 }

@@ -112,7 +112,7 @@ impl DrivenRun {
                 Arc::new(RunOrigin { is_observed: true, ..RunOrigin::clone(&identity.origin) });
         }
         let is_new = state.last_seq() == 0 && identity.epoch == 1;
-        let driver: &'static dyn Driver = match plan.rules.react {
+        let driver: &'static dyn Driver = match &plan.rules.react {
             None => &Native,
             Some(react) if react.final_via_inference => &React { final_via_inference: true },
             Some(_) => &React { final_via_inference: false },

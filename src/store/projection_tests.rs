@@ -64,6 +64,7 @@ fn answered(call: &ToolCall, failure: Option<CallFailure>) -> RunEvent {
         note: None,
         changes: None,
         network: None,
+        replaced: None,
     })
 }
 

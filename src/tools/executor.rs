@@ -18,16 +18,15 @@ use super::approval::{Escalated, Granted};
 use super::arguments;
 use super::audit_arguments::shown;
 use super::guarded::{Failure, guarded};
-use super::interceptors::{Intercepted, Interceptors, Seen};
+use super::interceptors::{Intercepted, Interceptors, Returned, Seen};
 use super::results::{
-    FatalToolError, Finished, awaiting_child, blocked, blocking, capped, error_text, escalated,
-    fatal, fault, finished, refused,
+    FatalToolError, Finished, awaiting_child, blocked, blocking, error_text, escalated, fatal,
+    fault, finished, refused,
 };
 use super::run_scope::effect_key;
 pub use super::run_scope::{RunScope, Slot};
 use super::{Tool, ToolContext, ToolInfo, subagent};
 use crate::bounds::schema::Schema;
-use crate::bounds::secrets;
 use crate::clock;
 use crate::event::{
     AuditRecord, CallFailure, RunEvent, ToolCallCompleted, ToolCallStarted, ValidationError,
@@ -182,6 +181,7 @@ impl Ready {
             note: None,
             changes: None,
             network: None,
+            replaced: None,
         };
         finished(completed, Some(audit))
     }
@@ -521,26 +521,38 @@ impl Executor {
         let used = self.tools.get(ready.tool).filter(|_| result.is_ok());
         let activates = used.and_then(|offered| offered.tool.activates(&ready.arguments));
         let started = ready.started;
-        let completed = |content: String, failure| ToolCallCompleted {
-            call_id: started.call_id,
-            tool: started.tool.clone(),
-            target: CallTarget::Tool,
-            content,
-            failure,
-            duration_ms,
-            cached: false,
-            note: None,
-            changes,
-            network,
+        let completed = |text: String, failure: Option<CallFailure>| {
+            let returned = Returned {
+                tool: &started.tool,
+                arguments: &ready.arguments,
+                inputs: &scope.inputs,
+                is_error: failure.is_some(),
+            };
+            let (text, replaced, failure) = match self.interceptors.readable(&returned, &text) {
+                Ok((text, replaced)) => (text, replaced, failure),
+                Err(why) => (why, None, failure.or(Some(CallFailure::Withheld))),
+            };
+            ToolCallCompleted {
+                call_id: started.call_id,
+                tool: started.tool.clone(),
+                target: CallTarget::Tool,
+                content: if failure.is_some() { error_text(&text) } else { text },
+                failure,
+                duration_ms,
+                cached: false,
+                note: None,
+                changes,
+                network,
+                replaced,
+            }
         };
         match result {
             Ok(text) => {
-                let completed = completed(self.readable(&started.tool, text), None);
+                let completed = completed(text, None);
                 Ok(Finished { requests, activates, yields, ..finished(completed, Some(audit)) })
             }
             Err(Failure::Told(failure, message)) => {
-                let message = self.readable(&started.tool, message);
-                let completed = completed(error_text(&message), Some(failure));
+                let completed = completed(message, Some(failure));
                 Ok(Finished { requests, yields, ..finished(completed, Some(audit)) })
             }
             Err(Failure::AwaitsChild(child)) => {
@@ -565,13 +577,6 @@ impl Executor {
         let asked = ready.context.requests.labels();
         let asked = if options.declares_yields { Labels::default() } else { asked };
         options.yields.and(read).and(asked).without(options.sanitizes)
-    }
-
-    /// A text of a tool as the model reads it. Before it is capped, which may cut what must not be
-    /// seen in two.
-    fn readable(&self, tool: &str, text: String) -> String {
-        let text = self.interceptors.after(tool, text);
-        capped(secrets::without_known(&text).into_owned())
     }
 
     async fn tried(&self, ready: &Ready, scope: &RunScope) -> Result<String, Failure> {

@@ -5,17 +5,22 @@
 //! interceptor may look at the paths that the call would read and write, as the tool resolves them.
 //! When those are asked for, and whether rewritten arguments still fit the tool, is the executor's.
 
+mod after;
+
 use std::collections::BTreeSet;
 
 use serde_json::Value;
 
+use super::results::capped;
 use crate::bounds::expression::Expression;
 use crate::bounds::glob::Glob;
-use crate::bounds::pattern::{Author, Pattern};
+use crate::bounds::secrets;
+use crate::event::Replaced;
 use crate::governance::{Action, ActionKind};
 
-/// What stands in the place of what is taken out, where nothing else is named.
-const REDACTED: &str = "[redacted]";
+use self::after::After;
+pub use self::after::{AfterRule, Returned, Revision};
+
 /// What expressions may use.
 const VARIABLES: [&str; 5] = ["args", "inputs", "reads", "tool", "writes"];
 
@@ -37,17 +42,6 @@ pub enum Interception {
     Block(String),
     /// Arguments are changed: JSON pointer and CEL.
     Rewrite(Vec<(String, String)>),
-}
-
-/// An interceptor of results, as it is written.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AfterRule {
-    /// Name or glob of tools.
-    pub tool: String,
-    /// Regular expression of what is taken out.
-    pub redact: String,
-    /// What stands in its place.
-    pub with: Option<String>,
 }
 
 /// An interceptor that means nothing.
@@ -83,13 +77,6 @@ enum Compiled {
     Rewrite(Vec<(String, Expression)>),
 }
 
-#[derive(Debug)]
-struct After {
-    tool: Glob,
-    redact: Pattern,
-    with: String,
-}
-
 /// What an interceptor of calls looks at.
 pub(super) struct Seen<'a> {
     pub(super) tool: &'a str,
@@ -117,8 +104,7 @@ impl Interceptors {
     /// The first glob, expression or pattern that is none.
     pub fn new(before: &[BeforeRule], after: &[AfterRule]) -> Result<Self, InterceptorError> {
         let before = before.iter().enumerate().map(|(i, rule)| Before::new(i, rule));
-        let after =
-            after.iter().enumerate().map(|(i, rule)| After::new(&format!("after[{i}]"), rule));
+        let after = after.iter().enumerate().map(|(i, rule)| After::new(i, rule));
         Ok(Self {
             before: before.collect::<Result<_, _>>()?,
             after: after.collect::<Result<_, _>>()?,
@@ -130,16 +116,34 @@ impl Interceptors {
         self.before.iter().filter(move |before| before.tool.is_match(tool))
     }
 
-    /// Applies those for results of a tool.
-    pub(super) fn after(&self, tool: &str, mut text: String) -> String {
-        for After { redact, with, .. } in
-            self.after.iter().filter(|after| after.tool.is_match(tool))
-        {
-            if redact.is_match(&text) {
-                text = redact.replace_all(&text, with).into_owned();
-            }
+    /// A text of a tool as the model reads it, or why it does not. Before it is capped, which may cut
+    /// what must not be seen in two. Interceptors see no secrets either, which they could disguise.
+    pub(super) fn readable(
+        &self,
+        returned: &Returned<'_>,
+        text: &str,
+    ) -> Result<(String, Option<Replaced>), String> {
+        let known = secrets::without_known(text).into_owned();
+        let (text, replaced) =
+            self.after(returned, known).map_err(|why| format!("The result is withheld. {why}"))?;
+        Ok((capped(secrets::without_known(&text).into_owned()), replaced))
+    }
+
+    /// Applies those for results of a tool, and tells which one replaced it last.
+    ///
+    /// # Errors
+    /// Why the result is withheld.
+    pub(super) fn after(
+        &self,
+        returned: &Returned<'_>,
+        mut text: String,
+    ) -> Result<(String, Option<Replaced>), String> {
+        let bytes = text.len() as u64;
+        let mut replaced = None;
+        for after in self.after.iter().filter(|after| after.is_for(returned.tool)) {
+            replaced = after.revise(returned, &mut text)?.or(replaced);
         }
-        text
+        Ok((text, replaced.map(|interceptor| Replaced { interceptor, bytes })))
     }
 }
 
@@ -236,16 +240,6 @@ fn paths(actions: &[Action]) -> (Value, Value) {
         }
     }
     (reads.into_iter().collect(), writes.into_iter().collect())
-}
-
-impl After {
-    fn new(key: &str, rule: &AfterRule) -> Result<Self, InterceptorError> {
-        let redact = Pattern::compile(&rule.redact, Author::Operator).map_err(|e| {
-            InterceptorError { key: format!("{key}.redact"), message: e.to_string() }
-        })?;
-        let with = rule.with.clone().unwrap_or_else(|| REDACTED.to_owned());
-        Ok(Self { tool: glob(key, &rule.tool)?, redact, with })
-    }
 }
 
 /// Names are no paths: `*` matches a `/` too.

@@ -133,16 +133,21 @@ fn pointers_are_unescaped() {
 
 #[test]
 fn results_are_redacted() {
-    let after = |tool: &str, redact: &str, with: Option<&str>| AfterRule {
+    let after = |tool: &str, pattern: &str, with: Option<&str>| AfterRule {
         tool: tool.into(),
-        redact: redact.into(),
-        with: with.map(Into::into),
+        when: None,
+        what: Revision::Redact { pattern: pattern.into(), with: with.map(Into::into) },
+    };
+    let revised = |interceptors: &Interceptors, tool: &str, text: &str| {
+        let (arguments, inputs) = (&json!({}), &json!({}));
+        let returned = Returned { tool, arguments, inputs, is_error: false };
+        interceptors.after(&returned, text.into()).unwrap().0
     };
     let rules = [after("*", r"\b\d{16}\b", None), after("shell", "(?i)bob", Some("$0!"))];
     let interceptors = Interceptors::new(&[], &rules).unwrap();
     let text = "Card 1234567890123456 of Bob, 42.";
-    assert_eq!(interceptors.after("file_ops", text.into()), "Card [redacted] of Bob, 42.");
-    assert_eq!(interceptors.after("shell", text.into()), "Card [redacted] of $0!, 42.");
+    assert_eq!(revised(&interceptors, "file_ops", text), "Card [redacted] of Bob, 42.");
+    assert_eq!(revised(&interceptors, "shell", text), "Card [redacted] of $0!, 42.");
 }
 
 #[test]
@@ -158,6 +163,7 @@ fn what_means_nothing_is_an_error() {
         error(&[rewrite("*", None, &[("/a", "1 +")])], &[])
             .starts_with("interceptors.before[0].rewrite./a: ")
     );
-    let look_around = AfterRule { tool: "*".into(), redact: "(?=x)".into(), with: None };
+    let what = Revision::Redact { pattern: "(?=x)".into(), with: None };
+    let look_around = AfterRule { tool: "*".into(), when: None, what };
     assert!(error(&[], &[look_around]).starts_with("interceptors.after[0].redact: "));
 }

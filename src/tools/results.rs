@@ -99,6 +99,7 @@ pub fn refused(call: &ToolCall, failure: CallFailure, message: &str) -> Finished
         note: None,
         changes: None,
         network: None,
+        replaced: None,
     };
     finished(completed, None)
 }
@@ -242,6 +243,7 @@ pub(super) fn fault(call_id: Uuid, tool: &str) -> ToolCallCompleted {
         note: None,
         changes: None,
         network: None,
+        replaced: None,
     }
 }
 

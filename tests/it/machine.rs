@@ -403,6 +403,7 @@ fn completed(
         note: None,
         changes: None,
         network: None,
+        replaced: None,
     })
 }
 
@@ -1427,8 +1428,11 @@ fn any_rules() -> impl Strategy<Value = Rules> {
         Just(ToolChoicePolicy::None),
         Just(ToolChoicePolicy::Tool("a".into())),
     ];
-    let react =
-        |max_retries, final_via_inference| ReactSection { max_retries, final_via_inference };
+    let react = |max_retries, final_via_inference| ReactSection {
+        max_retries,
+        final_via_inference,
+        ..ReactSection::default()
+    };
     let react = prop::option::of(
         (0..3u32, any::<bool>()).prop_map(move |(retries, later)| react(retries, later)),
     );

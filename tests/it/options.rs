@@ -131,55 +131,79 @@ async fn a_model_without_an_option_cannot_be_chosen(db: Db) {
     }
 }
 
+/// Model, what its agent says, and what `check` tells of it; nothing where it loads.
+const TOLD: &[(&str, &str, &str)] = &[
+    ("openai/gpt-4.1", "sampling: {seed: 7, stop: END}", ""),
+    ("openai/gpt-5.2", "sampling: {seed: 7}", ""),
+    (
+        "openai/gpt-5.2",
+        "sampling: {stop: END}",
+        "line 3, column 12: sampling.stop: openai/gpt-5.2 does not take it",
+    ),
+    (
+        "openai/o4-mini",
+        "sampling: {presence_penalty: 1}",
+        "sampling.presence_penalty: openai/o4-mini",
+    ),
+    (CLAUDE, "sampling: {seed: 7}", "sampling.seed: anthropic/claude-sonnet-4-5"),
+    (CLAUDE, "sampling: {frequency_penalty: 1}", "sampling.frequency_penalty"),
+    (CLAUDE, "sampling: {top_p: 0.9, temperature: 1}", "either a temperature or top_p"),
+    (CLAUDE, "sampling: {top_p: 0.9}\nthinking: {budget_tokens: 2000}", "below 0.95"),
+    ("anthropic/claude-opus-4-8", "sampling: {top_p: 0.9}", "sampling.top_p"),
+    (
+        "openai/gpt-4.1",
+        "sampling: {seed: 7}\nfallback_models: [anthropic/claude-sonnet-4-5]",
+        "sampling.seed: anthropic/claude-sonnet-4-5",
+    ),
+    (
+        "openai/gpt-4.1",
+        "sampling: {seed: 7}\nreact: {final_via_inference: true, final_model: anthropic/claude-sonnet-4-5}",
+        "react.final_sampling.seed: anthropic/claude-sonnet-4-5",
+    ),
+    (
+        "openai/gpt-4.1",
+        "react: {final_via_inference: true, final_model: nobody/x}",
+        "react.final_model: there is no provider",
+    ),
+    (
+        "openai/gpt-4.1",
+        "react: {final_model: openai/gpt-5}",
+        "react.final_model: needs final_via_inference",
+    ),
+    (
+        "openai/gpt-4.1",
+        "react: {final_via_inference: true, final_model: openai/unpriced}\ngovernance: {budget: {max_cost_usd: 1}}",
+        "governance.budget.max_cost_usd: openai/unpriced has no price",
+    ),
+    (
+        "openai/gpt-4.1",
+        "tools: [file_ops]\ninterceptors: {after: [{tool: file_ops, replace: '{{ reslt }}'}]}",
+        "interceptors.after[0].replace: there is no \"reslt\"",
+    ),
+    (
+        "openai/gpt-4.1",
+        "tools: [file_ops]\ninterceptors: {after: [{tool: file_ops, replace: x, redact: y}]}",
+        "interceptors.after[0]: must have either",
+    ),
+    ("openai/gpt-4.1", "sampling: {top_p: 1.5}", "sampling.top_p: 1.5 is not between 0 and 1"),
+    ("openai/gpt-4.1", "sampling: {stop: [a, b, c, d, e]}", "sampling.stop"),
+    ("openai/gpt-4.1", "sampling: {stop: {a: 1}}", "a text or a list of texts"),
+    ("openai/gpt-4.1", "provider_options: {user: u}", ""),
+    (
+        "openai/gpt-4.1",
+        "provider_options: {stream: true}",
+        "line 3, column 20: provider_options.stream: `stream` is written by the service",
+    ),
+    ("openai/gpt-4.1", "provider_options: {seed: 1}", "provider_options.seed"),
+    ("ollama/x", "provider_options: {options: {num_ctx: 1}}", "provider_options.options.num_ctx"),
+    ("ollama/x", "provider_options: {options: 1}", "provider_options.options: must be an object"),
+];
+const CLAUDE: &str = "anthropic/claude-sonnet-4-5";
+
 #[tokio::test]
 async fn what_a_model_does_not_have_is_told_by_check() {
-    let claude = "anthropic/claude-sonnet-4-5";
-    let table = [
-        ("openai/gpt-4.1", "sampling: {seed: 7, stop: END}", ""),
-        ("openai/gpt-5.2", "sampling: {seed: 7}", ""),
-        (
-            "openai/gpt-5.2",
-            "sampling: {stop: END}",
-            "line 3, column 12: sampling.stop: openai/gpt-5.2 does not take it",
-        ),
-        (
-            "openai/o4-mini",
-            "sampling: {presence_penalty: 1}",
-            "sampling.presence_penalty: openai/o4-mini",
-        ),
-        (claude, "sampling: {seed: 7}", "sampling.seed: anthropic/claude-sonnet-4-5"),
-        (claude, "sampling: {frequency_penalty: 1}", "sampling.frequency_penalty"),
-        (claude, "sampling: {top_p: 0.9, temperature: 1}", "either a temperature or top_p"),
-        (claude, "sampling: {top_p: 0.9}\nthinking: {budget_tokens: 2000}", "below 0.95"),
-        ("anthropic/claude-opus-4-8", "sampling: {top_p: 0.9}", "sampling.top_p"),
-        (
-            "openai/gpt-4.1",
-            "sampling: {seed: 7}\nfallback_models: [anthropic/claude-sonnet-4-5]",
-            "sampling.seed: anthropic/claude-sonnet-4-5",
-        ),
-        ("openai/gpt-4.1", "sampling: {top_p: 1.5}", "sampling.top_p: 1.5 is not between 0 and 1"),
-        ("openai/gpt-4.1", "sampling: {stop: [a, b, c, d, e]}", "sampling.stop"),
-        ("openai/gpt-4.1", "sampling: {stop: {a: 1}}", "a text or a list of texts"),
-        ("openai/gpt-4.1", "provider_options: {user: u}", ""),
-        (
-            "openai/gpt-4.1",
-            "provider_options: {stream: true}",
-            "line 3, column 20: provider_options.stream: `stream` is written by the service",
-        ),
-        ("openai/gpt-4.1", "provider_options: {seed: 1}", "provider_options.seed"),
-        (
-            "ollama/x",
-            "provider_options: {options: {num_ctx: 1}}",
-            "provider_options.options.num_ctx",
-        ),
-        (
-            "ollama/x",
-            "provider_options: {options: 1}",
-            "provider_options.options: must be an object",
-        ),
-    ];
     let agents: Vec<(String, &(&str, &str, &str))> =
-        table.iter().enumerate().map(|(i, row)| (format!("agent-{i:02}"), row)).collect();
+        TOLD.iter().enumerate().map(|(i, row)| (format!("agent-{i:02}"), row)).collect();
     let setup = agents.iter().fold(Setup::new(), |setup, (name, (model, more, _))| {
         setup.agent(name, &format!("model: {model}\n{more}\n"))
     });

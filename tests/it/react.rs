@@ -13,6 +13,7 @@ on_both_stores! {
     a_choice_is_kept_by_asking_and_checking,
     an_answer_can_be_written_by_a_call_of_its_own,
     the_model_sees_text_alone,
+    another_model_can_write_the_answer,
 }
 
 const READER: &str = "
@@ -201,6 +202,43 @@ async fn an_answer_can_be_written_by_a_call_of_its_own(db: Db) {
         .await;
     let run = service.run("reader", &json!({})).await;
     assert_eq!((&run["output"], &run["iterations"]), (&json!({"total": 17}), &json!(2)), "{run:#}");
+}
+
+async fn another_model_can_write_the_answer(db: Db) {
+    let mock = MockModel::start().await;
+    let gone = Reply::error(404, "model_not_found", None);
+    let [done, wrong, right, own] =
+        [DONE, r#"{"total": 0}"#, r#"{"total": 17}"#, "Own."].map(Reply::text);
+    mock.script([done.clone(), wrong, done.clone(), right, done, gone, own]);
+    let agent = READER.replace("scripted/reader", "mock/small");
+    let agent = format!(
+        "{agent}sampling: {{temperature: 0.1, seed: 7}}\nreact: {{final_via_inference: true, \
+         final_model: mock/writer, final_sampling: {{temperature: 0.9, max_output_tokens: 300}}}}\n"
+    );
+    let models = format!("[models.mock]\nkind = \"openai\"\nbase_url = \"{}\"", mock.base_url());
+    let service = Setup::new()
+        .agent("extractor", &format!("{agent}{EXTRACTOR}"))
+        .agent("plain", &agent)
+        .config(&models)
+        .start(db)
+        .await;
+    let run = service.run("extractor", &json!({})).await;
+    assert_eq!((&run["output"], &run["model"]), (&json!({"total": 17}), &json!("mock/writer")));
+    let run = service.run("plain", &json!({})).await;
+    assert_eq!((&run["output"], &run["model"]), (&json!({"result": "Own."}), &json!("mock/small")));
+    assert_eq!(mock.refusals(), Vec::<String>::new());
+    let requests = mock.requests();
+    let asked: Vec<(&str, f64)> = requests
+        .iter()
+        .map(|seen| {
+            (seen.body["model"].as_str().unwrap(), seen.body["temperature"].as_f64().unwrap())
+        })
+        .collect();
+    let (small, writer) = (("small", 0.1), ("writer", 0.9));
+    // The second attempt is the first model's again; where the writer is gone, it takes over.
+    assert_eq!(asked, [small, writer, small, writer, small, writer, ("small", 0.9)]);
+    assert!(requests.iter().all(|seen| seen.body["seed"] == 7), "what is not set differently");
+    assert_eq!(requests[1].body["max_completion_tokens"], 300);
 }
 
 async fn the_model_sees_text_alone(db: Db) {

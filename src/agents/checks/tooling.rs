@@ -9,6 +9,7 @@ use crate::agents::yaml::DefinitionError;
 use crate::bounds::expression::Expression;
 use crate::bounds::glob::Glob;
 use crate::bounds::pattern::{Author, Pattern};
+use crate::bounds::template::{Templates, Undefined};
 use crate::run::Delegation;
 
 /// Interceptors of one kind.
@@ -17,6 +18,8 @@ const MAX_INTERCEPTORS: usize = 64;
 const MAX_SKILLS: usize = 64;
 /// What interceptors' expressions may use.
 const OF_CALLS: [&str; 5] = ["args", "inputs", "reads", "tool", "writes"];
+/// What those of results may use.
+const OF_RESULTS: [&str; 5] = ["args", "inputs", "is_error", "result", "tool"];
 
 pub(super) fn check(d: &Definition) -> Check {
     for (pattern, options) in &d.tool_options {
@@ -93,10 +96,35 @@ fn check_before(key: &str, interceptor: &BeforeInterceptor) -> Check {
 
 fn check_after(key: &str, interceptor: &AfterInterceptor) -> Check {
     check_glob(&format!("{key}.tool"), &interceptor.tool)?;
-    let (key, pattern) = (format!("{key}.redact"), &interceptor.redact);
-    Pattern::compile(pattern, Author::Operator)
-        .map(|_| ())
-        .map_err(|refused| DefinitionError::at(key, refused.0))
+    if let Some(when) = &interceptor.when {
+        let key = format!("{key}.when");
+        Expression::compile(when, &OF_RESULTS)
+            .map_err(|e| DefinitionError::at(key, e.to_string()))?;
+    }
+    match (&interceptor.redact, &interceptor.replace) {
+        (Some(pattern), None) => Pattern::compile(pattern, Author::Operator)
+            .map(|_| ())
+            .map_err(|refused| DefinitionError::at(format!("{key}.redact"), refused.0)),
+        (None, Some(template)) if interceptor.with.is_none() => {
+            check_template(&format!("{key}.replace"), template)
+        }
+        _ => Err(DefinitionError::at(
+            key,
+            "must have either `redact` (and `with`) or `replace`, and not both",
+        )),
+    }
+}
+
+fn check_template(key: &str, source: &str) -> Check {
+    let asked = Templates::new(Undefined::Tested).add("replace", source);
+    let asked = asked.map_err(|e| DefinitionError::at(key, e.to_string()))?;
+    match asked.iter().find(|name| !OF_RESULTS.contains(&name.as_str())) {
+        Some(name) => {
+            let there = OF_RESULTS.join(", ");
+            Err(DefinitionError::at(key, format!("there is no {name:?}, only {there}")))
+        }
+        None => Ok(()),
+    }
 }
 
 fn check_expression(key: &str, source: &str) -> Check {

@@ -93,17 +93,27 @@ pub struct BeforeInterceptor {
     pub rewrite: BTreeMap<String, String>,
 }
 
-/// Takes something out of results.
+/// Takes something out of results, or replaces them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
 #[schema(as = AgentAfterInterceptor)]
+#[schemars(extend("oneOf" = [{"required": ["redact"]}, {"required": ["replace"]}]))]
 #[serde(deny_unknown_fields)]
 pub struct AfterInterceptor {
     /// Name or glob of the tools that it is for.
     pub tool: String,
+    /// CEL over `result` (a value where it is a JSON object or list, else text), `args`, `inputs`,
+    /// `is_error` and `tool`; absent: every result.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub when: Option<String>,
     /// Regular expression of what is taken out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 4096))]
-    pub redact: String,
-    /// What stands in its place; default `[redacted]`.
+    pub redact: Option<String>,
+    /// Template over the same variables: the model reads what is rendered instead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub replace: Option<String>,
+    /// What stands in the place of what is taken out; default `[redacted]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub with: Option<String>,
 }

@@ -23,7 +23,7 @@ use crate::providers::router::{Again, Answer, ModelCall, ModelFailure, Tried};
 use crate::providers::{
     Capabilities, Delta, Deltas, FailureKind, ModelRequest, Options, ToolChoice, WireNames,
 };
-use crate::run::{SpanPlace, TerminationReason, named_option};
+use crate::run::{Sampling, SpanPlace, TerminationReason, named_option};
 
 impl Run {
     /// Calls the model, if the budget that the run shares allows it.
@@ -43,7 +43,11 @@ impl Run {
     ) -> Result<(), Stopped> {
         let deadline = self.state.deadline().map(instant_of);
         let plan = Arc::clone(&self.plan);
-        let mut call = ModelCall::beginning(self.state.model_place(&plan.models));
+        let models = plan.asked(self.state.writes_answer()).0;
+        let has_own = plan.answer.as_ref().is_some_and(|answer| answer.has_own_model);
+        let first =
+            if has_own && self.state.writes_answer() { 0 } else { self.state.model_place(models) };
+        let mut call = ModelCall::beginning(first);
         let (happened, is_followed) = loop {
             let (tried, is_followed) =
                 self.try_model(&plan, &mut call, choice.clone(), output_cap, deadline).await;
@@ -57,7 +61,7 @@ impl Run {
                 }
                 Asked::Failed(failure) => {
                     let recovery = recovery(&self.state, &failure);
-                    let fault = fault(failure, &plan);
+                    let fault = fault(failure, &plan, self.asked().1);
                     match recovery {
                         Some(compaction) => return self.compact(compaction, Some(&fault)).await,
                         None => {
@@ -82,6 +86,7 @@ impl Run {
         deadline: Option<Instant>,
     ) -> (Asked, bool) {
         let inputs = Arc::clone(&self.inputs);
+        let (models, sampling) = plan.asked(self.state.writes_answer());
         let (attempt, iteration) = (self.state.attempt(), self.state.iteration());
         let follower = (self.audience)(self.state.last_seq()).map(|pieces| {
             let names = &plan.names;
@@ -96,8 +101,8 @@ impl Run {
             names: &plan.names,
             tool_choice: ToolChoice::Auto,
             parallel_tool_calls: plan.parallel_tool_calls,
-            temperature: plan.sampling.temperature,
-            options: Options::new(&plan.sampling, &plan.agent.definition.provider_options),
+            temperature: sampling.temperature,
+            options: Options::new(sampling, &plan.agent.definition.provider_options),
             max_output_tokens: output_cap,
             thinking: plan.thinking,
             prompt_caching: plan.agent.definition.prompt_caching,
@@ -122,7 +127,7 @@ impl Run {
             biased;
             () = self.control.token.cancelled() => None,
             () = until(deadline) => None,
-            tried = self.router.try_once(&plan.models, call, &request, deadline) => Some(tried),
+            tried = self.router.try_once(models, call, &request, deadline) => Some(tried),
         };
         let asked = match tried {
             None => Asked::GivenUp,
@@ -130,7 +135,7 @@ impl Run {
                 Asked::Answered(self.responded(*answer, &base, &ask))
             }
             Some(Ok(Tried::Again(again))) => Asked::Again(again),
-            Some(Err(failure)) => match self.asks_another(plan, call, &failure) {
+            Some(Err(failure)) => match self.asks_another(models, call, &failure) {
                 Some(again) => Asked::Again(again),
                 None => Asked::Failed(failure),
             },
@@ -142,11 +147,11 @@ impl Run {
     /// next.
     fn asks_another(
         &self,
-        plan: &Plan,
+        models: &[String],
         call: &mut ModelCall,
         failure: &ModelFailure,
     ) -> Option<Again> {
-        let next = plan.models.get(failure.place + 1);
+        let next = models.get(failure.place + 1);
         let does_not_fit = failure.error.kind == FailureKind::ContextLength;
         let fallback = next.filter(|_| does_not_fit && recovery(&self.state, failure).is_none())?;
         call.moves_to(failure.place + 1);
@@ -187,10 +192,15 @@ impl Run {
         })
     }
 
+    /// The models of the next call, and how they choose their words.
+    pub(super) fn asked(&self) -> (&[String], &Sampling) {
+        self.plan.asked(self.state.writes_answer())
+    }
+
     /// The definition's cap, shrunk to what the budgets of tokens and dollars leave.
     fn output_cap(&self) -> Option<u32> {
         let left = self.state.answer_tokens().map(|left| u32::try_from(left).unwrap_or(u32::MAX));
-        self.plan.sampling.max_output_tokens.into_iter().chain(left).min()
+        self.asked().1.max_output_tokens.into_iter().chain(left).min()
     }
 
     /// What the model said, and what is wrong with it where it decided nothing. Both are handed
@@ -245,7 +255,7 @@ fn piece(delta: Delta, names: &WireNames) -> Piece {
     }
 }
 
-pub(super) fn fault(failure: ModelFailure, plan: &Plan) -> ModelFault {
+pub(super) fn fault(failure: ModelFailure, plan: &Plan, sampling: &Sampling) -> ModelFault {
     let reason = match failure.error.kind {
         FailureKind::ContextLength => TerminationReason::ContextOverflow,
         FailureKind::ContentFilter => TerminationReason::ModelRefused,
@@ -254,7 +264,7 @@ pub(super) fn fault(failure: ModelFailure, plan: &Plan) -> ModelFault {
     let error = failure.error;
     let passed = &plan.agent.definition.provider_options;
     let option = (error.kind == FailureKind::BadRequest)
-        .then(|| named_option(&error.message, &plan.sampling, passed))
+        .then(|| named_option(&error.message, sampling, passed))
         .flatten();
     ModelFault {
         option,

@@ -60,7 +60,10 @@ impl Run {
                     failure.error.kind,
                     FailureKind::ContextLength | FailureKind::ContentFilter
                 ) {
-                    let end = self.state.model_failed(&fault(failure, &self.plan), clock::now());
+                    let end = self.state.model_failed(
+                        &fault(failure, &self.plan, &self.plan.sampling),
+                        clock::now(),
+                    );
                     return Ok(self.record_all(end)?);
                 }
                 compaction.failed_tries += failure.attempts;

@@ -41,7 +41,7 @@ impl Run {
         };
         let input = self.state.input_tokens();
         let output = cap.map_or(USUAL_OUTPUT, |cap| {
-            cap.min(self.plan.sampling.max_output_tokens.unwrap_or(USUAL_OUTPUT))
+            cap.min(self.asked().1.max_output_tokens.unwrap_or(USUAL_OUTPUT))
         });
         let price = self.plan.rules.price;
         let wanted = |output: u32| Amounts {

@@ -201,5 +201,6 @@ pub(super) fn unexecuted(call: &ToolCall, failure: CallFailure, content: String)
         note: None,
         changes: None,
         network: None,
+        replaced: None,
     })
 }

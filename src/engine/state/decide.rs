@@ -26,25 +26,6 @@ const NO_CALL: (TerminationReason, &str) = (
     "The model did not call the tool that tool_choice demands.",
 );
 
-/// A model call that failed for good.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ModelFault {
-    /// [`TerminationReason::ModelError`], `ModelRefused` or `ContextOverflow`.
-    pub reason: TerminationReason,
-    /// The provider.
-    pub provider: String,
-    /// HTTP status, where there was an answer.
-    pub status: Option<u16>,
-    /// The provider's own error code.
-    pub code: Option<String>,
-    /// The provider's own message.
-    pub message: String,
-    /// Tries made.
-    pub attempts: u32,
-    /// The key of the definition's option that it refuses by name.
-    pub option: Option<String>,
-}
-
 impl State {
     /// What to do next, at this time.
     pub fn next(&self, now: DateTime<Utc>) -> Step {
@@ -91,41 +72,6 @@ impl State {
         }
     }
 
-    /// What a model call that failed for good means.
-    pub fn model_failed(&self, fault: &ModelFault, now: DateTime<Utc>) -> Vec<RunEvent> {
-        if let Some(limit) = &self.limit {
-            return vec![self.ended_at(limit, now)];
-        }
-        let mut context = json!({"provider": fault.provider, "status": fault.status, "attempts": fault.attempts,
-            "provider_code": fault.code, "provider_message": fault.message});
-        if let Some(option) = &fault.option {
-            context["option"] = option.as_str().into();
-        }
-        let status = fault.status.map(|s| format!(" with status {s}")).unwrap_or_default();
-        let option = fault.option.iter().map(|option| format!(" (see `{option}`)"));
-        let option: String = option.collect();
-        let message = format!(
-            "The model call failed{status} after {} {}{option}: {}",
-            fault.attempts,
-            if fault.attempts == 1 { "try" } else { "tries" },
-            fault.message
-        );
-        vec![self.failed(now, fault.reason, message, context)]
-    }
-
-    /// What a fault of the service in a tool means, once its call is answered.
-    pub fn tool_fault(&self, tool: &str, now: DateTime<Utc>) -> Vec<RunEvent> {
-        let message = format!("The tool {tool} failed because of a fault of the service.");
-        let mut events = self.not_executed("the run ended");
-        events.push(self.failed(
-            now,
-            TerminationReason::ToolFailure,
-            message,
-            json!({"tool": tool}),
-        ));
-        events
-    }
-
     fn choice(&self) -> ToolChoice {
         if self.single_shot {
             return ToolChoice::Auto;
@@ -154,7 +100,12 @@ impl State {
         if let Some((_, end)) = self.halted(now) {
             return Step::Record(vec![end]);
         }
-        if self.rules.react.is_some_and(|react| self.undecided.len() > react.max_retries as usize) {
+        if self
+            .rules
+            .react
+            .as_ref()
+            .is_some_and(|react| self.undecided.len() > react.max_retries as usize)
+        {
             let context = json!({"attempt": self.attempt, "errors": self.undecided});
             let message = "The model made no decision that can be used.";
             return Step::Record(vec![self.failed(
@@ -423,7 +374,7 @@ impl State {
     /// asked to verify it.
     fn is_answer_due(&self) -> bool {
         let confirmed = self.confirmed || self.rules.contract != Contract::Text { confirm: true };
-        self.rules.react.is_some_and(|react| react.final_via_inference)
+        self.rules.react.as_ref().is_some_and(|react| react.final_via_inference)
             && !self.answer_only
             && confirmed
     }

@@ -9,6 +9,7 @@ use uuid::Uuid;
 use super::{
     Answered, Dispatched, FailedCall, OpenTurn, Phase, Proposal, RequiredCall, State, same_call,
 };
+use crate::agents::definition::ReactSection;
 use crate::engine::phrases;
 use crate::event::{
     CallFailure, ContextCompacted, Event, LimitReached, ModelResponded, Resolution, Resolved,
@@ -72,7 +73,12 @@ impl State {
                 (self.iteration, self.answer_only) = (*iteration, *answer_only);
                 self.begin_iteration(limit.as_ref());
             }
-            RunEvent::ContextCompacted(compacted) => self.compacted(compacted, misplaced)?,
+            RunEvent::ContextCompacted(compacted) => {
+                if let Some(call) = &compacted.call {
+                    self.answered_last = Some(format!("{}/{}", call.provider, call.model));
+                }
+                self.compacted(compacted, misplaced)?;
+            }
             RunEvent::ModelResponded(response) => self.responded(response),
             RunEvent::ToolCallStarted(call) => self.dispatched(call, misplaced)?,
             RunEvent::ToolCallCompleted(call) => {
@@ -324,6 +330,10 @@ impl State {
     fn responded(&mut self, response: &ModelResponded) {
         let message = response.message.clone();
         self.blame.cleared();
+        let has_own_writer = |react: &ReactSection| react.final_model.is_some();
+        if !(self.writes_answer() && self.rules.react.as_ref().is_some_and(has_own_writer)) {
+            self.answered_last = Some(format!("{}/{}", response.provider, response.model));
+        }
         let asked = if response.repeated { 2 } else { 1 };
         self.last_tokens = response.usage.total_tokens() / asked;
         self.counted_turns = self.conversation.turns().len();

@@ -7,6 +7,7 @@
 
 mod crashes;
 mod decide;
+mod faults;
 mod fold;
 pub(super) mod limits;
 mod streak;
@@ -23,6 +24,7 @@ use uuid::Uuid;
 
 use super::context::Compaction;
 use super::plan::Rules;
+use crate::agents::definition::ReactSection;
 use crate::event::{
     ApprovalBasis, Awaited, CompactionCause, Ending, LimitReached, Resolved, RunEvent,
     SkillActivated, ToolCallCompleted, ToolCallStarted, WaitKind,
@@ -39,7 +41,7 @@ use crashes::Blame;
 use streak::{Streak, same_call};
 
 pub use crashes::Disposal;
-pub use decide::ModelFault;
+pub use faults::ModelFault;
 pub use fold::FoldError;
 
 /// What is to be done next.
@@ -267,6 +269,8 @@ pub struct State {
     undecided: Vec<String>,
     /// Whether the model is asked for nothing but the final answer.
     answer_only: bool,
+    /// The model that answered last, as `provider/model`.
+    answered_last: Option<String>,
     confirmed: bool,
     /// Blank answers in a row.
     blank_answers: u32,
@@ -321,6 +325,7 @@ impl State {
             proposal: None,
             undecided: Vec::new(),
             answer_only: false,
+            answered_last: None,
             confirmed: false,
             blank_answers: 0,
             unfinished: None,
@@ -406,9 +411,16 @@ impl State {
         self.totals.iterations + self.totals.retries + self.summaries + 1
     }
 
-    /// The place of the model to ask among these: the one that answered last, else the first.
+    /// Whether the model is asked for the final answer alone, as the driver `react` may do.
+    pub fn writes_answer(&self) -> bool {
+        let is_asked_alone = |react: &ReactSection| react.final_via_inference;
+        self.answer_only && self.rules.react.as_ref().is_some_and(is_asked_alone)
+    }
+
+    /// The place of the model to ask among these: the one that answered last, else the first. A model
+    /// that only writes the final answer does not count.
     pub fn model_place(&self, models: &[String]) -> usize {
-        let last = self.totals.model.as_ref();
+        let last = self.answered_last.as_ref();
         last.and_then(|last| models.iter().position(|model| model == last)).unwrap_or(0)
     }
 

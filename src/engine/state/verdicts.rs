@@ -26,7 +26,7 @@ impl State {
             let output = proposal.output.clone();
             return vec![self.ended(now, self.completed(output))];
         }
-        let feedback = match self.rules.react {
+        let feedback = match &self.rules.react {
             None => phrases::another_attempt(&errors, self.output_tool(), self.submit_tool()),
             Some(_) if self.is_reflected() => {
                 phrases::another_attempt(&errors, self.output_tool(), self.submit_tool())

@@ -95,6 +95,7 @@ impl State {
                 note: None,
                 changes: None,
                 network: None,
+                replaced: None,
             })])
         };
         match &resolved.resolution {

@@ -1,0 +1,38 @@
+//! The models of a run: the one that its request or its definition names, and those that take over.
+
+use std::fmt::Write as _;
+
+use super::{PlanError, refused};
+use crate::agents::Definition;
+use crate::bounds::text::quoted;
+use crate::run::Overrides;
+
+/// Models that a refusal names at most.
+const MAX_NAMED: usize = 8;
+
+/// Refuses a model that the agent's author did not mean to be chosen.
+pub(super) fn check_selected_model(
+    overrides: &Overrides,
+    definition: &Definition,
+) -> Result<(), PlanError> {
+    let Some(model) = overrides.model.as_ref().filter(|model| !definition.may_use(model)) else {
+        return Ok(());
+    };
+    let mut selectable: Vec<&str> = definition.selectable_models().collect();
+    let more = selectable.split_off(selectable.len().min(MAX_NAMED));
+    let mut message = format!(
+        "{} may not be chosen for this agent, whose definition allows {}",
+        quoted(model),
+        selectable.join(", ")
+    );
+    if !more.is_empty() {
+        let _ = write!(message, " and {} more", more.len());
+    }
+    Err(refused("/model", message))
+}
+
+/// A model and those that may take over, each once.
+pub(super) fn models(first: &str, fallbacks: &[String]) -> Vec<String> {
+    let others = fallbacks.iter().filter(|model| *model != first);
+    std::iter::once(first.to_owned()).chain(others.cloned()).collect()
+}

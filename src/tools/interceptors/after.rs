@@ -1,0 +1,141 @@
+//! What is done to results before they are read: something is taken out, or the whole is replaced by
+//! what a template makes of it.
+//!
+//! Where it cannot be decided or rendered, the result is withheld: what was not to be read is not.
+
+use serde_json::Value;
+
+use super::{InterceptorError, glob};
+use crate::bounds::expression::Expression;
+use crate::bounds::glob::Glob;
+use crate::bounds::pattern::{Author, Pattern};
+use crate::bounds::template::{Templates, Undefined};
+
+/// What stands in the place of what is taken out, where nothing else is named.
+const REDACTED: &str = "[redacted]";
+/// What expressions and templates may use.
+const OF_RESULTS: [&str; 5] = ["args", "inputs", "is_error", "result", "tool"];
+const TEMPLATE: &str = "replace";
+
+/// An interceptor of results, as it is written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AfterRule {
+    /// Name or glob of tools.
+    pub tool: String,
+    /// CEL over `result`, `args`, `inputs`, `is_error` and `tool`; absent: every result.
+    pub when: Option<String>,
+    /// What it does.
+    pub what: Revision,
+}
+
+/// What an interceptor does to a result.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Revision {
+    /// What a regular expression matches is taken out, and something else put in its place.
+    Redact { pattern: String, with: Option<String> },
+    /// A template over the same variables.
+    Replace(String),
+}
+
+/// What an interceptor of results looks at, besides the result.
+pub struct Returned<'a> {
+    pub tool: &'a str,
+    pub arguments: &'a Value,
+    pub inputs: &'a Value,
+    pub is_error: bool,
+}
+
+/// An interceptor of results, compiled.
+#[derive(Debug)]
+pub(super) struct After {
+    /// 1-based.
+    place: usize,
+    tool: Glob,
+    when: Option<Expression>,
+    what: Compiled,
+}
+
+#[derive(Debug)]
+enum Compiled {
+    Redact(Pattern, String),
+    Replace(Box<Templates>),
+}
+
+impl After {
+    pub(super) fn new(index: usize, rule: &AfterRule) -> Result<Self, InterceptorError> {
+        let key = format!("after[{index}]");
+        let wrong = |name: &str, message: String| {
+            let key = format!("{key}.{name}");
+            InterceptorError { key, message }
+        };
+        let when = rule.when.as_ref().map(|when| Expression::compile(when, &OF_RESULTS));
+        let when = when.transpose().map_err(|e| wrong("when", e.to_string()))?;
+        let what = match &rule.what {
+            Revision::Redact { pattern, with } => {
+                let pattern = Pattern::compile(pattern, Author::Operator);
+                let pattern = pattern.map_err(|e| wrong("redact", e.to_string()))?;
+                let with = with.clone().unwrap_or_else(|| REDACTED.to_owned());
+                Compiled::Redact(pattern, with)
+            }
+            Revision::Replace(source) => {
+                let mut templates = Templates::new(Undefined::Tested);
+                let asked = templates.add(TEMPLATE, source);
+                let asked = asked.map_err(|e| wrong("replace", e.to_string()))?;
+                if let Some(name) = asked.iter().find(|name| !OF_RESULTS.contains(&name.as_str())) {
+                    let there = OF_RESULTS.join(", ");
+                    return Err(wrong("replace", format!("there is no {name:?}, only {there}")));
+                }
+                Compiled::Replace(Box::new(templates))
+            }
+        };
+        Ok(Self { place: index + 1, tool: glob(&key, &rule.tool)?, when, what })
+    }
+
+    pub(super) fn is_for(&self, tool: &str) -> bool {
+        self.tool.is_match(tool)
+    }
+
+    /// Applies it to a result, and tells its place if it replaced it.
+    pub(super) fn revise(
+        &self,
+        returned: &Returned<'_>,
+        text: &mut String,
+    ) -> Result<Option<usize>, String> {
+        let place = self.place;
+        let looks = self.when.is_some() || matches!(self.what, Compiled::Replace(_));
+        let result = if looks { read(text) } else { Value::Null };
+        let (tool, is_error) = (Value::from(returned.tool), Value::from(returned.is_error));
+        let variables = [
+            ("args", returned.arguments),
+            ("inputs", returned.inputs),
+            ("is_error", &is_error),
+            ("result", &result),
+            ("tool", &tool),
+        ];
+        match self.when.as_ref().map_or(Ok(true), |when| when.is_true(&variables)) {
+            Ok(true) => {}
+            Ok(false) => return Ok(None),
+            Err(why) => return Err(format!("Interceptor {place} cannot decide on it: {why}.")),
+        }
+        match &self.what {
+            Compiled::Redact(pattern, with) => {
+                if pattern.is_match(text) {
+                    *text = pattern.replace_all(text, with).into_owned();
+                }
+                Ok(None)
+            }
+            Compiled::Replace(templates) => {
+                *text = templates.render(TEMPLATE, &variables).map_err(|why| {
+                    format!("Interceptor {place} cannot render what replaces it: {why}.")
+                })?;
+                Ok(Some(place))
+            }
+        }
+    }
+}
+
+/// A result as a value: what its JSON says where it is an object or a list, else its text.
+fn read(text: &str) -> Value {
+    let parsed = text.trim_start().starts_with(['{', '[']).then(|| serde_json::from_str(text).ok());
+    parsed.flatten().unwrap_or_else(|| Value::from(text))
+}

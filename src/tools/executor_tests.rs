@@ -18,7 +18,7 @@ use crate::run::{Autonomy, Caller, Labels};
 use crate::tools::lease::Lease;
 use crate::tools::registry::Registry;
 use crate::tools::requests::RequestsLeft;
-use crate::tools::results::MAX_RESULT;
+use crate::tools::results::{MAX_RESULT, capped};
 use crate::tools::{Listener, Standing, ToolError, Workspace};
 
 /// What a probe does, by its argument `do`.

@@ -23,7 +23,7 @@ fn every_setting_has_a_default() {
     assert_eq!(config.server.request_timeout, Duration::from_mins(10));
     assert_eq!(config.database.url.expose_secret(), "sqlite://toolloop.db");
     assert_eq!(config.auth.mode, AuthMode::ApiKey);
-    assert_eq!((config.runtime.lease, config.runtime.retention), (Duration::from_secs(15), None));
+    assert_eq!((config.runtime.lease, config.runtime.retention), (Duration::from_secs(5), None));
     assert_eq!(config.agents_dir, Path::new("agents"));
     assert_eq!(config.server.expose, [Exposed::Metrics, Exposed::Docs, Exposed::Console]);
     assert_eq!(config.telemetry.otlp_endpoint, None);
@@ -107,7 +107,7 @@ fn the_environment_overrides_the_file_and_flags_override_both() {
     assert_eq!(config.agents_dir, Path::new("b"));
     assert_eq!(config.database.url.expose_secret(), "sqlite://e.db");
     assert_eq!(config.database.max_connections, 7);
-    assert_eq!(config.runtime.lease, Duration::from_secs(15));
+    assert_eq!(config.runtime.lease, Duration::from_secs(5));
 
     let flags = Flags {
         config: None,

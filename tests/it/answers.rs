@@ -298,7 +298,7 @@ instructions: |
     assert!(first.contains("[writing: When to use writing. True]"), "{first}");
     assert!(first.contains("Nothing remembered."), "{first}");
     let second = system("where do pelicans nest").await;
-    assert!(second.contains("Remembered 1.") && !second.contains("Nothing"), "{second}");
+    assert!(second.contains("Remembered 2.") && !second.contains("Nothing"), "{second}");
 }
 
 const ASKING: &str = "

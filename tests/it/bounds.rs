@@ -47,7 +47,13 @@ async fn events_of(service: &Service, run: &Value) -> Vec<Value> {
 
 async fn a_run_at_a_limit_answers_with_what_it_has(db: Db) {
     let steps = format!("{READ}  - text: as far as I got\n");
-    let service = worker("on_limit: answer", &steps).start(db).await;
+    let strict = "
+model: scripted/worker
+tools: [file_ops]
+on_limit: answer
+output: {schema: {type: object}, rules: [{rule: 'size(output) > 0', message: Not empty.}]}
+";
+    let service = worker("on_limit: answer", &steps).agent("strict", strict).start(db).await;
     let run = service.run("worker", &json!({"max_iterations": 1})).await;
     assert_eq!(
         (&run["status"], &run["termination_reason"]),
@@ -59,6 +65,14 @@ async fn a_run_at_a_limit_answers_with_what_it_has(db: Db) {
         (&run["output"], &run["iterations"]),
         (&json!({"result": "as far as I got"}), &json!(2))
     );
+
+    assert_eq!(run["warnings"], json!([]), "a text is checked against nothing");
+
+    let strict = service.run("strict", &json!({"max_iterations": 1})).await;
+    assert_eq!((&strict["status"], &strict["partial"]), (&json!("completed"), &json!(true)));
+    let warning =
+        "A limit forced this output; it was not checked against the output schema, the rules.";
+    assert_eq!(strict["warnings"], json!([warning]), "{strict:#}");
 
     let failed = service.run("worker", &json!({"max_iterations": 1, "on_limit": "fail"})).await;
     assert_eq!(

@@ -31,10 +31,11 @@ pub use consumption::Consumption;
 pub use delegation::Delegation;
 pub use labels::{FlowDecision, FlowRule, Label, Labels, Yield};
 pub use money::Usd;
-pub use outcome::{Outcome, RunError};
+pub use outcome::{Outcome, RunError, text_of};
 pub use period::Period;
 pub use policies::{
-    ClientTool, OnInjection, OnLimit, OnSessionBusy, OnUnknownOutcome, StopAction, StopCondition,
+    ClientTool, OF_CALLS, OF_RESULTS, OnInjection, OnLimit, OnSessionBusy, OnUnknownOutcome,
+    StopAction, StopCondition,
 };
 pub use sampling::{Sampling, check_passed, named_option};
 pub use trace::{RunOrigin, SpanPlace, TraceContext, TraceSpan, is_traceparent};

@@ -83,6 +83,11 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for FirstVisitor<T> {
 
 /// Whether JSON text that is kept as text can be read into values later.
 pub fn is_shallow(json: &str) -> bool {
+    is_nested_within(json, MAX_NESTING)
+}
+
+/// Whether JSON text is nested in at most so many levels.
+pub fn is_nested_within(json: &str, levels: usize) -> bool {
     let (mut depth, mut in_string, mut escaped) = (0_usize, false, false);
     for byte in json.bytes() {
         match byte {
@@ -91,7 +96,7 @@ pub fn is_shallow(json: &str) -> bool {
             b'"' => in_string = !in_string,
             b'[' | b'{' if !in_string => {
                 depth += 1;
-                if depth > MAX_NESTING {
+                if depth > levels {
                     return false;
                 }
             }

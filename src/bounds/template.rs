@@ -108,6 +108,23 @@ impl Templates {
         Ok(asked)
     }
 
+    /// Compiles a template under a name that asks for nothing but these variables.
+    ///
+    /// # Errors
+    /// What is wrong with it, in words.
+    pub fn add_over(
+        &mut self,
+        name: &'static str,
+        source: &str,
+        variables: &[&str],
+    ) -> Result<(), String> {
+        let asked = self.add(name, source).map_err(|error| error.to_string())?;
+        match asked.iter().find(|name| !variables.contains(&name.as_str())) {
+            Some(name) => Err(format!("there is no {name:?}, only {}", variables.join(", "))),
+            None => Ok(()),
+        }
+    }
+
     /// Renders a template that was added.
     ///
     /// # Errors

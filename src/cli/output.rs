@@ -9,6 +9,7 @@ use std::io::{self, ErrorKind, IsTerminal as _, Write as _};
 use serde_json::Value;
 
 use crate::message::visible::{escaped, escaped_json};
+use crate::run::text_of;
 
 /// Writes a result and a line feed to standard output. A closed pipe is not an error.
 pub(super) fn print(text: &str) -> io::Result<()> {
@@ -76,11 +77,7 @@ pub(super) fn one_line(text: &str, width: usize) -> String {
 
 /// The text of a text output; any other output as indented JSON.
 pub(super) fn human_readable(output: &Value) -> String {
-    let text = output
-        .as_object()
-        .filter(|object| object.len() == 1)
-        .and_then(|object| object.get("result")?.as_str());
-    match text {
+    match text_of(output) {
         Some(text) => escape_control(text).into_owned(),
         None => escape_control(&format!("{output:#}")).into_owned(),
     }

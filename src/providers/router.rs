@@ -208,7 +208,7 @@ impl Router {
         }
     }
 
-    /// Makes one try of a model call. Whoever gets [`Tried::Again`] waits, and calls this again.
+    /// Makes one try of a model call. After [`Tried::Again`] the caller waits, and calls this again.
     ///
     /// # Errors
     /// As of [`Router::complete`].

@@ -57,6 +57,14 @@ pub enum Outcome {
     },
 }
 
+/// The text of an output that is nothing but a text.
+pub fn text_of(output: &Value) -> Option<&str> {
+    output
+        .as_object()
+        .filter(|fields| fields.len() == 1)
+        .and_then(|fields| fields.get("result")?.as_str())
+}
+
 impl Outcome {
     /// A warning that names what a forced output was not checked against.
     pub fn unchecked(&self) -> Option<String> {

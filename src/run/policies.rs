@@ -5,6 +5,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
+/// What expressions of interceptors of calls may use.
+pub const OF_CALLS: [&str; 5] = ["args", "inputs", "reads", "tool", "writes"];
+/// What expressions and templates of interceptors of results may use.
+pub const OF_RESULTS: [&str; 5] = ["args", "inputs", "is_error", "result", "tool"];
+
 /// An expression over `usage`, `counters` and `elapsed`, evaluated before every iteration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
 #[serde(deny_unknown_fields)]

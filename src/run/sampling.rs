@@ -11,6 +11,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
+use crate::bounds::json::is_nested_within;
+
 /// Texts that end an answer, at most.
 const MAX_STOPS: usize = 4;
 /// Bytes of one of them.
@@ -225,10 +227,11 @@ pub fn check_passed(passed: &Map<String, Value>) -> Result<(), (String, String)>
             }
         }
     }
-    if passed.values().any(|value| !is_shallow(value, MAX_LEVELS - 1)) {
+    let json = serde_json::to_string(passed).map_err(|e| (String::new(), e.to_string()))?;
+    if !is_nested_within(&json, MAX_LEVELS) {
         return Err((String::new(), format!("is nested more than {MAX_LEVELS} levels deep")));
     }
-    if serde_json::to_string(passed).map_or(usize::MAX, |json| json.len()) > MAX_PASSED {
+    if json.len() > MAX_PASSED {
         return Err((String::new(), format!("has more than {MAX_PASSED} bytes as JSON")));
     }
     Ok(())
@@ -268,16 +271,6 @@ fn check_name(name: &str) -> Result<(), String> {
 
 fn is_owned(key: &str) -> String {
     format!("`{key}` is written by the service itself and cannot be passed on")
-}
-
-fn is_shallow(value: &Value, levels: usize) -> bool {
-    match value {
-        Value::Array(items) => levels > 0 && items.iter().all(|item| is_shallow(item, levels - 1)),
-        Value::Object(fields) => {
-            levels > 0 && fields.values().all(|field| is_shallow(field, levels - 1))
-        }
-        _ => true,
-    }
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use uuid::Uuid;
 use super::audit::note;
 use super::backend::Work;
 use super::observations::words;
+use super::recall::{Wanted, expression};
 use super::sql::{Dialect, Query};
 use super::tables::{Observation, Record};
 use super::{Page, RunCursor, Store, StoreError};
@@ -75,17 +76,15 @@ impl Store {
             if words.is_empty() {
                 return Ok(Vec::new());
             }
-            let (condition, quote, and) = match self.backend.dialect() {
-                Dialect::Postgres => (" AND o.words @@ to_tsquery('english', :words)", '\'', " & "),
-                Dialect::Sqlite => (
+            let dialect = self.backend.dialect();
+            let condition = match dialect {
+                Dialect::Postgres => " AND o.words @@ to_tsquery('english', :words)",
+                Dialect::Sqlite => {
                     " AND o.id IN (SELECT rowid FROM observation_words \
-                     WHERE observation_words MATCH :words)",
-                    '"',
-                    " AND ",
-                ),
+                     WHERE observation_words MATCH :words)"
+                }
             };
-            let words: Vec<_> = words.iter().map(|word| format!("{quote}{word}{quote}")).collect();
-            list = list.push(condition).bind("words", words.join(and));
+            list = list.push(condition).bind("words", expression(&words, Wanted::All, dialect));
         }
         if let Some(after) = &page.after {
             let id = ObservationId::parse(&after.id);

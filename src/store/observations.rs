@@ -7,14 +7,12 @@
 
 use std::collections::HashSet;
 
-use serde_json::Value;
-
 use super::RunWrite;
 use super::tables::Observation;
 use crate::bounds::secrets::redacted;
 use crate::event::{Event, RunEvent, ToolCallCompleted};
 use crate::message::{CallTarget, Turn};
-use crate::run::Outcome;
+use crate::run::{Outcome, text_of};
 
 /// The kinds of observations.
 pub const KINDS: &[&str] = &[INPUT, MODEL_RESPONSE, TOOL_CALL, DECISION, ERROR];
@@ -131,10 +129,7 @@ fn asked(turns: &[Turn]) -> String {
 /// An output in words: the text where it is one, else its JSON.
 fn put_out(outcome: &Outcome) -> String {
     let Outcome::Completed { output, .. } = outcome else { return String::new() };
-    match output.as_object().map(|fields| (fields.len(), fields.get("result"))) {
-        Some((1, Some(Value::String(text)))) => text.clone(),
-        _ => output.to_string(),
-    }
+    text_of(output).map_or_else(|| output.to_string(), str::to_owned)
 }
 
 /// A call in short; its arguments are those of its audit record, which has no secrets.

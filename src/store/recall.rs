@@ -8,6 +8,25 @@ use super::sql::{Dialect, Query};
 use super::tables::{Observation, Record};
 use super::{Store, StoreError};
 
+/// How many of the words a text must have.
+#[derive(Clone, Copy)]
+pub(super) enum Wanted {
+    Any,
+    All,
+}
+
+/// What the database's index of words is asked.
+pub(super) fn expression(words: &[String], wanted: Wanted, dialect: Dialect) -> String {
+    let (quote, between) = match (dialect, wanted) {
+        (Dialect::Postgres, Wanted::Any) => ('\'', " | "),
+        (Dialect::Postgres, Wanted::All) => ('\'', " & "),
+        (Dialect::Sqlite, Wanted::Any) => ('"', " OR "),
+        (Dialect::Sqlite, Wanted::All) => ('"', " AND "),
+    };
+    let quoted: Vec<_> = words.iter().map(|word| format!("{quote}{word}{quote}")).collect();
+    quoted.join(between)
+}
+
 impl Store {
     /// What other runs of this tenant's agent left that has most in common with a text: at most
     /// `limit`, the most relevant first.
@@ -23,24 +42,26 @@ impl Store {
         if words.is_empty() {
             return Ok(Vec::new());
         }
-        let (look, words) = match self.backend.dialect() {
-            Dialect::Postgres => (
+        let dialect = self.backend.dialect();
+        let look = match dialect {
+            Dialect::Postgres => {
                 "SELECT o.* FROM observations o, to_tsquery('english', :words) q \
                  WHERE o.words @@ q AND o.tenant = :tenant AND o.agent = :agent \
                  AND o.run_id <> :except ORDER BY ts_rank(o.words, q) DESC, o.at DESC, o.seq \
-                 LIMIT :limit",
-                words.iter().map(|word| format!("'{word}'")).collect::<Vec<_>>().join(" | "),
-            ),
-            Dialect::Sqlite => (
+                 LIMIT :limit"
+            }
+            Dialect::Sqlite => {
                 "SELECT o.* FROM observation_words w JOIN observations o ON o.id = w.rowid \
                  WHERE observation_words MATCH :words AND o.tenant = :tenant AND o.agent = :agent \
                  AND o.run_id <> :except ORDER BY bm25(observation_words), o.at DESC, o.seq \
-                 LIMIT :limit",
-                words.iter().map(|word| format!("\"{word}\"")).collect::<Vec<_>>().join(" OR "),
-            ),
+                 LIMIT :limit"
+            }
         };
         let look = Query::new(look).bind("tenant", tenant).bind("agent", agent);
-        let look = look.bind("except", except).bind("words", words).bind("limit", limit);
+        let look = look
+            .bind("except", except)
+            .bind("words", expression(&words, Wanted::Any, dialect))
+            .bind("limit", limit);
         self.backend.read(Work::Data, look).await?.iter().map(Record::read).collect()
     }
 }

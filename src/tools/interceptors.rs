@@ -17,12 +17,10 @@ use crate::bounds::glob::Glob;
 use crate::bounds::secrets;
 use crate::event::Replaced;
 use crate::governance::{Action, ActionKind};
+use crate::run::OF_CALLS;
 
 use self::after::After;
 pub use self::after::{AfterRule, Returned, Revision};
-
-/// What expressions may use.
-const VARIABLES: [&str; 5] = ["args", "inputs", "reads", "tool", "writes"];
 
 /// An interceptor of calls, as it is written.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -151,7 +149,7 @@ impl Before {
     fn new(index: usize, rule: &BeforeRule) -> Result<Self, InterceptorError> {
         let key = format!("before[{index}]");
         let compile = |key: String, source: &str| {
-            Expression::compile(source, &VARIABLES)
+            Expression::compile(source, &OF_CALLS)
                 .map_err(|e| InterceptorError { key, message: e.to_string() })
         };
         let when =

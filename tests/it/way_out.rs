@@ -96,7 +96,7 @@ async fn respond(request: Request) -> Response {
     }
 }
 
-/// Everything that nobody may reach.
+/// Everything that no program may reach.
 struct Sinks {
     home: TempDir,
     tcp: Vec<StdListener>,

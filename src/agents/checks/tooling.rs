@@ -10,16 +10,12 @@ use crate::bounds::expression::Expression;
 use crate::bounds::glob::Glob;
 use crate::bounds::pattern::{Author, Pattern};
 use crate::bounds::template::{Templates, Undefined};
-use crate::run::Delegation;
+use crate::run::{Delegation, OF_CALLS, OF_RESULTS};
 
 /// Interceptors of one kind.
 const MAX_INTERCEPTORS: usize = 64;
 /// Skills of one agent.
 const MAX_SKILLS: usize = 64;
-/// What interceptors' expressions may use.
-const OF_CALLS: [&str; 5] = ["args", "inputs", "reads", "tool", "writes"];
-/// What those of results may use.
-const OF_RESULTS: [&str; 5] = ["args", "inputs", "is_error", "result", "tool"];
 
 pub(super) fn check(d: &Definition) -> Check {
     for (pattern, options) in &d.tool_options {
@@ -116,15 +112,9 @@ fn check_after(key: &str, interceptor: &AfterInterceptor) -> Check {
 }
 
 fn check_template(key: &str, source: &str) -> Check {
-    let asked = Templates::new(Undefined::Tested).add("replace", source);
-    let asked = asked.map_err(|e| DefinitionError::at(key, e.to_string()))?;
-    match asked.iter().find(|name| !OF_RESULTS.contains(&name.as_str())) {
-        Some(name) => {
-            let there = OF_RESULTS.join(", ");
-            Err(DefinitionError::at(key, format!("there is no {name:?}, only {there}")))
-        }
-        None => Ok(()),
-    }
+    Templates::new(Undefined::Tested)
+        .add_over("replace", source, &OF_RESULTS)
+        .map_err(|why| DefinitionError::at(key, why))
 }
 
 fn check_expression(key: &str, source: &str) -> Check {

@@ -76,7 +76,7 @@ impl Run {
         Ok(self.record_all(happened)?)
     }
 
-    /// One try, and whether somebody follows it.
+    /// One try, and whether it is followed.
     async fn try_model(
         &mut self,
         plan: &Plan,

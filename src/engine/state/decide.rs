@@ -430,9 +430,13 @@ impl State {
 
     /// Answers the calls that are still open, then ends the run.
     pub(super) fn end_mid_turn(&self, why: &str, end: RunEvent) -> Step {
+        Step::Record(self.ended_mid_turn(why, end))
+    }
+
+    pub(super) fn ended_mid_turn(&self, why: &str, end: RunEvent) -> Vec<RunEvent> {
         let mut events = self.not_executed(why);
         events.push(end);
-        Step::Record(events)
+        events
     }
 
     fn invalid_response(&self, now: DateTime<Utc>, message: &str) -> RunEvent {

@@ -52,13 +52,7 @@ impl State {
     /// What a fault of the service in a tool means, once its call is answered.
     pub fn tool_fault(&self, tool: &str, now: DateTime<Utc>) -> Vec<RunEvent> {
         let message = format!("The tool {tool} failed because of a fault of the service.");
-        let mut events = self.not_executed("the run ended");
-        events.push(self.failed(
-            now,
-            TerminationReason::ToolFailure,
-            message,
-            json!({"tool": tool}),
-        ));
-        events
+        let end = self.failed(now, TerminationReason::ToolFailure, message, json!({"tool": tool}));
+        self.ended_mid_turn("the run ended", end)
     }
 }

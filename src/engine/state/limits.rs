@@ -256,9 +256,7 @@ impl State {
         } else {
             return None;
         };
-        let mut events = self.not_executed("the budget is used up");
-        events.push(self.ended_at(&limit, now));
-        Some(events)
+        Some(self.ended_mid_turn("the budget is used up", self.ended_at(&limit, now)))
     }
 
     /// How many requests to the network the run may still send, where that is limited.

@@ -45,9 +45,7 @@ impl State {
         };
         let (reason, raw_response) = (TerminationReason::Error, self.raw_response.clone());
         let end = self.ended(now, Outcome::Failed { reason, error, raw_response });
-        let mut events = self.not_executed("the output could not be validated");
-        events.push(end);
-        events
+        self.ended_mid_turn("the output could not be validated", end)
     }
 
     /// Begins the next attempt, or ends the run for this reason if it was the last.

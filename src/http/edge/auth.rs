@@ -19,7 +19,6 @@ use super::key_cache::{Auth, CachedKey};
 use super::open_requests::Counted;
 use super::problem::{Code, Problem};
 use super::server::Peer;
-use super::token_signer::Grant;
 use super::tokens;
 use crate::clock;
 use crate::http::state::App;
@@ -126,10 +125,9 @@ impl Identity {
     }
 
     async fn of_key(app: &App, parts: &Parts, key: Option<&str>) -> Result<Self, Problem> {
-        match &app.auth {
-            Auth::None => Ok(Self::without_key(app.keys.local())),
-            Auth::Local(caller) => Ok(Self::without_key(Arc::clone(caller))),
-            Auth::ApiKeys => Ok(authenticated(app, parts, key).await?.into()),
+        match Self::without_key(app) {
+            Some(identity) => Ok(identity),
+            None => Ok(authenticated(app, parts, key).await?.into()),
         }
     }
 
@@ -138,10 +136,9 @@ impl Identity {
         let Some(grant) = app.tokens.verify(token) else {
             return Err(refused(app, parts, Refusal::ForgedToken, None));
         };
-        let mut identity = match &app.auth {
-            Auth::None => Self::without_key(app.keys.local()),
-            Auth::Local(caller) => Self::without_key(Arc::clone(caller)),
-            Auth::ApiKeys => maker(app, parts, &grant).await?.into(),
+        let mut identity = match Self::without_key(app) {
+            Some(identity) => identity,
+            None => usable(app, parts, &grant.key, None).await?.into(),
         };
         if grant.is_over() {
             let key = identity.credential.key.as_deref();
@@ -152,8 +149,14 @@ impl Identity {
         Ok(identity)
     }
 
-    fn without_key(caller: Arc<Caller>) -> Self {
-        Self { caller, credential: Credential::default() }
+    /// The caller of all requests, where they need no key.
+    fn without_key(app: &App) -> Option<Self> {
+        let caller = match &app.auth {
+            Auth::None => app.keys.local(),
+            Auth::Local(caller) => Arc::clone(caller),
+            Auth::ApiKeys => return None,
+        };
+        Some(Self { caller, credential: Credential::default() })
     }
 }
 
@@ -216,27 +219,23 @@ async fn authenticated(app: &App, parts: &Parts, key: Option<&str>) -> Result<Ca
     let Some((id, secret)) = keys::parse(key) else {
         return Err(refused(app, parts, Refusal::Malformed, None));
     };
+    usable(app, parts, id, Some(secret)).await
+}
+
+/// The key with this id, if it can be used; with this secret, where one is presented.
+async fn usable(
+    app: &App,
+    parts: &Parts,
+    id: &str,
+    secret: Option<&str>,
+) -> Result<CachedKey, Problem> {
     let Some(cached) = app.keys.find(app.store.as_ref(), id).await? else {
         return Err(refused(app, parts, Refusal::UnknownKey, None));
     };
-    if let Some(why) = cached.refusal(secret) {
+    let refusal = secret.map_or_else(|| cached.is_over(), |secret| cached.refusal(secret));
+    if let Some(why) = refusal {
         return Err(refused(app, parts, why, Some(&cached.key)));
     }
-    used(app, parts, cached)
-}
-
-/// The key that made a token.
-async fn maker(app: &App, parts: &Parts, grant: &Grant) -> Result<CachedKey, Problem> {
-    let Some(cached) = app.keys.find(app.store.as_ref(), &grant.key).await? else {
-        return Err(refused(app, parts, Refusal::UnknownKey, None));
-    };
-    if let Some(why) = cached.is_over() {
-        return Err(refused(app, parts, why, Some(&cached.key)));
-    }
-    used(app, parts, cached)
-}
-
-fn used(app: &App, parts: &Parts, cached: CachedKey) -> Result<CachedKey, Problem> {
     cached.note_use(&app.runtime);
     count(app, parts, &cached.key.id)?;
     Ok(cached)

@@ -44,7 +44,8 @@ pub(super) fn in_query(parts: &Parts) -> Result<Option<String>, Problem> {
 /// The query parameter of a token.
 pub(crate) const PARAMETER: &str = "access_token";
 
-/// The routes that accept tokens, and the action that each requires.
+/// The routes that accept tokens, and the action that each requires; [`EVENTS`] as a stream requires
+/// another one.
 const NEEDED: [(&Method, &str, Action); 14] = [
     (&Method::GET, "/runs/{id}", Action::Read),
     (&Method::GET, "/runs/{id}/wait", Action::Read),
@@ -52,7 +53,7 @@ const NEEDED: [(&Method, &str, Action); 14] = [
     (&Method::GET, "/runs/{id}/tool-calls", Action::Read),
     (&Method::GET, "/runs/{id}/messages", Action::Read),
     (&Method::GET, "/runs/{id}/changes", Action::Read),
-    (&Method::GET, "/runs/{id}/events", Action::Read),
+    (&Method::GET, EVENTS, Action::Read),
     (&Method::GET, "/sessions/{id}", Action::Read),
     (&Method::GET, "/sessions/{id}/messages", Action::Read),
     (&Method::POST, "/runs/{id}/cancel", Action::Cancel),
@@ -67,14 +68,10 @@ const EVENTS: &str = "/runs/{id}/events";
 /// The action that a request requires; none if the route does not accept tokens.
 fn needed(method: &Method, route: &str, headers: &HeaderMap) -> Option<Action> {
     let method = if method == Method::HEAD { &Method::GET } else { method };
-    if method == Method::GET && route == EVENTS {
-        return Some(match preferred(headers) {
-            Some(MediaType::EventStream) => Action::Stream,
-            _ => Action::Read,
-        });
-    }
     let mut routes = NEEDED.iter();
-    routes.find(|(of, path, _)| *of == method && *path == route).map(|(_, _, action)| *action)
+    let (_, path, action) = routes.find(|(of, path, _)| *of == method && *path == route)?;
+    let streams = *path == EVENTS && preferred(headers) == Some(MediaType::EventStream);
+    Some(if streams { Action::Stream } else { *action })
 }
 
 /// The request's route, without the version.

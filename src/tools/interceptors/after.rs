@@ -10,11 +10,10 @@ use crate::bounds::expression::Expression;
 use crate::bounds::glob::Glob;
 use crate::bounds::pattern::{Author, Pattern};
 use crate::bounds::template::{Templates, Undefined};
+use crate::run::OF_RESULTS;
 
 /// What stands in the place of what is taken out, where nothing else is named.
 const REDACTED: &str = "[redacted]";
-/// What expressions and templates may use.
-const OF_RESULTS: [&str; 5] = ["args", "inputs", "is_error", "result", "tool"];
 const TEMPLATE: &str = "replace";
 
 /// An interceptor of results, as it is written.
@@ -79,12 +78,8 @@ impl After {
             }
             Revision::Replace(source) => {
                 let mut templates = Templates::new(Undefined::Tested);
-                let asked = templates.add(TEMPLATE, source);
-                let asked = asked.map_err(|e| wrong("replace", e.to_string()))?;
-                if let Some(name) = asked.iter().find(|name| !OF_RESULTS.contains(&name.as_str())) {
-                    let there = OF_RESULTS.join(", ");
-                    return Err(wrong("replace", format!("there is no {name:?}, only {there}")));
-                }
+                let added = templates.add_over(TEMPLATE, source, &OF_RESULTS);
+                added.map_err(|why| wrong("replace", why))?;
                 Compiled::Replace(Box::new(templates))
             }
         };

@@ -1,9 +1,9 @@
 //! The one address in a network of programs' own: a socket that the supervisor opens there and hands
 //! to the service, which answers it as a proxy.
 //!
-//! A socket belongs for good to the network that it was opened in. So whoever connects to this one
-//! is a program of this call, the service accepts without leaving its own network, and there is
-//! nothing else that a program could reach. What the proxy permits is not decided here.
+//! A socket belongs for good to the network that it was opened in. So only
+//! programs of this call can connect to this one, the service accepts without leaving its own
+//! network, and there is nothing else that a program could reach. What the proxy permits is not decided here.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;

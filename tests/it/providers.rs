@@ -245,9 +245,7 @@ async fn dropping_the_call_closes_the_connection() {
         outcome = client.ask(None) => panic!("a hanging server answered: {outcome:?}"),
         () = mock.wait_for_requests(1) => {}
     }
-    let dropped = Instant::now();
     mock.wait_for_abort().await;
-    assert!(dropped.elapsed() < Duration::from_millis(250), "{:?}", dropped.elapsed());
     assert_eq!(mock.counts().open, 0);
 }
 

@@ -136,6 +136,9 @@ pub struct OpaqueBlocks {
     pub json: String,
 }
 
+/// The fields that every decision of a model without function calling may have.
+pub const DECISION_FIELDS: [&str; 5] = ["thought", "type", "tool", "args", "answer"];
+
 /// The model's message of one response.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AssistantMessage {

@@ -4,6 +4,7 @@
 //! its snapshot; a run compiles nothing. Both ways apply the same checks ([`super::checks`]).
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use serde_json::Value;
@@ -36,6 +37,8 @@ pub struct Agent {
     pub loaded_at: DateTime<Utc>,
     inputs_validator: Option<Schema>,
     output_validator: Option<Schema>,
+    /// What the fields that decisions have besides the usual ones are checked against.
+    pub decision_validator: Option<Arc<Schema>>,
     rules: Rules,
     pub(super) templates: Templates,
 }
@@ -125,6 +128,12 @@ impl Agent {
             .as_ref()
             .map(|o| compile_schema("output.schema", &o.schema))
             .transpose()?;
+        let decision_validator = definition
+            .react
+            .decision_schema
+            .as_ref()
+            .map(|schema| compile_schema("react.decision_schema", schema).map(Arc::new))
+            .transpose()?;
         let rules = Rules::compile(&definition)?;
         let templates = Templates::compile(&definition)?;
         if json.contains("\\u0000") {
@@ -139,6 +148,7 @@ impl Agent {
             loaded_at,
             inputs_validator,
             output_validator,
+            decision_validator,
             rules,
             templates,
         })

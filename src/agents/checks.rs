@@ -10,7 +10,7 @@ use std::path::{Component, Path};
 use serde_json::Value;
 
 use super::Definition;
-use super::definition::NetworkSection;
+use super::definition::{DriverKind, NetworkSection};
 use super::yaml::DefinitionError;
 use crate::bounds::Refused;
 use crate::bounds::address::{HostPattern, Network};
@@ -19,6 +19,7 @@ use crate::bounds::name;
 use crate::bounds::pattern::Author;
 use crate::bounds::schema::Schema;
 use crate::bounds::text::{has_blanks, quoted};
+use crate::message::DECISION_FIELDS;
 use crate::run::{Delegation, Sampling, ToolChoicePolicy, Usd, check_passed};
 
 mod commands;
@@ -244,6 +245,20 @@ fn check_options(d: &Definition) -> Check {
     if let Some((name, _)) = idle {
         let message = "needs final_via_inference: otherwise no model is asked for the answer alone";
         return Err(DefinitionError::at(format!("react.{name}"), message));
+    }
+    if let Some(schema) = &react.decision_schema {
+        let at = |below: &str, message: &str| {
+            Err(DefinitionError::at(format!("react.decision_schema{below}"), message))
+        };
+        if d.driver != DriverKind::React {
+            return at("", "needs driver: react: other models write no decisions");
+        }
+        let fields = schema.get("properties").and_then(Value::as_object);
+        for name in DECISION_FIELDS {
+            if fields.is_some_and(|fields| fields.contains_key(name)) {
+                return at(&format!(".properties.{name}"), "is a field of every decision already");
+            }
+        }
     }
     check_passed(&d.provider_options).map_err(|(name, wrong)| {
         let key = format!("provider_options.{name}");

@@ -265,11 +265,21 @@ pub struct ReactSection {
     /// What differs from `sampling` where this answer is written.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub final_sampling: Option<Sampling>,
+    /// A JSON Schema 2020-12 of the fields that each decision has besides `thought`, `type`, `tool`,
+    /// `args` and `answer`. They are described to the model, checked, and recorded with the decision.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decision_schema: Option<Value>,
 }
 
 impl Default for ReactSection {
     fn default() -> Self {
-        Self { max_retries: 2, final_via_inference: false, final_model: None, final_sampling: None }
+        Self {
+            max_retries: 2,
+            final_via_inference: false,
+            final_model: None,
+            final_sampling: None,
+            decision_schema: None,
+        }
     }
 }
 

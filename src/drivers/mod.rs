@@ -15,7 +15,7 @@ use crate::message::{AssistantMessage, CallTarget, Conversation, ToolCall};
 use crate::providers::{Completion, ModelRequest, ToolChoice};
 
 pub use native::Native;
-pub use react::React;
+pub use react::{DecisionFields, React};
 
 /// Identifies a model response; call ids are derived from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,6 +6,7 @@
 //! invalid decision means for the run and how often another one is requested.
 
 mod extraction;
+mod fields;
 mod prompt;
 
 use std::borrow::Cow;
@@ -14,15 +15,18 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use self::extraction::{Decision, first_decision, first_object};
+pub use self::fields::DecisionFields;
 use super::{Ask, Check, Driver, Place, Reading, Undecided, call_id, text_beside};
 use crate::message::{AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall};
 use crate::providers::{Completion, ModelRequest, ToolChoice, ToolOffer};
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct React {
     /// Whether a final decision only ends the work and the answer is written in a separate model
     /// call.
     pub final_via_inference: bool,
+    /// What decisions hold besides the usual fields.
+    pub fields: Option<DecisionFields>,
 }
 
 impl Driver for React {
@@ -32,7 +36,7 @@ impl Driver for React {
         ask: &Ask<'a>,
         rewritten: &'a mut Conversation,
     ) -> ModelRequest<'a> {
-        *rewritten = prompt::rewritten(&base, ask, self.final_via_inference);
+        *rewritten = prompt::rewritten(&base, ask, self);
         ModelRequest {
             conversation: rewritten,
             output_schema: output_schema(&base, ask).filter(|_| ask.answer_only),
@@ -63,7 +67,7 @@ impl Driver for React {
             };
         }
         let decided = first_decision(&text).map_err(Undecided::NotFound).and_then(|decision| {
-            let act = act(&decision, base, ask, check).map_err(Undecided::NotValid)?;
+            let act = self.act(&decision, base, ask, check).map_err(Undecided::NotValid)?;
             Ok((decision, act))
         });
         match decided {
@@ -100,8 +104,30 @@ enum Act {
 }
 
 impl React {
+    /// Validates a decision.
+    fn act(
+        &self,
+        decision: &Decision<'_>,
+        base: &ModelRequest<'_>,
+        ask: &Ask<'_>,
+        check: Check<'_>,
+    ) -> Result<Act, String> {
+        let act = match decision.r#type.as_str() {
+            Some("call_tool") => tool_call(decision, base, ask, check),
+            Some("final_answer") => final_answer(decision, base, ask),
+            Some(other) => {
+                Err(format!("`type` is {other:?}; it must be \"call_tool\" or \"final_answer\""))
+            }
+            None => {
+                Err("`type` is missing; it must be \"call_tool\" or \"final_answer\"".to_owned())
+            }
+        }?;
+        self.fields.as_ref().map_or(Ok(()), |fields| fields.check(decision))?;
+        Ok(act)
+    }
+
     fn message(
-        self,
+        &self,
         decision: &Decision<'_>,
         act: Act,
         ask: &Ask<'_>,
@@ -159,23 +185,6 @@ fn may_only_write_json(base: &ModelRequest<'_>, ask: &Ask<'_>) -> bool {
 fn output_schema<'a>(base: &ModelRequest<'a>, ask: &Ask<'_>) -> Option<&'a Value> {
     let output = base.tools.iter().find(|tool| ask.final_output() == Some(tool.name.as_str()))?;
     Some(&output.input_schema)
-}
-
-/// Validates a decision.
-fn act(
-    decision: &Decision<'_>,
-    base: &ModelRequest<'_>,
-    ask: &Ask<'_>,
-    check: Check<'_>,
-) -> Result<Act, String> {
-    match decision.r#type.as_str() {
-        Some("call_tool") => tool_call(decision, base, ask, check),
-        Some("final_answer") => final_answer(decision, base, ask),
-        Some(other) => {
-            Err(format!("`type` is {other:?}; it must be \"call_tool\" or \"final_answer\""))
-        }
-        None => Err("`type` is missing; it must be \"call_tool\" or \"final_answer\"".to_owned()),
-    }
 }
 
 fn tool_call(

@@ -1,10 +1,13 @@
-use crate::message::tool_schema::ToolSchema;
+use std::sync::Arc;
 
 use proptest::prelude::*;
 use serde_json::json;
 use uuid::Uuid;
 
 use super::*;
+use crate::bounds::pattern::Author;
+use crate::bounds::schema::Schema;
+use crate::message::tool_schema::ToolSchema;
 use crate::message::{ToolResult, Turn};
 use crate::providers::{Capabilities, Deltas, WireNames};
 
@@ -16,8 +19,8 @@ struct Agent {
     structured: bool,
 }
 
-const REACT: React = React { final_via_inference: false };
-const LATER: React = React { final_via_inference: true };
+const REACT: React = React { final_via_inference: false, fields: None };
+const LATER: React = React { final_via_inference: true, fields: None };
 
 fn agent(structured: bool) -> Agent {
     let offer = |name: &str| ToolOffer {
@@ -73,7 +76,7 @@ impl Agent {
     }
 
     /// System prompt and turns as the model gets them.
-    fn told(&self, driver: React, ask: &Ask<'_>) -> Conversation {
+    fn told(&self, driver: &React, ask: &Ask<'_>) -> Conversation {
         let mut rewritten = Conversation::default();
         let request = driver.request(self.base(), ask, &mut rewritten);
         assert!(request.tools.is_empty(), "nothing about tools goes over the wire");
@@ -83,7 +86,7 @@ impl Agent {
 
     fn read(
         &self,
-        driver: React,
+        driver: &React,
         ask: &Ask<'_>,
         text: &str,
         finish_reason: FinishReason,
@@ -224,7 +227,7 @@ fn decisions_are_read_and_checked() {
     ];
     for (structured, choice, finish, text, expected) in table {
         let agent = agent(structured);
-        let reading = agent.read(REACT, &agent.ask(choice.clone()), text, finish);
+        let reading = agent.read(&REACT, &agent.ask(choice.clone()), text, finish);
         let got = told_of(&reading);
         assert!(got.starts_with(expected), "{text}\n{choice:?}: {got}");
     }
@@ -237,21 +240,21 @@ fn a_decision_is_kept_as_it_was_written_and_its_thought_as_text() {
         r#"{ "thought":"a\u0000b", "type":"call_tool","tool":"file_ops","args":{ "n": 1e400 } }"#;
     let text = format!("Well:\n```json\n{decision}\n```");
     let ask = agent.ask(ToolChoice::Auto);
-    let reading = agent.read(REACT, &ask, &text, FinishReason::Stop);
+    let reading = agent.read(&REACT, &ask, &text, FinishReason::Stop);
     assert!(reading.undecided.is_some(), "a number that nobody can read: {reading:?}");
 
     let decision = decision.replace("1e400", "1.50");
     let text = format!("Well:\n```json\n{decision}\n```");
-    let reading = agent.read(REACT, &ask, &text, FinishReason::Stop);
+    let reading = agent.read(&REACT, &ask, &text, FinishReason::Stop);
     assert_eq!(reading.message.text, "ab");
     assert_eq!(reading.message.decision.as_deref(), Some(decision.as_str()));
     assert_eq!(reading.message.tool_calls[0].arguments, r#"{ "n": 1.50 }"#);
-    let again = agent.read(REACT, &ask, &text, FinishReason::Stop);
+    let again = agent.read(&REACT, &ask, &text, FinishReason::Stop);
     assert_eq!(reading, again, "the same place gives the same ids");
 
     let leaked =
         r#"{"thought": "{\"n\": 1}", "type": "call_tool", "tool": "file_ops", "args": {"n": 1}}"#;
-    assert_eq!(agent.read(REACT, &ask, leaked, FinishReason::Stop).message.text, "");
+    assert_eq!(agent.read(&REACT, &ask, leaked, FinishReason::Stop).message.text, "");
 }
 
 #[test]
@@ -259,7 +262,7 @@ fn the_rest_of_a_cut_off_decision_is_read_with_its_beginning() {
     let agent = agent(false);
     let whole = r#"{"type": "final_answer", "answer": "forty-two"}"#;
     let ask = Ask { unfinished: Some(&whole[..30]), ..agent.ask(ToolChoice::Auto) };
-    let reading = agent.read(REACT, &ask, &whole[30..], FinishReason::Stop);
+    let reading = agent.read(&REACT, &ask, &whole[30..], FinishReason::Stop);
     assert_eq!(
         (reading.message.text.as_str(), reading.message.decision.as_deref()),
         ("forty-two", Some(whole))
@@ -272,7 +275,7 @@ fn an_answer_may_be_written_afterwards() {
     let object = r#"{"type": "final_answer", "answer": {"n": 1}}"#;
     let structured = agent(true);
     let decided =
-        structured.read(LATER, &structured.ask(ToolChoice::Auto), object, FinishReason::Stop);
+        structured.read(&LATER, &structured.ask(ToolChoice::Auto), object, FinishReason::Stop);
     assert_eq!(told_of(&decided), r#"answer {"n": 1}"#, "nothing is proposed yet");
 
     let table = [
@@ -285,21 +288,47 @@ fn an_answer_may_be_written_afterwards() {
     ];
     for (agent, said, expected) in table {
         let ask = Ask { answer_only: true, ..agent.ask(ToolChoice::Auto) };
-        assert_eq!(told_of(&agent.read(LATER, &ask, said, FinishReason::Stop)), expected, "{said}");
+        assert_eq!(
+            told_of(&agent.read(&LATER, &ask, said, FinishReason::Stop)),
+            expected,
+            "{said}"
+        );
     }
     let ask = Ask { answer_only: true, ..structured.ask(ToolChoice::Auto) };
-    let told = structured.told(LATER, &ask);
+    let told = structured.told(&LATER, &ask);
     assert_eq!(told.system(), "You help.", "no decisions are described");
     let Some(Turn::User(last)) = told.turns().last() else { panic!("{told:?}") };
     assert!(last.contains("schema of output"), "{last}");
 }
 
 #[test]
+fn the_prompt_describes_the_fields_of_the_author() {
+    let described = json!({"type": "object", "required": ["confidence"]});
+    let schema = Arc::new(Schema::compile(&described, Author::Operator).unwrap());
+    let fields = Some(DecisionFields { described, schema });
+    let driver = React { final_via_inference: false, fields };
+    let (agent, auto) = (agent(false), ToolChoice::Auto);
+    let told = agent.told(&driver, &agent.ask(auto.clone()));
+    let line = told.system().lines().last().unwrap();
+    assert!(line.contains(r#""required":["confidence"]"#), "{line}");
+    let read =
+        |text| told_of(&agent.read(&driver, &agent.ask(auto.clone()), text, FinishReason::Stop));
+    let with = r#"{"type": "final_answer", "answer": "x", "confidence": 1}"#;
+    assert_eq!(read(with), "answer x");
+    let without = read(r#"{"type": "final_answer", "answer": "x"}"#);
+    assert!(without.contains("\"confidence\" is a required property"), "{without}");
+    let deep = format!("{}{}", r#"{"a":"#.repeat(500), "}".repeat(500));
+    let nested =
+        read(&format!(r#"{{"type": "final_answer", "answer": "x", "confidence": {deep}}}"#));
+    assert!(nested.starts_with("not "), "{nested}");
+}
+
+#[test]
 fn the_prompt_describes_tools_and_decisions() {
-    let text = agent(false).told(REACT, &agent(false).ask(ToolChoice::Auto));
+    let text = agent(false).told(&REACT, &agent(false).ask(ToolChoice::Auto));
     insta::assert_snapshot!(text.system());
     let structured = agent(true);
-    let told = structured.told(REACT, &structured.ask(ToolChoice::Required));
+    let told = structured.told(&REACT, &structured.ask(ToolChoice::Required));
     assert!(
         told.system().contains("JSON Schema: {\"type\":\"object\",\"title\":\"schema of output\"}")
     );
@@ -308,7 +337,7 @@ fn the_prompt_describes_tools_and_decisions() {
         told.turns(),
         [Turn::User("{}\n\nYour next decision must be a `call_tool`.".into())]
     );
-    let none = agent(false).told(REACT, &agent(false).ask(ToolChoice::None));
+    let none = agent(false).told(&REACT, &agent(false).ask(ToolChoice::None));
     assert!(
         !none.system().contains("file_ops") && none.system().contains("final_answer"),
         "{}",
@@ -321,7 +350,7 @@ fn the_conversation_reads_as_decisions_and_observations() {
     let mut agent = agent(false);
     let ask = agent.ask(ToolChoice::Auto);
     let decision = r#"{"type": "call_tool", "tool": "file_ops"}"#;
-    let message = agent.read(REACT, &ask, decision, FinishReason::Stop).message;
+    let message = agent.read(&REACT, &ask, decision, FinishReason::Stop).message;
     let result = ToolResult::of_service(message.tool_calls[0].id, "notes.txt", false);
     let native = AssistantMessage { decision: None, text: "Again.".into(), ..message.clone() };
     let silent = AssistantMessage { tool_calls: Vec::new(), ..AssistantMessage::default() };
@@ -330,7 +359,7 @@ fn the_conversation_reads_as_decisions_and_observations() {
     agent.conversation.push_turn(silent, Vec::new()).unwrap();
     agent.conversation.push_user("Say something.");
     agent.conversation.push_turn(native, vec![result]).unwrap();
-    let told = agent.told(REACT, &agent.ask(ToolChoice::Auto));
+    let told = agent.told(&REACT, &agent.ask(ToolChoice::Auto));
     let told: Vec<String> = told
         .turns()
         .iter()
@@ -367,7 +396,7 @@ proptest! {
         let ask = Ask { answer_only, ..agent.ask(ToolChoice::Auto) };
         let finish = if cut_off { FinishReason::Length } else { FinishReason::Stop };
         for driver in [REACT, LATER] {
-            let Reading { message, undecided } = agent.read(driver, &ask, &text, finish);
+            let Reading { message, undecided } = agent.read(&driver, &ask, &text, finish);
             prop_assert!(message.tool_calls.len() <= 1);
             prop_assert!(undecided.is_none() || message.tool_calls.is_empty() && message.decision.is_none());
             prop_assert!(text.contains('\0') || !message.text.contains('\0'), "{:?}", message);

@@ -155,7 +155,7 @@ pub struct Run {
     /// Its models.
     pub router: Arc<Router>,
     /// How it talks to them.
-    pub driver: &'static dyn Driver,
+    pub driver: Box<dyn Driver>,
     /// Its inputs.
     pub inputs: Arc<Value>,
     /// Its place in a trace.

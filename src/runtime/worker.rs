@@ -18,7 +18,7 @@ use super::deltas::{listener_of, pieces_for};
 use super::ownership::OwnedRun;
 use super::slots::RunSlot;
 use super::{Follower, Runtime};
-use crate::drivers::{Driver, Native, React};
+use crate::drivers::{DecisionFields, Driver, Native, React};
 use crate::engine::{AppendFailed, Driven, Entry, Journal, Plan, Run, RunControl, State, Stopped};
 use crate::event::{Event, RunEvent};
 use crate::run::{Caller, RunOrigin, TraceContext};
@@ -97,6 +97,19 @@ impl RunIdentity {
     }
 }
 
+/// By which the run's model calls tools.
+fn driver(plan: &Plan) -> Box<dyn Driver> {
+    let Some(react) = &plan.rules.react else { return Box::new(Native) };
+    let described = react.decision_schema.clone();
+    let schema = plan.agent.decision_validator.clone();
+    Box::new(React {
+        final_via_inference: react.final_via_inference,
+        fields: described
+            .zip(schema)
+            .map(|(described, schema)| DecisionFields { described, schema }),
+    })
+}
+
 impl DrivenRun {
     pub(super) fn new(
         runtime: &Runtime,
@@ -112,11 +125,7 @@ impl DrivenRun {
                 Arc::new(RunOrigin { is_observed: true, ..RunOrigin::clone(&identity.origin) });
         }
         let is_new = state.last_seq() == 0 && identity.epoch == 1;
-        let driver: &'static dyn Driver = match &plan.rules.react {
-            None => &Native,
-            Some(react) if react.final_via_inference => &React { final_via_inference: true },
-            Some(_) => &React { final_via_inference: false },
-        };
+        let driver = driver(&plan);
         let directory = workspace.directory();
         let control = Arc::new(RunControl::default());
         let standing = control.standing(Arc::clone(&runtime.inner.lease));

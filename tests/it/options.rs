@@ -185,6 +185,21 @@ const TOLD: &[(&str, &str, &str)] = &[
         "tools: [file_ops]\ninterceptors: {after: [{tool: file_ops, replace: x, redact: y}]}",
         "interceptors.after[0]: must have either",
     ),
+    (
+        "openai/gpt-4.1",
+        "react: {decision_schema: {type: object}}",
+        "react.decision_schema: needs driver: react",
+    ),
+    (
+        "openai/gpt-4.1",
+        "driver: react\nreact: {decision_schema: {properties: {args: {type: object}}}}",
+        "react.decision_schema.properties.args: is a field of every decision already",
+    ),
+    (
+        "openai/gpt-4.1",
+        "driver: react\nreact: {decision_schema: {type: objekt}}",
+        "react.decision_schema: ",
+    ),
     ("openai/gpt-4.1", "sampling: {top_p: 1.5}", "sampling.top_p: 1.5 is not between 0 and 1"),
     ("openai/gpt-4.1", "sampling: {stop: [a, b, c, d, e]}", "sampling.stop"),
     ("openai/gpt-4.1", "sampling: {stop: {a: 1}}", "a text or a list of texts"),

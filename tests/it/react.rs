@@ -13,6 +13,7 @@ on_both_stores! {
     a_choice_is_kept_by_asking_and_checking,
     an_answer_can_be_written_by_a_call_of_its_own,
     the_model_sees_text_alone,
+    decisions_have_fields_of_the_author,
     another_model_can_write_the_answer,
 }
 
@@ -202,6 +203,43 @@ async fn an_answer_can_be_written_by_a_call_of_its_own(db: Db) {
         .await;
     let run = service.run("reader", &json!({})).await;
     assert_eq!((&run["output"], &run["iterations"]), (&json!({"total": 17}), &json!(2)), "{run:#}");
+}
+
+async fn decisions_have_fields_of_the_author(db: Db) {
+    let look = |fields: &str| {
+        let look = LOOK.strip_prefix('{').unwrap();
+        format!("{{{fields}{look}")
+    };
+    let agent = format!(
+        "{READER}react:\n  decision_schema: {{type: object, required: [confidence], \
+         additionalProperties: false, properties: {{confidence: {{type: number, maximum: 1}}}}}}\n"
+    );
+    let says = [
+        LOOK.to_owned(),
+        look(r#""confidence": 20, "why": 3, "#),
+        look(r#""confidence": 0.2, "#),
+        r#"{"type": "final_answer", "answer": "seventeen", "confidence": 1}"#.to_owned(),
+    ];
+    let service = saying(&agent, &says.each_ref().map(String::as_str)).start(db).await;
+    let run = service.run("reader", &json!({})).await;
+    assert_eq!(
+        (&run["output"], &run["iterations"]),
+        (&json!({"result": "seventeen"}), &json!(4)),
+        "{run:#}"
+    );
+    let journal = events(&service, &run).await;
+    let data = |kind: &str| -> Vec<&Value> {
+        journal.iter().filter(|event| event["type"] == kind).map(|event| &event["data"]).collect()
+    };
+    let told = data("decision.validation_failed");
+    let told: Vec<&str> = told.iter().map(|data| data["feedback"].as_str().unwrap()).collect();
+    assert_eq!(told.len(), 2, "{told:?}");
+    assert!(told[0].contains("\"confidence\" is a required property"), "{told:?}");
+    assert!(told[1].contains("at /confidence: ") && told[1].contains("'why'"), "{told:?}");
+    let kept = data("model.responded");
+    assert_eq!(kept[2]["message"]["decision"], look(r#""confidence": 0.2, "#).as_str());
+    let called = data("tool_call.started");
+    assert_eq!(called.len(), 1, "only what was decided as asked is executed: {called:?}");
 }
 
 async fn another_model_can_write_the_answer(db: Db) {

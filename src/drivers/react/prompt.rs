@@ -8,21 +8,16 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use super::{callable, output_schema};
+use super::{React, callable, output_schema};
 use crate::drivers::Ask;
 use crate::message::{AssistantMessage, CallTarget, Conversation, ToolCall, Turn};
 use crate::providers::{ModelRequest, ToolChoice};
 
-/// The conversation of a request as decisions and observations. `answers_later`: a final decision
-/// only ends the work and the answer is written afterwards.
-pub(super) fn rewritten(
-    base: &ModelRequest<'_>,
-    ask: &Ask<'_>,
-    answers_later: bool,
-) -> Conversation {
+/// The conversation of a request as decisions and observations.
+pub(super) fn rewritten(base: &ModelRequest<'_>, ask: &Ask<'_>, driver: &React) -> Conversation {
     let mut system = base.conversation.system().to_owned();
     if !ask.answer_only {
-        describe_decisions(&mut system, base, ask, answers_later);
+        describe_decisions(&mut system, base, ask, driver);
     }
     let mut rewritten = Conversation::new(system);
     let mut user = String::new();
@@ -96,12 +91,7 @@ fn as_decisions(message: &AssistantMessage) -> String {
     message.tool_calls.iter().map(|call| decision(call).to_string()).collect::<Vec<_>>().join("\n")
 }
 
-fn describe_decisions(
-    system: &mut String,
-    base: &ModelRequest<'_>,
-    ask: &Ask<'_>,
-    answers_later: bool,
-) {
+fn describe_decisions(system: &mut String, base: &ModelRequest<'_>, ask: &Ask<'_>, driver: &React) {
     let may_call = ask.choice != ToolChoice::None && callable(base, ask).next().is_some();
     if may_call {
         system.push_str("\n\n## Tools");
@@ -126,7 +116,7 @@ fn describe_decisions(
         "To finish:\n{\"thought\": \"why the task is done\", \"type\": \"final_answer\", \"answer\": \"…\"}\n",
     );
     match output_schema(base, ask) {
-        _ if answers_later => {
+        _ if driver.final_via_inference => {
             system.push_str(
                 "`answer` says in one sentence what was found; you will be asked to write it out.",
             );
@@ -137,6 +127,13 @@ fn describe_decisions(
         Some(schema) => {
             let _ = write!(system, "`answer` is an object that matches this JSON Schema: {schema}");
         }
+    }
+    if let Some(fields) = &driver.fields {
+        let _ = write!(
+            system,
+            "\nEvery decision has further fields, at its top level, which match this JSON Schema: {}",
+            fields.described
+        );
     }
 }
 

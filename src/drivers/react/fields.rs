@@ -1,0 +1,46 @@
+//! The fields that an author's decisions have besides those of every decision
+//! (`react.decision_schema`).
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::extraction::Decision;
+use crate::bounds::schema::Schema;
+use crate::message::DECISION_FIELDS;
+
+/// Faults told to the model in one message.
+const MAX_FAULTS: usize = 8;
+
+/// What a decision must hold besides the fields that every decision has.
+#[derive(Debug, Clone)]
+pub struct DecisionFields {
+    /// The JSON Schema, as the author wrote it.
+    pub described: Value,
+    /// The same, compiled.
+    pub schema: Arc<Schema>,
+}
+
+impl DecisionFields {
+    /// Checks the further fields of a decision.
+    ///
+    /// # Errors
+    /// A clause that says what is wrong, without the values.
+    pub(super) fn check(&self, decision: &Decision<'_>) -> Result<(), String> {
+        let mut fields: Value = serde_json::from_str(decision.text)
+            .map_err(|error| format!("its fields cannot be read: {error}"))?;
+        if let Some(fields) = fields.as_object_mut() {
+            fields.retain(|name, _| !DECISION_FIELDS.contains(&name.as_str()));
+        }
+        self.schema.check(&fields, MAX_FAULTS).map_err(|rejected| {
+            let faults = rejected.faults().into_iter().map(|fault| match fault.pointer.as_str() {
+                "" => fault.masked,
+                pointer => format!("at {pointer}: {}", fault.masked),
+            });
+            format!(
+                "its further fields do not match their schema: {}",
+                faults.collect::<Vec<_>>().join("; ")
+            )
+        })
+    }
+}

@@ -9,6 +9,71 @@ use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, SeqAccess, Visitor
 /// Levels of JSON that is kept as text and read again later; the parser of values takes 128.
 pub const MAX_NESTING: usize = 96;
 
+/// Values in one text, names not counted: each takes up to 72 bytes of memory beside its text.
+pub const MAX_VALUES: usize = 200_000;
+
+/// Why JSON text is not read, as a clause.
+#[derive(Debug, thiserror::Error)]
+pub enum Unreadable {
+    /// It is not JSON, or not of the expected form.
+    #[error("{0}")]
+    Malformed(#[from] serde_json::Error),
+    /// Its values are nested too deep.
+    #[error("the JSON is nested more than {MAX_NESTING} levels deep")]
+    TooDeep,
+    /// It holds too many values.
+    #[error("the JSON holds more than {MAX_VALUES} values")]
+    TooMany,
+}
+
+/// Reads JSON text of at most [`MAX_NESTING`] levels and [`MAX_VALUES`] values.
+///
+/// # Errors
+/// [`Unreadable`].
+pub fn read<'a, T: Deserialize<'a>>(
+    json: &'a (impl AsRef<[u8]> + ?Sized),
+) -> Result<T, Unreadable> {
+    let json = json.as_ref();
+    let size = Size::of(json);
+    if size.levels > MAX_NESTING {
+        return Err(Unreadable::TooDeep);
+    }
+    if size.values > MAX_VALUES {
+        return Err(Unreadable::TooMany);
+    }
+    Ok(serde_json::from_slice(json)?)
+}
+
+/// What JSON text holds, by its brackets and commas outside of strings; of other text, anything.
+struct Size {
+    levels: usize,
+    values: usize,
+}
+
+impl Size {
+    fn of(json: &[u8]) -> Self {
+        let (mut depth, mut in_string, mut escaped) = (0_usize, false, false);
+        let mut size = Self { levels: 0, values: 1 };
+        for byte in json {
+            match byte {
+                _ if escaped => escaped = false,
+                b'\\' if in_string => escaped = true,
+                b'"' => in_string = !in_string,
+                _ if in_string => {}
+                b'[' | b'{' => {
+                    depth += 1;
+                    size.values += 1;
+                    size.levels = size.levels.max(depth);
+                }
+                b']' | b'}' => depth = depth.saturating_sub(1),
+                b',' => size.values += 1,
+                _ => {}
+            }
+        }
+        size
+    }
+}
+
 /// A list of at most so many entries; a longer one is refused while it is read.
 #[derive(Debug)]
 pub struct AtMost<T, const N: usize>(pub Vec<T>);
@@ -88,27 +153,13 @@ pub fn is_shallow(json: &str) -> bool {
 
 /// Whether JSON text is nested in at most so many levels.
 pub fn is_nested_within(json: &str, levels: usize) -> bool {
-    let (mut depth, mut in_string, mut escaped) = (0_usize, false, false);
-    for byte in json.bytes() {
-        match byte {
-            _ if escaped => escaped = false,
-            b'\\' if in_string => escaped = true,
-            b'"' => in_string = !in_string,
-            b'[' | b'{' if !in_string => {
-                depth += 1;
-                if depth > levels {
-                    return false;
-                }
-            }
-            b']' | b'}' if !in_string => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-    }
-    true
+    Size::of(json.as_bytes()).levels <= levels
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
 
     #[test]
@@ -120,6 +171,19 @@ mod tests {
         assert!(serde_json::from_str::<First<IgnoredAny>>(&list(1_000)).unwrap().0.is_some());
         assert!(serde_json::from_str::<First<IgnoredAny>>("[]").unwrap().0.is_none());
         assert!(serde_json::from_str::<First<IgnoredAny>>("[1, }").is_err());
+    }
+
+    #[test]
+    fn what_is_read_is_bounded() {
+        let list = |n: usize| format!("[{}]", vec!["{}"; n].join(","));
+        let nested = |n: usize| format!("{}1{}", r#"{"a":"#.repeat(n), "}".repeat(n));
+        let why = |text: &str| read::<Value>(text).map(|_| ()).map_err(|error| error.to_string());
+        assert_eq!(why(&list(99_999)), Ok(()));
+        assert_eq!(why(&list(100_001)).unwrap_err(), "the JSON holds more than 200000 values");
+        assert_eq!(why(&nested(96)), Ok(()));
+        assert_eq!(why(&nested(97)).unwrap_err(), "the JSON is nested more than 96 levels deep");
+        assert_eq!(why(&format!("{:?}", ",[{".repeat(100_000))), Ok(()), "strings are one value");
+        assert!(why("[1, }").unwrap_err().starts_with("expected value"));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior};
 use serde_json::Value;
 
 use super::Refused;
+use super::json;
 
 /// Bytes of a template.
 const MAX_SOURCE: usize = 1024 * 1024;
@@ -69,7 +70,7 @@ impl Templates {
     /// The same, where `fromjson` makes a value of JSON text.
     #[must_use]
     pub fn with_fromjson(mut self) -> Self {
-        let read = |text: &str| match serde_json::from_str::<Value>(text) {
+        let read = |text: &str| match json::read::<Value>(text) {
             Ok(value) => Ok(minijinja::Value::from(Serde(value))),
             Err(e) => Err(Error::new(ErrorKind::InvalidOperation, format!("fromjson: {e}"))),
         };

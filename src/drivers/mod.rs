@@ -11,6 +11,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
+use crate::bounds::json;
 use crate::message::{AssistantMessage, CallTarget, Conversation, ToolCall};
 use crate::providers::{Completion, ModelRequest, ToolChoice};
 
@@ -119,10 +120,10 @@ fn text_beside(text: String, calls: &[ToolCall]) -> String {
     if calls.is_empty() || !text.trim_start().starts_with('{') {
         return text;
     }
-    let Ok(said) = serde_json::from_str::<Value>(&text) else { return text };
+    let Ok(said) = json::read::<Value>(&text) else { return text };
     let is_said = |call: &ToolCall| {
         let arguments = if call.arguments.trim().is_empty() { "{}" } else { &call.arguments };
-        serde_json::from_str::<Value>(arguments).is_ok_and(|arguments| arguments == said)
+        json::read::<Value>(arguments).is_ok_and(|arguments| arguments == said)
     };
     if calls.iter().any(is_said) { String::new() } else { text }
 }

@@ -17,6 +17,7 @@ use serde_json::value::RawValue;
 use self::extraction::{Decision, first_decision, first_object};
 pub use self::fields::DecisionFields;
 use super::{Ask, Check, Driver, Place, Reading, Undecided, call_id, text_beside};
+use crate::bounds::json;
 use crate::message::{AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall};
 use crate::providers::{Completion, ModelRequest, ToolChoice, ToolOffer};
 
@@ -218,7 +219,7 @@ fn tool_call(
     }
     let args = decision.args.map_or("{}", RawValue::get);
     let value: Value =
-        serde_json::from_str(args).map_err(|error| format!("`args` cannot be read: {error}"))?;
+        json::read(args).map_err(|error| format!("`args` cannot be read: {error}"))?;
     if !value.is_object() {
         return Err("`args` must be an object".to_owned());
     }
@@ -306,15 +307,13 @@ fn call(place: Place, name: String, arguments: String, target: CallTarget) -> To
 
 /// An answer as text: the content of a JSON string, other JSON unchanged.
 fn text_of(answer: String) -> String {
-    serde_json::from_str::<String>(&answer).map_or(answer, |text| without_nul(&text))
+    json::read::<String>(&answer).map_or(answer, |text| without_nul(&text))
 }
 
 /// An answer as the arguments of the output tool; some models write the object as a string.
 fn object_in(answer: String) -> String {
-    match serde_json::from_str::<String>(&answer) {
-        Ok(text) if serde_json::from_str::<Value>(&text).is_ok_and(|value| value.is_object()) => {
-            text
-        }
+    match json::read::<String>(&answer) {
+        Ok(text) if json::read::<Value>(&text).is_ok_and(|value| value.is_object()) => text,
         _ => answer,
     }
 }

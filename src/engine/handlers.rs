@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::agents::definition::ValidatorSection;
+use crate::bounds::json;
 use crate::event::ValidationError;
 
 /// How long a connection may take to come about.
@@ -142,7 +143,7 @@ impl Handlers {
     ) -> Result<Vec<ValidationError>, HandlerError> {
         let answer = self.ask(&validator.url, validator.timeout_seconds, body, run_id).await;
         let judgement = answer.and_then(|(_, text)| {
-            serde_json::from_slice::<Judgement>(&text).map_err(|error| {
+            json::read::<Judgement>(&text).map_err(|error| {
                 tracing::warn!(%run_id, url = validator.url, %error, "the validator's answer is not understood");
                 HandlerError::NotUnderstood
             })
@@ -168,7 +169,7 @@ impl Handlers {
             if !is_json {
                 return Ok(String::from_utf8_lossy(&text).into_owned());
             }
-            serde_json::from_slice::<Shown>(&text).map(|shown| shown.content).map_err(|error| {
+            json::read::<Shown>(&text).map(|shown| shown.content).map_err(|error| {
                 tracing::warn!(%run_id, url, %error, "the reflection's answer is not understood");
                 HandlerError::NotUnderstood
             })

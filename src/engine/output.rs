@@ -2,11 +2,13 @@
 
 use serde_json::{Map, Value};
 
+use crate::bounds::json;
+
 /// The output of a text answer: one Markdown code fence is stripped, a JSON object is the output,
 /// everything else becomes `{"result": "<text>"}`.
 pub fn from_text(text: &str) -> Value {
     let body = strip_fence(text);
-    match serde_json::from_str::<Value>(body) {
+    match json::read::<Value>(body) {
         Ok(Value::Object(object)) => Value::Object(object),
         _ => Value::Object(Map::from_iter([("result".to_owned(), Value::String(body.to_owned()))])),
     }
@@ -14,7 +16,7 @@ pub fn from_text(text: &str) -> Value {
 
 /// The JSON object that a text holds, after stripping one code fence.
 pub fn object_from_text(text: &str) -> Option<Value> {
-    serde_json::from_str(strip_fence(text)).ok().filter(Value::is_object)
+    json::read(strip_fence(text)).ok().filter(Value::is_object)
 }
 
 /// The text without one surrounding Markdown code fence, and without surrounding white space.

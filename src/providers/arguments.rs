@@ -3,6 +3,7 @@
 //! The arguments are sent back byte for byte as the model wrote them. If they are not an object,
 //! their text is wrapped in one, so that the model sees its mistake next to the error result.
 
+use crate::bounds::json;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
@@ -22,7 +23,7 @@ impl<'a> ArgumentsObject<'a> {
     pub(super) fn new(arguments: &'a str) -> Self {
         let text = if arguments.trim().is_empty() { "{}" } else { arguments };
         let is_object = !text.contains("\\u0000") // which not every server reads
-            && serde_json::from_str::<Map<String, Value>>(text).is_ok();
+            && json::read::<Map<String, Value>>(text).is_ok();
         match serde_json::from_str(text) {
             Ok(object) if is_object => Self::Object(object),
             _ => Self::Malformed { malformed_json: arguments },

@@ -14,6 +14,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::FailureKind;
+use crate::bounds::json;
 
 /// Largest error body that is parsed, in bytes.
 const MAX_READ: usize = 64 * 1024;
@@ -70,7 +71,7 @@ pub(super) fn read_body(body: &[u8]) -> Reported {
             error.filter(|error| error.len() <= MAX_READ).map(|it| format!("{{\"error\":{it}}}"));
         short.as_ref().map_or(&body[..MAX_READ], |short| short.as_bytes())
     };
-    let Ok(value) = serde_json::from_slice::<Value>(body) else {
+    let Ok(value) = json::read::<Value>(body) else {
         return Reported {
             message: String::from_utf8_lossy(body).trim().to_owned(),
             ..Reported::default()

@@ -24,6 +24,7 @@ use super::tables::{
     Observation, RunOpening, RunProgress, RunRecord, ToolCallRecord,
 };
 use super::{ApprovalStatus, FORMAT, NewRun, RunWrite, SessionPlace, StoreError};
+use crate::bounds::json;
 use crate::event::{AuditRecord, Awaited, CallFailure, Event, ModelResponded, RunEvent, WaitKind};
 use crate::message::{CallTarget, ToolCall};
 use crate::run::{self, Caller, Outcome, RunStatus, Totals};
@@ -440,7 +441,7 @@ pub fn attach_payloads(calls: &mut [ToolCallRecord], events: Vec<Event>) {
 
 /// What a call was made with: a text where that is no JSON.
 fn arguments(call: &ToolCall) -> Value {
-    serde_json::from_str(&call.arguments).unwrap_or_else(|_| Value::String(call.arguments.clone()))
+    json::read(&call.arguments).unwrap_or_else(|_| Value::String(call.arguments.clone()))
 }
 
 /// The row of a write's events.

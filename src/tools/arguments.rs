@@ -4,6 +4,7 @@
 
 use serde_json::Value;
 
+use crate::bounds::json::{self, Unreadable};
 use crate::bounds::schema::{Fault, Rejected, Schema};
 use crate::event::ValidationError;
 
@@ -21,10 +22,11 @@ pub fn arguments_of(text: &str, schema: &Schema) -> Result<Value, String> {
 /// The arguments as an object. Some models write nothing where there is nothing to say.
 pub(super) fn parse(arguments: &str) -> Result<Value, String> {
     let text = if arguments.trim().is_empty() { "{}" } else { arguments };
-    match serde_json::from_str(text) {
+    match json::read(text) {
         Ok(object @ Value::Object(_)) => Ok(object),
         Ok(_) => Err("The arguments must be a JSON object.".into()),
-        Err(e) => Err(format!("The arguments are not valid JSON: {e}.")),
+        Err(Unreadable::Malformed(e)) => Err(format!("The arguments are not valid JSON: {e}.")),
+        Err(beyond) => Err(format!("The arguments are too much to read: {beyond}.")),
     }
 }
 

@@ -10,6 +10,7 @@ use crate::mock_model::{MockModel, Reply};
 use crate::service::{Db, Service, Setup, on_both_stores};
 
 on_both_stores! {
+    a_body_holds_a_bounded_number_of_values,
     names_of_a_request_have_a_length_a_form_and_a_number,
     schemas_of_a_request_are_bounded_before_they_are_compiled,
     arguments_for_a_callers_schema_that_doubles_are_answered,
@@ -64,6 +65,16 @@ async fn results_of(service: &Service, run: &Value) -> Vec<String> {
     let path = format!("/v1/runs/{}/tool-calls", run["run_id"].as_str().unwrap());
     let calls = service.get(&path).await.body["data"].as_array().unwrap().clone();
     calls.iter().map(|call| call["result"].as_str().unwrap_or_default().to_owned()).collect()
+}
+
+async fn a_body_holds_a_bounded_number_of_values(db: Db) {
+    let service = guide("  - text: done\n").start(db).await;
+    let path = "/v1/agents/guide/invoke-iterative";
+    let body = |values| json!({"inputs": {"task": "x", "list": vec![json!({}); values]}});
+    let refused = service.post(path, &body(200_000)).await;
+    let detail = "The body is too much to read: the JSON holds more than 200000 values.";
+    assert_eq!((refused.status.as_u16(), refused.body["detail"].as_str()), (400, Some(detail)));
+    assert_eq!(service.post(path, &body(90_000)).await.status, 200);
 }
 
 async fn names_of_a_request_have_a_length_a_form_and_a_number(db: Db) {

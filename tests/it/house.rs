@@ -199,6 +199,25 @@ fn what_others_wrote_goes_through_one_door() {
     }
 }
 
+/// JSON of models, tools and callers is read with bounds on its nesting and its number of values.
+/// Providers read typed answers under caps of their own; the sandbox and the command line read what
+/// this program wrote.
+#[test]
+fn json_that_others_wrote_is_read_with_bounds() {
+    let is_own = |path: &str| path.starts_with("tools/sandbox/") || path == "tools/declared.rs";
+    let rooms = ["drivers", "engine", "tools"];
+    let files = sources();
+    let is_read_here =
+        |s: &&Source| rooms.contains(&s.room.as_str()) || s.path == "http/edge/extract.rs";
+    for source in files.iter().filter(is_read_here).filter(|s| !is_test_file(s)) {
+        assert!(
+            !source.code.contains("serde_json::from_") || is_own(&source.path),
+            "src/{} parses JSON by itself: use bounds::json::read",
+            source.path
+        );
+    }
+}
+
 #[test]
 fn http_is_known_in_http_alone() {
     for source in

@@ -247,7 +247,7 @@ async fn what_scripts_write_has_bounds(db: Db) {
         ("errors", "import sys\nfor i in range(2000): sys.stderr.write('e' * 99999 + chr(10))\nsys.exit(5)".into(), "", "exit code 5"),
         ("deaf", "print('heard nothing')".into(), "", "heard nothing"),
         ("silent", "pass".into(), "", "wrote nothing"),
-        ("deep", "print('[' * 20000 + ']' * 20000)".into(), schema, "nested too deep"),
+        ("deep", "print('[' * 20000 + ']' * 20000)".into(), schema, "nested more than 96 levels deep"),
         ("deep-text", "print('[' * 20000)".into(), "", "[[[["),
         ("no-json", "print('n = 1')".into(), schema, "not JSON"),
         ("odd-json", "print('{\"n\": \"one\"}')".into(), schema, "at /n"),

@@ -9,6 +9,8 @@ use serde::de::IgnoredAny;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use crate::bounds::json::{self, Unreadable};
+
 /// A decision as the model wrote it, unchecked.
 #[derive(Debug, Deserialize)]
 pub(super) struct Decision<'a> {
@@ -46,7 +48,10 @@ pub(super) fn first_decision(text: &str) -> Result<Decision<'_>, String> {
     let mut problem = None;
     for object in Objects::of(text) {
         let read = object.and_then(|text| {
-            let decision: Decision<'_> = serde_json::from_str(text).map_err(|e| broken(&e))?;
+            let decision: Decision<'_> = json::read(text).map_err(|e| match e {
+                Unreadable::Malformed(error) => broken(&error),
+                beyond => format!("it cannot be read: {beyond}"),
+            })?;
             Ok(Decision { text, ..decision })
         });
         match read {
@@ -200,7 +205,7 @@ mod tests {
         let deep = format!("{}1{}", "{\"a\":".repeat(10_000), "}".repeat(10_000));
         assert_eq!(first_decision(&format!("{deep} {ANSWER}")).unwrap().text, ANSWER);
         let args = format!(r#"{{"type": "call_tool", "tool": "t", "args": {deep}}}"#);
-        assert_eq!(first_decision(&args).unwrap().text, args);
+        assert!(first_decision(&args).unwrap_err().contains("more than 96 levels"));
         assert!(first_decision(&"{".repeat(100_000)).is_err());
         assert!(first_decision(&"{\"".repeat(100_000)).is_err());
     }

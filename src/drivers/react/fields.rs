@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::extraction::Decision;
+use crate::bounds::json;
 use crate::bounds::schema::Schema;
 use crate::message::DECISION_FIELDS;
 
@@ -27,7 +28,7 @@ impl DecisionFields {
     /// # Errors
     /// A clause that says what is wrong, without the values.
     pub(super) fn check(&self, decision: &Decision<'_>) -> Result<(), String> {
-        let mut fields: Value = serde_json::from_str(decision.text)
+        let mut fields: Value = json::read(decision.text)
             .map_err(|error| format!("its fields cannot be read: {error}"))?;
         if let Some(fields) = fields.as_object_mut() {
             fields.retain(|name, _| !DECISION_FIELDS.contains(&name.as_str()));

@@ -9,6 +9,7 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 
 use super::{React, callable, output_schema};
+use crate::bounds::json;
 use crate::drivers::Ask;
 use crate::message::{AssistantMessage, CallTarget, Conversation, ToolCall, Turn};
 use crate::providers::{ModelRequest, ToolChoice};
@@ -77,8 +78,8 @@ fn as_decisions(message: &AssistantMessage) -> String {
         return message.text.clone();
     }
     let decision = |call: &ToolCall| {
-        let given = serde_json::from_str(&call.arguments)
-            .unwrap_or_else(|_| Value::from(call.arguments.as_str()));
+        let given =
+            json::read(&call.arguments).unwrap_or_else(|_| Value::from(call.arguments.as_str()));
         match call.target {
             CallTarget::Output => {
                 json!({"thought": message.text, "type": "final_answer", "answer": given})

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{OpenTurn, Phase, State, Step};
+use crate::bounds::json;
 use crate::event::{
     ApprovalBasis, Awaited, CallFailure, Resolution, RunEvent, ToolCallCompleted, WaitKind,
 };
@@ -161,10 +162,8 @@ fn review(turn: &OpenTurn, call: &ToolCall) -> RunEvent {
         | Resolution::DidNotHappen
         | Resolution::ChildEnded => None,
     });
-    let of_model = || {
-        serde_json::from_str(&call.arguments)
-            .unwrap_or_else(|_| Value::String(call.arguments.clone()))
-    };
+    let of_model =
+        || json::read(&call.arguments).unwrap_or_else(|_| Value::String(call.arguments.clone()));
     RunEvent::ApprovalRequested(Awaited {
         basis: ApprovalBasis::default(),
         escalation_target: None,

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::crashes::{unexecuted, unknown_outcome};
 use super::{OpenTurn, Phase, Proposal, RequiredCall, State, Step, same_call};
+use crate::bounds::json;
 use crate::drivers::Undecided;
 use crate::engine::{Contract, output, phrases};
 use crate::event::{CallFailure, DecisionFailed, RunEvent, ValidationError};
@@ -293,7 +294,7 @@ impl State {
 
     fn proposed_by(&self, call: &ToolCall) -> RunEvent {
         let arguments = if call.arguments.trim().is_empty() { "{}" } else { &call.arguments };
-        let (output, problem) = match serde_json::from_str::<Value>(arguments) {
+        let (output, problem) = match json::read::<Value>(arguments) {
             Ok(output) => (output, None),
             Err(error) => {
                 (Value::String(call.arguments.clone()), Some(format!("not valid JSON: {error}")))

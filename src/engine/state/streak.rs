@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+use crate::bounds::json;
 use crate::message::{ToolCall, canonical_json};
 
 /// How often the last call of a tool was made in a row with the same arguments and the same result.
@@ -32,6 +33,6 @@ fn fingerprint(call: &ToolCall, result: &str) -> Vec<u8> {
 
 /// A text that is equal for calls of the same tool with the same arguments.
 pub(super) fn same_call(call: &ToolCall) -> String {
-    let arguments = serde_json::from_str::<Value>(&call.arguments).map(canonical_json);
+    let arguments = json::read::<Value>(&call.arguments).map(canonical_json);
     format!("{}\0{}", call.name, arguments.as_deref().unwrap_or(&call.arguments))
 }

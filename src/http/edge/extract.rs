@@ -17,6 +17,7 @@ use serde_json::{Map, Value};
 use uuid::Uuid;
 
 use super::problem::{Code, Problem};
+use crate::bounds::json::{self, Unreadable};
 use crate::bounds::text::{quoted, shortened};
 use crate::event::ValidationError;
 use crate::http::state::App;
@@ -110,11 +111,13 @@ pub(crate) fn object(body: &[u8]) -> Result<Map<String, Value>, Problem> {
             "The body contains the character \\u0000, which cannot be stored.",
         ));
     }
-    match serde_json::from_slice(body) {
-        Ok(Value::Object(object)) => Ok(object),
-        Ok(_) => Err(Problem::new(Code::MalformedJson, "The body must be a JSON object.")),
-        Err(e) => Err(Problem::new(Code::MalformedJson, format!("The body is not JSON: {e}."))),
-    }
+    let refused = match json::read(body) {
+        Ok(Value::Object(object)) => return Ok(object),
+        Ok(_) => "The body must be a JSON object.".to_owned(),
+        Err(Unreadable::Malformed(e)) => format!("The body is not JSON: {e}."),
+        Err(beyond) => format!("The body is too much to read: {beyond}."),
+    };
+    Err(Problem::new(Code::MalformedJson, refused))
 }
 
 /// Whether JSON text contains an escaped NUL. A raw NUL is not valid JSON anyway.

@@ -19,6 +19,7 @@ use super::page::{Listing, PARTS, PartParams, by_number, next_offset};
 use super::redacted;
 use super::run_views::UsageView;
 use super::runs::existing;
+use crate::bounds::json;
 use crate::event::{CompactionCause, ContextCompacted, Event, RunEvent};
 use crate::http::document::vocabulary::{Decision, ToolCallState};
 use crate::http::edge::auth::{RunsRead, Scoped};
@@ -352,7 +353,7 @@ fn exchange(said: &AssistantMessage, results: &[ToolResult]) -> Vec<Message> {
 
 /// Parses JSON; other text becomes a string.
 pub(crate) fn json_or_text(text: &str) -> Value {
-    serde_json::from_str(text).unwrap_or_else(|_| Value::from(text))
+    json::read(text).unwrap_or_else(|_| Value::from(text))
 }
 
 /// List a run's model responses

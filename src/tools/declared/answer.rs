@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::Wrong;
 use super::file::ResponseSection;
+use crate::bounds::json;
 use crate::outbound::Response;
 use crate::tools::results::MAX_RESULT;
 
@@ -57,7 +58,7 @@ impl Shown {
         if !is_json(kind) && self.pointer.is_none() {
             return self.text(body, kind);
         }
-        let value: Value = match serde_json::from_slice(body) {
+        let value: Value = match json::read(body) {
             Ok(value) => value,
             Err(_) if self.pointer.is_none() => return self.text(body, kind),
             Err(_) => {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::bounds::json::is_shallow;
+use crate::bounds::json::{self, Unreadable};
 use crate::bounds::schema::{Fault, Rejected, Schema};
 use crate::bounds::secrets::{REDACTED, redact, redacted};
 use crate::event::ToolProgress;
@@ -52,10 +52,10 @@ impl<'a> Said<'a> {
 
     /// Whether a line of standard error is more than progress, which is passed on.
     pub(super) fn is_output(&mut self, line: &str) -> bool {
-        if !line.starts_with('{') || line.len() > MAX_PROGRESS || !is_shallow(line) {
+        if !line.starts_with('{') || line.len() > MAX_PROGRESS {
             return true;
         }
-        let Ok(Line { progress }) = serde_json::from_str(line) else { return true };
+        let Ok(Line { progress }) = json::read(line) else { return true };
         if self.may_tell() {
             let (call_id, tool) = (self.context.call_id, self.tool.to_owned());
             let mut progress = progress;
@@ -177,11 +177,10 @@ fn checked(schema: &Schema, stdout: &Output, text: &str) -> Result<(), String> {
     if stdout.omitted > 0 {
         return Err(odd("it is too long."));
     }
-    if !is_shallow(text) {
-        return Err(odd("it is nested too deep."));
-    }
-    let value: Value =
-        serde_json::from_str(text).map_err(|e| odd(&format!("it is not JSON: {e}.")))?;
+    let value: Value = json::read(text).map_err(|error| match error {
+        Unreadable::Malformed(error) => odd(&format!("it is not JSON: {error}.")),
+        beyond => odd(&format!("{beyond}.")),
+    })?;
     schema.check(&value, MAX_FAULTS).map_err(|rejected: Rejected| {
         let fault = |Fault { pointer, masked, .. }| {
             let place = if pointer.is_empty() { "the answer".to_owned() } else { pointer };

@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::{InterceptorError, glob};
 use crate::bounds::expression::Expression;
 use crate::bounds::glob::Glob;
+use crate::bounds::json;
 use crate::bounds::pattern::{Author, Pattern};
 use crate::bounds::template::{Templates, Undefined};
 use crate::run::OF_RESULTS;
@@ -131,6 +132,6 @@ impl After {
 
 /// A result as a value: what its JSON says where it is an object or a list, else its text.
 fn read(text: &str) -> Value {
-    let parsed = text.trim_start().starts_with(['{', '[']).then(|| serde_json::from_str(text).ok());
+    let parsed = text.trim_start().starts_with(['{', '[']).then(|| json::read(text).ok());
     parsed.flatten().unwrap_or_else(|| Value::from(text))
 }

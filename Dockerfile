@@ -14,16 +14,17 @@ RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates
     && rm -rf /var/lib/apt/lists/* && useradd --create-home --uid 10001 toolloop
 COPY --from=build /usr/local/bin/toolloop /usr/local/bin/toolloop
 WORKDIR /home/toolloop
-COPY --chown=toolloop agents agents
-COPY --chown=toolloop scenarios scenarios
-COPY --chown=toolloop skills skills
+# Definitions belong to root: the service, and what its tools do, cannot change them.
+COPY agents agents
+COPY scenarios scenarios
+COPY skills skills
 # The image has Python and a shell, and no Node.js: of the tools that are programs that one is left out.
-COPY --chown=toolloop tools/files.yaml tools/largest_files.sh tools/text.yaml tools/word_count.py tools/
-COPY --chown=toolloop workspace workspace
-# Volumes begin with the owner of the directory that they are mounted on.
-RUN mkdir -p data && chown toolloop /home/toolloop data
+COPY tools/files.yaml tools/largest_files.sh tools/text.yaml tools/word_count.py tools/
+# All that the service writes. Volumes begin with the owner of the directory that they are mounted on.
+RUN mkdir data workspace && chown root:root . && chown toolloop data workspace && chmod 700 data workspace
 USER toolloop
-ENV TOOLLOOP_SERVER__LISTEN=0.0.0.0:8080
+ENV TOOLLOOP_SERVER__LISTEN=0.0.0.0:8080 \
+    DATABASE_URL=sqlite:///home/toolloop/data/toolloop.db
 EXPOSE 8080
 HEALTHCHECK --interval=10s --timeout=3s --start-period=5s CMD curl -fsS http://127.0.0.1:8080/healthz
 ENTRYPOINT ["toolloop"]

@@ -239,7 +239,23 @@ fn the_compose_files_mount_what_is_there_and_pass_every_key() {
         }
         let stop = seconds(service["stop_grace_period"].as_str().unwrap());
         assert!(stop >= 30 + CLOSING, "{file}");
+        let hardened = ["read_only", "tmpfs", "cap_drop", "security_opt"].map(|key| &service[key]);
+        let expected =
+            [json!(true), json!(["/tmp"]), json!(["ALL"]), json!(["no-new-privileges:true"])];
+        assert_eq!(hardened, expected.each_ref(), "{file}");
+        assert!(!text(file).contains("PASSWORD:-"), "{file} has a default password");
     }
+}
+
+#[test]
+fn the_image_lets_the_service_write_its_data_and_its_workspaces_only() {
+    let image = text("Dockerfile");
+    let (_, run) = image.split_once("FROM debian").unwrap();
+    assert!(!run.contains("--chown"), "definitions belong to root");
+    assert!(!run.contains("COPY workspace"), "no workspace is in the image");
+    let given: Vec<&str> =
+        run.split("chown toolloop ").skip(1).filter_map(|rest| rest.split(" &&").next()).collect();
+    assert_eq!(given, ["data workspace"]);
 }
 
 /// The names of metrics in an expression.

@@ -112,6 +112,8 @@ CREATE UNIQUE INDEX runs_idempotency ON runs (tenant, idempotency_key) WHERE ide
 -- The queue, those that wait for their session, and those that were asked to cancel meanwhile.
 CREATE INDEX runs_queue ON runs (available_at, id)
     WHERE status = 'queued' AND (session_place IS NULL OR session_place = 'holds');
+CREATE INDEX runs_queue_by_tenant ON runs (tenant, available_at, id)
+    WHERE status = 'queued' AND (session_place IS NULL OR session_place = 'holds');
 CREATE INDEX runs_session_waiting ON runs (tenant, session_id, session_place, available_at, id)
     WHERE status = 'queued' AND session_place <> 'holds';
 CREATE INDEX runs_begun ON runs (available_at, id) WHERE status = 'queued' AND started_at IS NOT NULL;

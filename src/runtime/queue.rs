@@ -26,6 +26,8 @@ const FRESH: Duration = Duration::from_secs(1);
 pub(super) struct Queue {
     /// Wakes the loop that takes runs.
     pub(super) changed: Notify,
+    /// The tenant whose run was taken last.
+    last_served: Mutex<String>,
     /// Whether the last look left runs behind.
     has_more: AtomicBool,
     counted: Mutex<Option<Counted>>,
@@ -187,9 +189,14 @@ impl Runtime {
             if room == 0 || self.is_draining() || !inner.lease.holds() {
                 return Ok(());
             }
+            let last_served = inner.queue.last_served.lock().clone();
             let limit = u32::try_from(room).unwrap_or(u32::MAX);
-            let claimed = self.claimed(inner.store.claim(&inner.owner, limit)).await?;
+            let claim = inner.store.claim(&inner.owner, limit, &last_served);
+            let claimed = self.claimed(claim).await?;
             let has_more = claimed.len() == room;
+            if let Some((last, _)) = claimed.last() {
+                last.run.tenant.clone_into(&mut inner.queue.last_served.lock());
+            }
             inner.queue.has_more.store(has_more, Ordering::Relaxed);
             self.resume_all(claimed, RunSlots::for_worker);
             if !has_more {

@@ -26,6 +26,7 @@ mod outbox;
 mod ownership;
 mod postgres;
 pub mod projection;
+mod queue;
 mod rate_limit;
 mod recall;
 mod replicas;

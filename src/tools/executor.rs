@@ -212,6 +212,14 @@ struct Asked<'a> {
     has_network: bool,
 }
 
+/// What a call would do with its arguments.
+struct Considered {
+    /// The arguments as canonical JSON.
+    canonical: String,
+    context: ToolContext,
+    actions: Vec<Action>,
+}
+
 /// A call that cannot be prepared.
 enum Unprepared {
     Answered(Box<Finished>),
@@ -249,7 +257,7 @@ impl Asked<'_> {
         &self,
         arguments: &Value,
         changed_by: Option<usize>,
-    ) -> Result<Vec<Action>, Unprepared> {
+    ) -> Result<Considered, Unprepared> {
         let Self { call, scope, offered, .. } = self;
         if let Some(place) = changed_by {
             arguments::check(&offered.arguments, arguments).map_err(|message| {
@@ -260,7 +268,7 @@ impl Asked<'_> {
         let canonical = canonical_json(arguments.clone());
         let context = self.context(&canonical);
         match guarded(scope.timeout, offered.tool.actions(arguments, &context)).await {
-            Ok(actions) => Ok(actions),
+            Ok(actions) => Ok(Considered { canonical, context, actions }),
             // What a call would do cannot be told, so it cannot be judged: a check that cannot
             // decide blocks.
             Err(Failure::Told(CallFailure::ToolError, message)) => {
@@ -371,13 +379,12 @@ impl Executor {
             Ok(arguments) => arguments,
             Err(finished) => return Ok(Prepared::Answered(*finished)),
         };
-        let (arguments, actions) = match self.intercept(&asked, arguments).await {
+        let (arguments, considered) = match self.intercept(&asked, arguments).await {
             Ok(intercepted) => intercepted,
             Err(Unprepared::Answered(finished)) => return Ok(Prepared::Answered(*finished)),
             Err(Unprepared::Fatal(error)) => return Err(error),
         };
-        let canonical = canonical_json(arguments.clone());
-        let context = asked.context(&canonical);
+        let Considered { canonical, context, actions } = considered;
         let (tool, options) = (&offered.tool, &offered.options);
         let declared = tool.info().effect;
         let effect = actions.iter().map(|action| action.effect).max().unwrap_or(declared);
@@ -447,38 +454,39 @@ impl Executor {
         &self,
         asked: &Asked<'_>,
         mut arguments: Value,
-    ) -> Result<(Value, Vec<Action>), Unprepared> {
+    ) -> Result<(Value, Considered), Unprepared> {
         let tool = &asked.call.name;
         // Until the arguments are changed.
-        let mut actions: Option<Vec<Action>> = None;
+        let mut considered: Option<Considered> = None;
         let mut changed_by = None;
         for interceptor in self.interceptors.before(tool) {
-            if actions.is_none() && interceptor.looks_at_paths() {
-                actions = Some(asked.actions(&arguments, changed_by.take()).await?);
+            if considered.is_none() && interceptor.looks_at_paths() {
+                considered = Some(asked.actions(&arguments, changed_by.take()).await?);
             }
             let inputs = &asked.scope.inputs;
-            let seen = Seen { tool, arguments: &arguments, inputs, actions: actions.as_deref() };
+            let actions = considered.as_ref().map(|considered| considered.actions.as_slice());
+            let seen = Seen { tool, arguments: &arguments, inputs, actions };
             match interceptor.judge(&seen) {
                 Intercepted::Untouched => {}
                 Intercepted::Rewritten(rewritten) => {
-                    (arguments, actions) = (rewritten, None);
+                    (arguments, considered) = (rewritten, None);
                     changed_by = Some(interceptor.place());
                 }
                 Intercepted::Blocked(reason) => {
                     let shown_arguments = shown(&arguments, canonical_json(arguments.clone()));
                     let reason = format!("Blocked by an interceptor: {reason}");
-                    let actions = actions.map(|actions| Action::recorded(&actions.into()));
+                    let actions = considered.map(|it| Action::recorded(&it.actions.into()));
                     let actions = actions.unwrap_or_default();
                     let objection = blocking("interceptor", reason);
                     return Err(blocked(asked.call, objection, shown_arguments, actions).into());
                 }
             }
         }
-        let actions = match actions {
-            Some(actions) => actions,
+        let considered = match considered {
+            Some(considered) => considered,
             None => asked.actions(&arguments, changed_by).await?,
         };
-        Ok((arguments, actions))
+        Ok((arguments, considered))
     }
 
     /// Executes a call whose start is stored. A timeout, a panic, a cancellation and the tool's own

@@ -12,6 +12,7 @@ on_both_stores! {
     an_orphan_is_decided_on_while_all_workers_are_busy,
     a_journal_that_cannot_be_read_fails_its_run_and_no_other,
     a_run_that_crashes_its_replica_takes_no_other_with_it,
+    tenants_take_turns_in_the_queue,
 }
 
 const BUSY: &str = "[runtime]\nlease = \"2s\"\nqueue_workers = 1";
@@ -175,4 +176,21 @@ async fn a_run_that_crashes_its_replica_takes_no_other_with_it(db: Db) {
         let done = service.until(run, |run| run["finished_at"].is_string()).await;
         assert_eq!(done["status"], "completed", "{done:#}");
     }
+}
+
+async fn tenants_take_turns_in_the_queue(db: Db) {
+    let brief = "steps: [{delay_ms: 50, text: done}]";
+    let mut service = setup().scenario("slow", brief).config(BUSY).start(db).await;
+    let other = json!({"name": "other", "tenant": "other", "scopes": ["admin"]});
+    let other = service.post("/v1/keys", &other).await.body["key"].as_str().unwrap().to_owned();
+    for _ in 0..100 {
+        service.enqueue("slow").await;
+    }
+    let first = std::mem::replace(&mut service.key, other);
+    let only = service.enqueue("slow").await;
+    is(&service, &only, "completed").await;
+    service.key = first;
+    let left = service.get("/v1/runs?status=queued&limit=200").await.body["data"].clone();
+    let left = left.as_array().unwrap().len();
+    assert!(left > 50, "the one run of a tenant waited for the many of another: {left} are left");
 }

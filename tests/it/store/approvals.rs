@@ -104,7 +104,7 @@ async fn a_parked_run_has_no_owner_and_waits(db: Db) {
     db.commit_again("me", &write).await;
     let row = db.store.run(TENANT, script.id).await.unwrap().unwrap();
     assert_eq!((row.status, row.owner, row.crash_count), (RunStatus::AwaitingApproval, None, 0));
-    assert!(db.store.claim("you", 9).await.unwrap().is_empty());
+    assert!(db.store.claim("you", 9, "").await.unwrap().is_empty());
     assert_eq!(db.store.release("me").await.unwrap(), 0);
     let asked = db.asked(script.id).await.remove(0);
     let sent = &write.events[1];
@@ -130,9 +130,9 @@ async fn the_last_answer_queues_the_run(db: Db) {
     let audit = audited(&one, "allowed");
     let first = Answer { audit: Some(audit.clone()), ..approved() };
     assert_eq!(db.answer(script.id, &one, &first).await, Some(RunStatus::AwaitingApproval));
-    assert!(db.store.claim("you", 9).await.unwrap().is_empty());
+    assert!(db.store.claim("you", 9, "").await.unwrap().is_empty());
     assert_eq!(db.answer(script.id, &two, &approved()).await, Some(RunStatus::Queued));
-    let claimed = db.store.claim("you", 9).await.unwrap().remove(0);
+    let claimed = db.store.claim("you", 9, "").await.unwrap().remove(0);
     assert_eq!((claimed.run.id, claimed.run.crash_count, claimed.run.epoch), (script.id, 0, 2));
     script.epoch = 2;
     db.commit("you", &script.write(vec![completed(json!(1))])).await;
@@ -177,7 +177,7 @@ async fn an_answer_before_the_park_is_not_lost(db: Db) {
     let warned = RunEvent::BudgetWarned { condition: 0, warning: "much".into() };
     db.commit("me", &parked(script.write(vec![warned]))).await;
     assert_eq!(db.status(script.id).await, RunStatus::Queued, "it waits for nothing any more");
-    assert_eq!(db.store.claim("you", 9).await.unwrap().len(), 1);
+    assert_eq!(db.store.claim("you", 9, "").await.unwrap().len(), 1);
 }
 
 async fn answers_race_the_park(db: Db) {
@@ -241,7 +241,7 @@ async fn what_is_waited_for_long_enough_expires(db: Db) {
     assert_eq!(db.store.expire_approvals().await.unwrap(), 0);
     let soon = RunEvent::ApprovalRequested(awaited(&soon, WaitKind::Approval, TimeDelta::zero()));
     assert_eq!(db.answer(alone.id, &late, &approved()).await, Some(RunStatus::Queued));
-    let claimed = db.store.claim("me", 9).await.unwrap();
+    let claimed = db.store.claim("me", 9, "").await.unwrap();
     alone.epoch = claimed.iter().find(|claimed| claimed.run.id == alone.id).unwrap().run.epoch;
     db.commit("me", &parked(alone.write(vec![soon]))).await;
     assert_eq!(db.store.expire_approvals().await.unwrap(), 1);
@@ -277,7 +277,7 @@ async fn a_cancel_request_that_meets_the_park_is_not_lost(db: Db) {
     let outcome = db.store.request_cancel(TENANT, script.id, "key", Some("enough")).await.unwrap();
     assert!(matches!(outcome, Some(CancelOutcome::Requested(_))), "{outcome:?}");
     db.commit("me", &write).await;
-    let claimed = db.store.claim("you", 9).await.unwrap().remove(0);
+    let claimed = db.store.claim("you", 9, "").await.unwrap().remove(0);
     assert_eq!(claimed.run.cancel_reason.as_deref(), Some("enough"));
 }
 

@@ -42,7 +42,7 @@ async fn a_run_is_taken_by_its_name(db: Db) {
     );
     assert_eq!(db.store.claim_run("you", Uuid::now_v7()).await.unwrap(), None);
     assert_eq!(
-        db.store.claim("you", 10).await.unwrap().remove(0).run.id,
+        db.store.claim("you", 10, "").await.unwrap().remove(0).run.id,
         one.id,
         "the other one still waits"
     );

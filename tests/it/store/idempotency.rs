@@ -135,14 +135,14 @@ async fn a_queued_run_is_counted_claimed_released_and_cancelled(db: Db) {
         db.commit("me", &script.start()).await;
     }
     assert_eq!(db.store.queued().await.unwrap(), 2);
-    let claimed = db.store.claim("you", 1).await.unwrap().remove(0).run;
+    let claimed = db.store.claim("you", 1, "").await.unwrap().remove(0).run;
     assert_eq!((claimed.id, claimed.epoch, claimed.crash_count), (first.id, 1, 0));
     assert_eq!(db.store.queued().await.unwrap(), 1);
     assert!(db.store.give_back("you", first.id, 1, GivenBack::AtOnce).await.unwrap());
     let row = db.store.run(TENANT, first.id).await.unwrap().unwrap();
     assert_eq!((row.status, row.owner, row.started_at), (RunStatus::Queued, None, None));
     db.cancel(first.id).await;
-    let again = db.store.claim("you", 9).await.unwrap();
+    let again = db.store.claim("you", 9, "").await.unwrap();
     assert_eq!(again.iter().map(|claimed| claimed.run.id).collect::<Vec<_>>(), [second.id]);
     assert_eq!(db.store.queued().await.unwrap(), 0);
 }

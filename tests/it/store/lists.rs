@@ -158,7 +158,7 @@ async fn a_row_that_cannot_be_read_fails_alone(db: Db) {
     let newest = db.store.runs(TENANT, &RunFilter::default(), &page(3, None)).await.unwrap();
     let newest: Vec<_> = newest.iter().map(|run| run.id).collect();
     assert_eq!(newest, [scripts[3].id, scripts[2].id, scripts[0].id], "a page is full");
-    let claimed = db.store.claim("you", 9).await.unwrap();
+    let claimed = db.store.claim("you", 9, "").await.unwrap();
     assert_eq!(claimed.iter().map(|claimed| claimed.run.id).collect::<Vec<_>>(), [scripts[3].id]);
 }
 

@@ -1,6 +1,7 @@
 //! Who drives a run: claims, cancelling, leases, and what a sweep makes of dead replicas' runs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::{Connection, PgConnection};
@@ -11,6 +12,8 @@ use super::*;
 
 on_both! {
     each_queued_run_is_claimed_once,
+    tenants_take_turns,
+    tenants_in_great_number_take_turns,
     a_claim_gives_all_that_is_needed_and_fences_the_past,
     a_queued_run_is_claimed_to_be_cancelled,
     one_that_waits_for_its_session_is_claimed_to_be_cancelled,
@@ -32,6 +35,47 @@ on_both! {
 
 const FOREVER: Duration = Duration::from_hours(1);
 
+async fn tenants_take_turns(db: Db) {
+    for (tenant, runs) in [("a", 9), ("b", 1), ("c", 3)] {
+        for _ in 0..runs {
+            let mut script = Script::queued();
+            script.caller =
+                Arc::new(Caller { tenant: tenant.into(), ..Caller::clone(&script.caller) });
+            db.commit("me", &script.start()).await;
+        }
+    }
+    let claim = async |limit, last_served| -> String {
+        let claimed = db.store.claim("you", limit, last_served).await.unwrap();
+        claimed.iter().map(|claimed| claimed.run.tenant.as_str()).collect()
+    };
+    assert_eq!(claim(1, "").await, "a");
+    assert_eq!(claim(1, "a").await, "b");
+    assert_eq!(claim(1, "b").await, "c");
+    assert_eq!(claim(1, "c").await, "a", "the first is next to the last");
+    assert_eq!(claim(4, "a").await, "ccaa", "as many as there are");
+    assert_eq!(claim(9, "zz").await, "aaaaa");
+    assert_eq!(claim(9, "zz").await, "");
+}
+
+async fn tenants_in_great_number_take_turns(db: Db) {
+    for number in 0..100 {
+        let mut script = Script::queued();
+        let tenant = format!("tenant-{number:03}");
+        script.caller = Arc::new(Caller { tenant, ..Caller::clone(&script.caller) });
+        db.commit("me", &script.start()).await;
+    }
+    let mut last_served = "tenant-090".to_owned();
+    let mut served = BTreeSet::new();
+    for _ in 0..15 {
+        for claimed in db.store.claim("you", 7, &last_served).await.unwrap() {
+            last_served.clone_from(&claimed.run.tenant);
+            assert!(served.insert(claimed.run.tenant));
+        }
+        assert!(served.contains("tenant-091"), "they begin behind the one that was served last");
+    }
+    assert_eq!(served.len(), 100);
+}
+
 async fn each_queued_run_is_claimed_once(db: Db) {
     let mut expected = Vec::new();
     for _ in 0..40 {
@@ -46,7 +90,7 @@ async fn each_queued_run_is_claimed_once(db: Db) {
             let owner = format!("replica-{number}");
             let mut mine = Vec::new();
             loop {
-                let claimed = store.claim(&owner, 3).await.unwrap();
+                let claimed = store.claim(&owner, 3, "").await.unwrap();
                 assert!(claimed.len() <= 3);
                 if claimed.is_empty() {
                     return mine;
@@ -58,7 +102,7 @@ async fn each_queued_run_is_claimed_once(db: Db) {
     let mut claimed: Vec<Uuid> = claimers.join_all().await.into_iter().flatten().collect();
     // A locked row is skipped, not waited for: what nobody took is still there.
     claimed.extend(
-        db.store.claim("last", 100).await.unwrap().into_iter().map(|claimed| claimed.run.id),
+        db.store.claim("last", 100, "").await.unwrap().into_iter().map(|claimed| claimed.run.id),
     );
     claimed.sort_unstable();
     expected.sort_unstable();
@@ -69,7 +113,7 @@ async fn a_claim_gives_all_that_is_needed_and_fences_the_past(db: Db) {
     let mut script = Script::queued();
     let new = script.new.clone().unwrap();
     db.commit("me", &script.start()).await;
-    let claimed = db.store.claim("you", 10).await.unwrap().remove(0);
+    let claimed = db.store.claim("you", 10, "").await.unwrap().remove(0);
     assert_eq!(
         (claimed.run.id, claimed.run.status, claimed.run.epoch),
         (script.id, RunStatus::Running, 1)
@@ -104,7 +148,7 @@ async fn a_queued_run_is_claimed_to_be_cancelled(db: Db) {
     );
     assert_eq!(claimed.definition, r#"{"name":"reader"}"#);
     assert!(db.store.claim_cancelled("you", 10).await.unwrap().is_empty());
-    assert_eq!(db.store.claim("you", 10).await.unwrap()[0].run.id, other.id);
+    assert_eq!(db.store.claim("you", 10, "").await.unwrap()[0].run.id, other.id);
 }
 
 async fn one_that_waits_for_its_session_is_claimed_to_be_cancelled(db: Db) {
@@ -122,7 +166,7 @@ async fn one_that_waits_for_its_session_is_claimed_to_be_cancelled(db: Db) {
     waits.epoch = 0;
     db.commit("me", &holder.start()).await;
     db.commit("me", &waits.start()).await;
-    assert!(db.store.claim("you", 10).await.unwrap().is_empty());
+    assert!(db.store.claim("you", 10, "").await.unwrap().is_empty());
     db.cancel(waits.id).await;
     assert_eq!(db.status(waits.id).await, RunStatus::Cancelled);
     assert_eq!(db.status(holder.id).await, RunStatus::Running);
@@ -193,7 +237,7 @@ async fn cancelling_races_claiming(db: Db) {
         db.commit("me", &script.start()).await;
         let (outcome, claimed) = tokio::join!(
             db.store.request_cancel(TENANT, script.id, "key", None),
-            db.store.claim("you", 10)
+            db.store.claim("you", 10, "")
         );
         assert!(matches!(outcome, Ok(Some(CancelOutcome::Requested(_)))), "{outcome:?}");
         let asked = db.store.cancel_requests("you").await.unwrap().len();
@@ -230,7 +274,7 @@ async fn a_release_counts_no_crash(db: Db) {
     );
     assert_eq!(db.status(scripts[1].id).await, RunStatus::Running);
     assert_eq!(db.store.release("me").await.unwrap(), 1);
-    let claimed = db.store.claim("she", 10).await.unwrap();
+    let claimed = db.store.claim("she", 10, "").await.unwrap();
     assert_eq!(claimed.len(), 2);
     assert!(claimed.iter().all(|claimed| claimed.run.crash_count == 0 && claimed.run.epoch == 2));
     assert_eq!(db.status(scripts[2].id).await, RunStatus::Running);
@@ -298,7 +342,7 @@ async fn a_dead_replica_is_swept_and_a_living_one_is_not(db: Db) {
         db.commit_one("dead", &lost.write(vec![completed(json!(1))])).await,
         WriteOutcome::Fenced
     );
-    let claimed = db.store.claim("alive", 10).await.unwrap().remove(0);
+    let claimed = db.store.claim("alive", 10, "").await.unwrap().remove(0);
     assert_eq!((claimed.run.id, claimed.run.crash_count), (lost.id, 1));
     assert!(claimed.run.epoch > 1);
 }
@@ -363,7 +407,7 @@ async fn a_replica_declared_dead_may_come_back_without_its_runs(db: Db) {
         db.commit_one("me", &script.write(vec![completed(json!(1))])).await,
         WriteOutcome::Fenced
     );
-    assert_eq!(db.store.claim("me", 1).await.unwrap()[0].run.id, script.id);
+    assert_eq!(db.store.claim("me", 1, "").await.unwrap()[0].run.id, script.id);
 }
 
 async fn a_run_whose_owner_nobody_knows_is_taken_over(db: Db) {
@@ -384,7 +428,7 @@ async fn a_run_of_a_newer_format_is_left_to_newer_versions(db: Db) {
     assert!(db.store.give_back("me", begun.id, 1, GivenBack::AtOnce).await.unwrap());
     db.store.request_cancel(TENANT, cancelled.id, "key", None).await.unwrap();
     db.execute(&format!("UPDATE runs SET format = 2 WHERE id <> '{}'", plain.id)).await;
-    let claimed = db.store.claim("you", 10).await.unwrap();
+    let claimed = db.store.claim("you", 10, "").await.unwrap();
     assert_eq!(claimed.iter().map(|c| c.run.id).collect::<Vec<_>>(), [plain.id]);
     assert_eq!(claimed[0].run.format, 1);
     assert_eq!(db.store.claim_begun("you", 10).await.unwrap(), []);
@@ -419,10 +463,10 @@ async fn what_waits_again_is_told_once_per_batch(db: Db) {
     let batch: Vec<RunWrite> = (0..10).map(|_| Script::queued().start()).collect();
     db.store.commit("me", &batch).await.unwrap();
     assert_eq!(hints.recv().await.unwrap(), Wakeup::Queue);
-    let run = db.store.claim("you", 1).await.unwrap().remove(0).run;
+    let run = db.store.claim("you", 1, "").await.unwrap().remove(0).run;
     assert!(db.store.give_back("you", run.id, run.epoch, GivenBack::AtOnce).await.unwrap());
     assert_eq!(hints.recv().await.unwrap(), Wakeup::Queue);
-    db.store.claim("never registered", 10).await.unwrap();
+    db.store.claim("never registered", 10, "").await.unwrap();
     assert_eq!(db.store.sweep(&[]).await.unwrap().requeued.len(), 10);
     assert_eq!(hints.recv().await.unwrap(), Wakeup::Queue);
     // Nothing was left over from any of them.
@@ -445,7 +489,7 @@ async fn sqlite_takes_over_at_once_what_an_earlier_process_left() {
     assert_eq!(gone, ["before"]);
     let swept = db.store.sweep(&gone).await.unwrap();
     assert_eq!(swept, Swept { replicas: 1, requeued: vec![script.id] });
-    assert_eq!(db.store.claim("after", 1).await.unwrap()[0].run.id, script.id);
+    assert_eq!(db.store.claim("after", 1, "").await.unwrap()[0].run.id, script.id);
 }
 
 /// Waits until somebody in this database waits for a lock.

@@ -190,7 +190,7 @@ async fn a_definition_goes_when_nobody_needs_it(db: Db) {
     db.age_definitions(before).await;
     db.store.release("me").await.unwrap();
     db.store.delete_ended(before, 10).await.unwrap();
-    assert_eq!(db.store.claim("you", 1).await.unwrap()[0].definition, r#"{"name":"a"}"#);
+    assert_eq!(db.store.claim("you", 1, "").await.unwrap()[0].definition, r#"{"name":"a"}"#);
 
     // Whoever starts runs says so now and then: a definition in use is young.
     let db = db.reopen().await;

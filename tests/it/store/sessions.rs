@@ -45,7 +45,7 @@ async fn end(db: &Db, script: &mut Script) {
 
 /// Claims for `me`, and goes on with what was claimed.
 async fn claim(db: &Db, scripts: &mut [Script]) -> Vec<Uuid> {
-    let claimed = db.store.claim("me", 10).await.unwrap();
+    let claimed = db.store.claim("me", 10, "").await.unwrap();
     for claimed in &claimed {
         let script = scripts.iter_mut().find(|script| script.id == claimed.run.id).unwrap();
         script.epoch = claimed.run.epoch;
@@ -199,7 +199,7 @@ async fn many_claim_at_once_and_each_session_has_one_run(db: Db) {
         let mut tasks = JoinSet::new();
         for _ in 0..3 {
             let db = db.clone();
-            tasks.spawn(async move { db.store.claim("me", 3).await.unwrap() });
+            tasks.spawn(async move { db.store.claim("me", 3, "").await.unwrap() });
         }
         let claimed: Vec<_> = tasks.join_all().await.into_iter().flatten().collect();
         let mut sessions: Vec<_> =

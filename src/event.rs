@@ -4,7 +4,6 @@
 //! the rows, SSE and logs are derived from them. An event records what happened; `engine::state`
 //! decides what happens next.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
@@ -14,15 +13,16 @@ use strum::{IntoStaticStr, VariantNames};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::message::{AssistantMessage, CallTarget, FinishReason, Turn, Usage};
-use crate::run::{
-    Action, Autonomy, Consumption, Effect, OnUnknownOutcome, Outcome, RunError, TerminationReason,
-};
+use crate::message::Turn;
+use crate::run::{Action, Autonomy, Outcome, RunError, TerminationReason};
 
 mod audit;
+mod calls;
 mod changes;
+mod compaction;
 mod delta;
 mod labels;
+mod models;
 mod progress;
 mod scan;
 mod served;
@@ -30,9 +30,14 @@ mod totals;
 mod waiting;
 
 pub use audit::{Act, AuditAction, AuditRecord, SERVICE};
+pub use calls::{
+    CallFailure, NetworkUse, Replaced, ToolCallBlocked, ToolCallCompleted, ToolCallStarted,
+};
 pub use changes::{ChangeKind, FileChange, MAX_DIFF};
+pub use compaction::{CompactionCause, ContextCompacted, Summary, SummaryCall};
 pub use delta::{ModelDelta, Piece};
 pub use labels::{LabelCause, LabelsChanged};
+pub use models::{DecisionFailed, ModelResponded, ModelRetried};
 pub use progress::ToolProgress;
 pub use scan::{Disguise, InjectionKind, ScanSource, ScanWarned, Suspicion};
 pub use served::stored;
@@ -295,174 +300,6 @@ pub enum RunEvent {
     RunCancelled(Ending),
 }
 
-/// A model's answer with its usage.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct ModelResponded {
-    /// The attempt, 1-based.
-    pub attempt: u32,
-    /// The iteration within the attempt, 1-based.
-    pub iteration: u32,
-    /// The provider that answered.
-    pub provider: String,
-    /// The model that answered, without the provider.
-    pub model: String,
-    /// The answer.
-    pub message: AssistantMessage,
-    /// Why the model stopped.
-    pub finish_reason: FinishReason,
-    /// Tokens and cost of the call.
-    pub usage: Usage,
-    /// Milliseconds from the first try to the answer.
-    pub latency_ms: u64,
-    /// Failed tries before the answer.
-    pub retries: u32,
-    /// Whether a fallback model answered.
-    pub fallback: bool,
-    /// Whether the model was asked before, and its answer lost with the replica. The usage has that
-    /// call too, estimated to be as much.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub repeated: bool,
-    /// For the caller.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub warnings: Vec<String>,
-}
-
-/// A failed try of a model call that is not the last one.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct ModelRetried {
-    /// The attempt, 1-based.
-    pub attempt: u32,
-    /// The iteration within the attempt, 1-based.
-    pub iteration: u32,
-    /// The provider that was asked.
-    pub provider: String,
-    /// The model that was asked, without the provider.
-    pub model: String,
-    /// What was wrong: `transient`, `rate_limited`, `quota_exhausted`, `not_found` or
-    /// `context_length`.
-    pub reason: String,
-    /// HTTP status, if there was an answer.
-    pub status: Option<u16>,
-    /// The provider's message.
-    pub message: String,
-    /// Milliseconds until the next try.
-    pub wait_ms: u64,
-    /// The model that takes over, as `provider/model`, if another one is asked next.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(nullable = false)]
-    pub fallback: Option<String>,
-}
-
-/// An answer without a valid decision.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct DecisionFailed {
-    /// The attempt, 1-based.
-    pub attempt: u32,
-    /// The iteration within the attempt, 1-based.
-    pub iteration: u32,
-    /// What is wrong with the answer.
-    pub error: String,
-    /// The user message that asks for another decision.
-    pub feedback: String,
-}
-
-/// A compaction of the conversation, so that the next model call fits the context window.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct ContextCompacted {
-    /// The attempt, 1-based.
-    pub attempt: u32,
-    /// The iteration within the attempt, 1-based.
-    pub iteration: u32,
-    /// Why the conversation was compacted.
-    pub cause: CompactionCause,
-    /// The calls whose results were replaced by a note of their size.
-    pub cleared: Vec<Uuid>,
-    /// Replaces the oldest turns.
-    pub summary: Option<Summary>,
-    /// The model call that wrote the summary, even if the summary was unusable.
-    pub call: Option<SummaryCall>,
-    /// Failed tries of the call that did not fit and of the one that wrote the summary.
-    pub failed_tries: u32,
-    /// The model's context window in tokens, if known.
-    pub window: Option<u64>,
-    /// Estimated input tokens of the next model call before the compaction.
-    pub tokens_before: u64,
-    /// Estimated input tokens of the next model call after the compaction.
-    pub tokens_after: u64,
-    /// Bytes of system prompt and turns before the compaction.
-    pub bytes_before: u64,
-    /// Bytes of system prompt and turns after the compaction.
-    pub bytes_after: u64,
-}
-
-impl ContextCompacted {
-    pub fn shrank(&self) -> bool {
-        self.bytes_after < self.bytes_before
-    }
-}
-
-/// Why a conversation was compacted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum CompactionCause {
-    /// By our estimate.
-    WindowNearlyFull,
-    /// The provider rejected a call that did not fit.
-    ProviderRefused,
-}
-
-/// What replaces the oldest turns of a conversation.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[schema(as = ContextSummary)]
-pub struct Summary {
-    /// Number of turns that it replaces: the oldest, except the run's first message and the last
-    /// two.
-    pub turns: usize,
-    /// The user message that replaces them.
-    pub text: String,
-}
-
-/// The model call that wrote a summary.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct SummaryCall {
-    /// The provider that answered.
-    pub provider: String,
-    /// The model that answered, without the provider.
-    pub model: String,
-    /// Tokens and cost of the call.
-    pub usage: Usage,
-    /// Milliseconds from the first try to the answer.
-    pub latency_ms: u64,
-}
-
-/// A dispatched call; stored before the tool runs.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct ToolCallStarted {
-    /// The call.
-    pub call_id: Uuid,
-    /// Its tool.
-    pub tool: String,
-    /// What repeating the call would do.
-    pub effect: Effect,
-    /// Idempotency key, stable across crashes: hash of run, attempt, iteration, index, tool and
-    /// canonical arguments.
-    pub effect_key: String,
-    /// `allowed`, `warned`, or `escalated` after an approval.
-    pub decision: String,
-    /// The gate's reason, if any.
-    pub reason: Option<String>,
-    /// What the gate judged.
-    #[serde(default, skip_serializing_if = "is_unknown")]
-    #[schema(value_type = Vec<Action>)]
-    pub actions: Arc<[Action]>,
-    /// What the call takes of the run's budget.
-    #[serde(default, skip_serializing_if = "Consumption::is_nothing")]
-    pub consumes: Consumption,
-    /// What happens if a crash leaves the call's outcome unknown; absent for `review`.
-    #[serde(default, skip_serializing_if = "OnUnknownOutcome::is_review")]
-    pub on_unknown_outcome: OnUnknownOutcome,
-}
-
 /// A reached limit that allows one last model call for an answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct LimitReached {
@@ -496,135 +333,6 @@ pub struct SkillActivated {
     /// Whether it is active in the run that started this one, and only its restrictions apply here.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub inherited: bool,
-}
-
-/// Why a call has an error result.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum CallFailure {
-    /// No tool of that name.
-    UnknownTool,
-    /// The arguments are not JSON or do not match the tool's schema.
-    InvalidArguments,
-    /// The tool reported an error.
-    ToolError,
-    Panicked,
-    Timeout,
-    /// Beyond the number of calls per response; does not count as failing.
-    Excess,
-    /// The response was truncated within the call.
-    Truncated,
-    /// The run ended before the call did.
-    Cancelled,
-    /// A limit was reached before the call was executed.
-    NotExecuted,
-    /// It is unknown after a crash whether the call took effect.
-    UnknownOutcome,
-    /// The result looks like an attempt to give the model instructions, and was withheld from it.
-    Withheld,
-}
-
-impl CallFailure {
-    /// Whether the text of the failure is the tool's, and not the service's.
-    pub fn is_of_tool(self) -> bool {
-        matches!(self, Self::ToolError)
-    }
-
-    /// Whether the call counts towards `error_threshold`.
-    pub fn counts_as_failing(self) -> bool {
-        !matches!(self, Self::Excess | Self::Cancelled | Self::NotExecuted)
-    }
-}
-
-/// The result of a call.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct ToolCallCompleted {
-    /// The call.
-    pub call_id: Uuid,
-    /// The tool, or the unknown name.
-    pub tool: String,
-    /// Only calls of tools are counted and listed.
-    pub target: CallTarget,
-    /// What the model reads.
-    pub content: String,
-    /// Why the call has an error result; null if it succeeded.
-    pub failure: Option<CallFailure>,
-    /// Milliseconds of execution.
-    pub duration_ms: u64,
-    /// Whether the result of an earlier identical call was reused.
-    pub cached: bool,
-    /// A note of the loop, shown to the model after the result.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(nullable = false)]
-    pub note: Option<String>,
-    /// What the call did to files; absent where that is unknown.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(nullable = false)]
-    pub changes: Option<Vec<FileChange>>,
-    /// What the call's programs asked the network; absent where that is nothing.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(nullable = false)]
-    pub network: Option<NetworkUse>,
-    /// What the tool returned is not what the model reads.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(nullable = false)]
-    pub replaced: Option<Replaced>,
-}
-
-/// What the programs of a call asked the network.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(default)]
-pub struct NetworkUse {
-    /// Requests that were sent.
-    #[schema(required)]
-    pub requests: u64,
-    /// Requests that were refused.
-    #[schema(required)]
-    pub refused: u64,
-    /// Whether the run's budget refused one of them, which ends the run.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub over_budget: bool,
-}
-
-/// A result that an interceptor replaced; what the tool returned is not kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[schema(as = ReplacedResult)]
-pub struct Replaced {
-    /// The place of the interceptor among `interceptors.after`, 1-based.
-    pub interceptor: usize,
-    /// Bytes of what the tool returned.
-    pub bytes: u64,
-}
-
-impl ToolCallCompleted {
-    /// The result with the note.
-    pub fn model_text(&self) -> Cow<'_, str> {
-        match &self.note {
-            None => Cow::Borrowed(&self.content),
-            Some(note) => Cow::Owned(format!("{}\n\n{note}", self.content)),
-        }
-    }
-}
-
-/// A call that the gate or an interceptor rejected.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct ToolCallBlocked {
-    /// The call.
-    pub call_id: Uuid,
-    /// Its tool.
-    pub tool: String,
-    /// The rule that decided.
-    pub rule: String,
-    /// `blocked`.
-    pub decision: String,
-    /// Why, in words.
-    pub reason: String,
-    /// What the model reads.
-    pub content: String,
-    /// What the gate judged; empty where it could not be told what the call would do.
-    #[serde(default, skip_serializing_if = "is_unknown")]
-    #[schema(value_type = Vec<Action>)]
-    pub actions: Arc<[Action]>,
 }
 
 /// An error in a proposed output or an input.
@@ -731,13 +439,13 @@ fn is_zero_u32(count: &u32) -> bool {
     *count == 0
 }
 
-fn is_unknown(actions: &Arc<[Action]>) -> bool {
-    actions.is_empty()
-}
-
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "required by serde")]
 fn is_zero(count: &usize) -> bool {
     *count == 0
+}
+
+fn is_unknown(actions: &Arc<[Action]>) -> bool {
+    actions.is_empty()
 }
 
 #[cfg(test)]

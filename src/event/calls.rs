@@ -1,0 +1,169 @@
+//! A tool call from its start to its result.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use super::FileChange;
+use crate::message::CallTarget;
+use crate::run::{Action, Consumption, Effect, OnUnknownOutcome};
+
+/// A dispatched call; stored before the tool runs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ToolCallStarted {
+    /// The call.
+    pub call_id: Uuid,
+    /// Its tool.
+    pub tool: String,
+    /// What repeating the call would do.
+    pub effect: Effect,
+    /// Idempotency key, stable across crashes: hash of run, attempt, iteration, index, tool and
+    /// canonical arguments.
+    pub effect_key: String,
+    /// `allowed`, `warned`, or `escalated` after an approval.
+    pub decision: String,
+    /// The gate's reason, if any.
+    pub reason: Option<String>,
+    /// What the gate judged.
+    #[serde(default, skip_serializing_if = "super::is_unknown")]
+    #[schema(value_type = Vec<Action>)]
+    pub actions: Arc<[Action]>,
+    /// What the call takes of the run's budget.
+    #[serde(default, skip_serializing_if = "Consumption::is_nothing")]
+    pub consumes: Consumption,
+    /// What happens if a crash leaves the call's outcome unknown; absent for `review`.
+    #[serde(default, skip_serializing_if = "OnUnknownOutcome::is_review")]
+    pub on_unknown_outcome: OnUnknownOutcome,
+}
+
+/// Why a call has an error result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum CallFailure {
+    /// No tool of that name.
+    UnknownTool,
+    /// The arguments are not JSON or do not match the tool's schema.
+    InvalidArguments,
+    /// The tool reported an error.
+    ToolError,
+    Panicked,
+    Timeout,
+    /// Beyond the number of calls per response; does not count as failing.
+    Excess,
+    /// The response was truncated within the call.
+    Truncated,
+    /// The run ended before the call did.
+    Cancelled,
+    /// A limit was reached before the call was executed.
+    NotExecuted,
+    /// It is unknown after a crash whether the call took effect.
+    UnknownOutcome,
+    /// The result looks like an attempt to give the model instructions, and was withheld from it.
+    Withheld,
+}
+
+impl CallFailure {
+    /// Whether the text of the failure is the tool's, and not the service's.
+    pub fn is_of_tool(self) -> bool {
+        matches!(self, Self::ToolError)
+    }
+
+    /// Whether the call counts towards `error_threshold`.
+    pub fn counts_as_failing(self) -> bool {
+        !matches!(self, Self::Excess | Self::Cancelled | Self::NotExecuted)
+    }
+}
+
+/// The result of a call.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ToolCallCompleted {
+    /// The call.
+    pub call_id: Uuid,
+    /// The tool, or the unknown name.
+    pub tool: String,
+    /// Only calls of tools are counted and listed.
+    pub target: CallTarget,
+    /// What the model reads.
+    pub content: String,
+    /// Why the call has an error result; null if it succeeded.
+    pub failure: Option<CallFailure>,
+    /// Milliseconds of execution.
+    pub duration_ms: u64,
+    /// Whether the result of an earlier identical call was reused.
+    pub cached: bool,
+    /// A note of the loop, shown to the model after the result.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub note: Option<String>,
+    /// What the call did to files; absent where that is unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub changes: Option<Vec<FileChange>>,
+    /// What the call's programs asked the network; absent where that is nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub network: Option<NetworkUse>,
+    /// What the tool returned is not what the model reads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub replaced: Option<Replaced>,
+}
+
+/// What the programs of a call asked the network.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct NetworkUse {
+    /// Requests that were sent.
+    #[schema(required)]
+    pub requests: u64,
+    /// Requests that were refused.
+    #[schema(required)]
+    pub refused: u64,
+    /// Whether the run's budget refused one of them, which ends the run.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub over_budget: bool,
+}
+
+/// A result that an interceptor replaced; what the tool returned is not kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = ReplacedResult)]
+pub struct Replaced {
+    /// The place of the interceptor among `interceptors.after`, 1-based.
+    pub interceptor: usize,
+    /// Bytes of what the tool returned.
+    pub bytes: u64,
+}
+
+impl ToolCallCompleted {
+    /// The result with the note.
+    pub fn model_text(&self) -> Cow<'_, str> {
+        match &self.note {
+            None => Cow::Borrowed(&self.content),
+            Some(note) => Cow::Owned(format!("{}\n\n{note}", self.content)),
+        }
+    }
+}
+
+/// A call that the gate or an interceptor rejected.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ToolCallBlocked {
+    /// The call.
+    pub call_id: Uuid,
+    /// Its tool.
+    pub tool: String,
+    /// The rule that decided.
+    pub rule: String,
+    /// `blocked`.
+    pub decision: String,
+    /// Why, in words.
+    pub reason: String,
+    /// What the model reads.
+    pub content: String,
+    /// What the gate judged; empty where it could not be told what the call would do.
+    #[serde(default, skip_serializing_if = "super::is_unknown")]
+    #[schema(value_type = Vec<Action>)]
+    pub actions: Arc<[Action]>,
+}

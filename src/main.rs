@@ -8,7 +8,21 @@ use toolloop::tools::sandbox;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
+/// `mi_option_purge_delay` of mimalloc.h, which the crate does not name: the milliseconds after which
+/// freed memory is given back to the system.
+const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
+
+/// Has the allocator give freed memory back at once: a few requests of a megabyte would otherwise
+/// leave hundreds of them with the process. `MIMALLOC_PURGE_DELAY` in the environment has precedence.
+#[expect(unsafe_code, reason = "the allocator has no safe interface to its options")]
+fn give_memory_back() {
+    // SAFETY: The function checks the number of the option and writes a number into a static table.
+    // No other thread exists yet that could read it.
+    unsafe { libmimalloc_sys::mi_option_set_default(PURGE_DELAY, 0) }
+}
+
 fn main() -> ExitCode {
+    give_memory_back();
     if std::env::args_os().nth(1).is_some_and(|command| command == sandbox::SUPERVISOR) {
         return sandbox::supervise();
     }

@@ -118,16 +118,13 @@ impl Store {
 
     /// Tenants with queued runs, in the order of their turns: some of them where there are many.
     async fn tenants_in_line(&self, last_served: &str) -> Result<Vec<String>, StoreError> {
-        let mut tenants = self.tenants_from("").await?;
-        if tenants.len() == MAX_TENANTS as usize {
-            let behind = self.tenants_from(last_served).await?;
-            if !behind.is_empty() {
-                return Ok(behind);
-            }
-        }
-        let behind = tenants.partition_point(|tenant| tenant.as_str() <= last_served);
-        tenants.rotate_left(behind);
-        Ok(tenants)
+        let mut first = self.tenants_from("").await?;
+        let is_cut = first.len() == MAX_TENANTS as usize;
+        let behind = first.split_off(first.partition_point(|it| it.as_str() <= last_served));
+        let mut turns = if is_cut { self.tenants_from(last_served).await? } else { behind };
+        turns.extend(first);
+        turns.truncate(MAX_TENANTS as usize);
+        Ok(turns)
     }
 
     /// The first tenants with queued runs behind this one, by name.

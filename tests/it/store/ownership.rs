@@ -14,6 +14,7 @@ on_both! {
     each_queued_run_is_claimed_once,
     tenants_take_turns,
     tenants_in_great_number_take_turns,
+    the_last_of_many_tenants_does_not_get_all,
     a_claim_gives_all_that_is_needed_and_fences_the_past,
     a_queued_run_is_claimed_to_be_cancelled,
     one_that_waits_for_its_session_is_claimed_to_be_cancelled,
@@ -55,6 +56,18 @@ async fn tenants_take_turns(db: Db) {
     assert_eq!(claim(4, "a").await, "ccaa", "as many as there are");
     assert_eq!(claim(9, "zz").await, "aaaaa");
     assert_eq!(claim(9, "zz").await, "");
+}
+
+async fn the_last_of_many_tenants_does_not_get_all(db: Db) {
+    for number in (0..100).chain([99; 4]) {
+        let mut script = Script::queued();
+        let tenant = format!("tenant-{number:03}");
+        script.caller = Arc::new(Caller { tenant, ..Caller::clone(&script.caller) });
+        db.commit("me", &script.start()).await;
+    }
+    let claimed = db.store.claim("you", 5, "tenant-098").await.unwrap();
+    let tenants: Vec<&str> = claimed.iter().map(|it| it.run.tenant.as_str()).collect();
+    assert_eq!(tenants, ["tenant-099", "tenant-000", "tenant-001", "tenant-002", "tenant-003"]);
 }
 
 async fn tenants_in_great_number_take_turns(db: Db) {

@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::Definition;
 use super::checks::{self, compile_schema};
-use super::definition::{GovernanceSection, PathsSection};
+use super::definition::{CommandsSection, GovernanceSection, NetworkSection, PathsSection};
 use super::prompt::{PromptError, Templates};
 use super::rules::Rules;
 use super::yaml::{self, DefinitionError};
@@ -76,47 +76,19 @@ impl Agent {
     /// # Errors
     /// None in practice: what compiled once compiles again.
     pub fn narrowed_by_parent(
-        &self,
+        self: &Arc<Self>,
         autonomy: Autonomy,
         parent: &GovernanceSection,
         elsewhere: Option<&str>,
-    ) -> Result<Self, DefinitionError> {
-        let mut definition = self.definition.clone();
-        let rules = &mut definition.governance;
-        rules.autonomy = rules.autonomy.min(autonomy);
-        rules.mode = rules.mode.min(parent.mode);
-        for (tools, policy) in &parent.tool_policies {
-            let own = rules.tool_policies.entry(tools.clone()).or_insert(*policy);
-            *own = (*own).max(*policy);
+    ) -> Result<Arc<Self>, DefinitionError> {
+        let rules = narrowed(&self.definition.governance, autonomy, parent, elsewhere);
+        if rules == self.definition.governance {
+            return Ok(Arc::clone(self));
         }
-        let mut flow = rules.flow_rules();
-        for rule in parent.flow_rules() {
-            if !flow.contains(&rule) {
-                flow.push(rule);
-            }
-        }
-        rules.flow = (!flow.is_empty()).then_some(flow);
-        if elsewhere.is_none() {
-            add_missing(&mut rules.paths.private, &parent.paths.private);
-        }
-        add_missing(&mut rules.commands.deny, &parent.commands.deny);
-        add_missing(&mut rules.commands.require_approval, &parent.commands.require_approval);
-        let PathsSection { deny, deny_in, .. } = &mut rules.paths;
-        let own = match elsewhere {
-            None => deny,
-            Some(directory) => deny_in.entry(directory.to_owned()).or_default(),
-        };
-        add_missing(own, &parent.paths.deny);
-        for (directory, globs) in &parent.paths.deny_in {
-            add_missing(deny_in.entry(directory.clone()).or_default(), globs);
-        }
-        deny_in.retain(|_, globs| !globs.is_empty());
-        add_missing(&mut rules.network.deny, &parent.network.deny);
-        let requests = [rules.network.max_requests, parent.network.max_requests];
-        rules.network.max_requests = requests.into_iter().flatten().min();
+        let definition = Definition { governance: rules, ..self.definition.clone() };
         let json = serde_json::to_string(&definition)
             .map_err(|e| DefinitionError::at("", e.to_string()))?;
-        Self::compile(definition, json)
+        Self::compile(definition, json).map(Arc::new)
     }
 
     fn compile(definition: Definition, json: String) -> Result<Self, DefinitionError> {
@@ -221,6 +193,58 @@ impl Agent {
         };
         workspace.replace("{session_id}", &session)
     }
+}
+
+/// The rules of an agent whose run was started by another one's.
+fn narrowed(
+    own: &GovernanceSection,
+    autonomy: Autonomy,
+    parent: &GovernanceSection,
+    elsewhere: Option<&str>,
+) -> GovernanceSection {
+    // Named one by one, so that a new section does not compile until this says what it means here.
+    let GovernanceSection {
+        autonomy: _, // that of the run, which its skills may have narrowed
+        mode,
+        paths: PathsSection { read: _, write: _, deny, private, deny_in },
+        network: NetworkSection { allow: _, deny: denied_hosts, allow_private: _, max_requests },
+        commands: CommandsSection { allow: _, deny: denied_commands, require_approval },
+        tool_policies,
+        flow: _,
+        injection: _,
+        approval_timeout: _,
+        budget: _, // of the whole tree
+    } = parent;
+    let mut rules = own.clone();
+    rules.autonomy = rules.autonomy.min(autonomy);
+    rules.mode = rules.mode.min(*mode);
+    for (tools, policy) in tool_policies {
+        let own = rules.tool_policies.entry(tools.clone()).or_insert(*policy);
+        *own = (*own).max(*policy);
+    }
+    let mut flow = rules.flow_rules();
+    add_missing(&mut flow, &parent.flow_rules());
+    if flow != rules.flow_rules() {
+        rules.flow = Some(flow);
+    }
+    add_missing(&mut rules.commands.deny, denied_commands);
+    add_missing(&mut rules.commands.require_approval, require_approval);
+    match elsewhere {
+        None => {
+            add_missing(&mut rules.paths.private, private);
+            add_missing(&mut rules.paths.deny, deny);
+        }
+        Some(directory) if !deny.is_empty() => {
+            add_missing(rules.paths.deny_in.entry(directory.to_owned()).or_default(), deny);
+        }
+        Some(_) => {}
+    }
+    for (directory, globs) in deny_in {
+        add_missing(rules.paths.deny_in.entry(directory.clone()).or_default(), globs);
+    }
+    add_missing(&mut rules.network.deny, denied_hosts);
+    rules.network.max_requests = rules.network.max_requests.into_iter().chain(*max_requests).min();
+    rules
 }
 
 fn add_missing<T: PartialEq + Clone>(rules: &mut Vec<T>, more: &[T]) {

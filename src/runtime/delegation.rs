@@ -533,19 +533,7 @@ pub(super) fn narrowed(
 ) -> Result<Arc<Agent>, DefinitionError> {
     let elsewhere =
         Some(directory).filter(|directory| !is_always_in(directory, &agent.definition.workspace));
-    let GovernanceSection { tool_policies, paths, network, commands, .. } = parent;
-    let adds_nothing = tool_policies.is_empty()
-        && paths.deny.is_empty()
-        && paths.deny_in.is_empty()
-        && network.deny.is_empty()
-        && network.max_requests.is_none()
-        && commands.deny.is_empty()
-        && commands.require_approval.is_empty();
-    let own = &agent.definition.governance;
-    if adds_nothing && own.autonomy <= autonomy && own.mode <= parent.mode {
-        return Ok(Arc::clone(agent));
-    }
-    agent.narrowed_by_parent(autonomy, parent, elsewhere).map(Arc::new)
+    agent.narrowed_by_parent(autonomy, parent, elsewhere)
 }
 
 /// Whether runs of an agent with that workspace work in this directory.

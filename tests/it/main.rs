@@ -54,6 +54,7 @@ mod mock_ollama;
 mod mock_server;
 mod model_choice;
 mod narrowing;
+mod obedient;
 mod openai_histories;
 mod openai_responses;
 mod openai_streams;

@@ -125,9 +125,12 @@ pub(crate) struct Counts {
     pub(crate) open: usize,
 }
 
+/// Chooses an answer by the request.
+type Policy = Arc<dyn Fn(&Value) -> Reply + Send + Sync>;
+
 struct Shared {
     script: Mutex<VecDeque<Reply>>,
-    always: Mutex<Option<Reply>>,
+    always: Mutex<Option<Policy>>,
     seen: Mutex<Vec<Seen>>,
     counts: watch::Sender<Counts>,
 }
@@ -169,7 +172,12 @@ impl MockModel {
 
     /// What is answered when the queue is empty.
     pub(crate) fn always(&self, reply: Reply) {
-        *self.shared.always.lock().unwrap() = Some(reply);
+        self.decides(move |_| reply.clone());
+    }
+
+    /// Who answers when the queue is empty, by the request.
+    pub(crate) fn decides(&self, policy: impl Fn(&Value) -> Reply + Send + Sync + 'static) {
+        *self.shared.always.lock().unwrap() = Some(Arc::new(policy));
     }
 
     /// All requests so far, refused ones included.
@@ -274,9 +282,9 @@ async fn serve(
         refuse(&refusal)
     } else {
         let scripted = shared.script.lock().unwrap().pop_front();
-        let fallback = || shared.always.lock().unwrap().clone();
+        let policy = || shared.always.lock().unwrap().clone();
         scripted
-            .or_else(fallback)
+            .or_else(|| policy().map(|policy| policy(&body)))
             .unwrap_or_else(|| refuse("the test scripted no answer for this request"))
     };
     answer(reply, number, &body, open).await

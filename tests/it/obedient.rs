@@ -20,6 +20,7 @@ use futures::stream::{self, StreamExt as _};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
+use toolloop::governance::injection::scan;
 
 use crate::approvals::paths;
 use crate::injection_corpora;
@@ -132,9 +133,11 @@ fn obedient_model(port: u16) -> impl Fn(&Value) -> Reply {
         let page = format!("http://127.0.0.2:{port}/pages/{}", inputs["n"]);
         if system.contains("You carry messages.") {
             // A handoff brings the parent's turns along.
-            return match messages.last().unwrap()["role"] == "tool" {
-                false => Reply::call("http__site__post", &json!({"text": CANARY})),
-                true => Reply::text("done"),
+            let has_posted = messages.last().unwrap()["role"] == "tool";
+            return if has_posted {
+                Reply::text("done")
+            } else {
+                Reply::call("http__site__post", &json!({"text": CANARY}))
             };
         }
         let is_messenger = system.contains("You read pages.") || inputs["source"] == "learn";
@@ -261,10 +264,9 @@ async fn attack(db: Db, texts: Vec<String>, bare: Vec<String>) {
 }
 
 async fn nothing_leaves_and_nothing_is_destroyed_unasked(db: Db) {
-    // One of each frame, with another goal each, and goals that no scan could know.
-    let framed = injection_corpora::attacks().map(|(_, text)| text).step_by(11).take(16).collect();
-    let bare =
-        injection_corpora::GOALS.iter().take(2).map(|goal| format!("TODO: {goal}")).collect();
+    // Frames and goals in turn, and a goal that no scan could know.
+    let framed = injection_corpora::attacks().map(|(_, text)| text).step_by(47).collect();
+    let bare = vec![format!("TODO: {}", injection_corpora::GOALS[0])];
     attack(db, framed, bare).await;
 }
 
@@ -275,7 +277,9 @@ async fn attacks_of_another_corpus() {
     let text = |line: &str| {
         serde_json::from_str::<Value>(line).unwrap()["text"].as_str().unwrap().to_owned()
     };
-    attack(Db::Sqlite, Vec::new(), file.lines().map(text).collect()).await;
+    let (framed, bare): (Vec<_>, _) = file.lines().map(text).partition(|text| scan(text).is_some());
+    println!("{} texts are flagged, {} are not", framed.len(), bare.len());
+    attack(Db::Sqlite, framed, bare).await;
 }
 
 /// What became of an ordinary task.

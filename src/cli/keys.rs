@@ -133,6 +133,9 @@ async fn carry_out(client: &Client, command: &KeysCommand) -> anyhow::Result<()>
             } else {
                 print(made.get("key").and_then(Value::as_str).unwrap_or_default())?;
                 print_notice("This key is shown only once.");
+                for warning in made["warnings"].as_array().into_iter().flatten() {
+                    print_notice(&format!("Warning: {}", warning.as_str().unwrap_or_default()));
+                }
             }
         }
         KeysCommand::List { .. } => {

@@ -10,6 +10,7 @@ use crate::service::{ADMIN_KEY, Answer, Db, Service, Setup, answer, on_both_stor
 
 on_both_stores! {
     a_key_cannot_create_one_that_lives_longer_or_may_do_more,
+    a_scope_that_permits_no_tool_is_warned_of,
     descendants_go_with_the_key_that_created_them,
     the_operators_key_and_the_last_admin_are_revoked_only_by_force,
     of_two_admins_that_revoke_each_other_at_once_one_stays,
@@ -115,6 +116,23 @@ async fn a_key_cannot_create_one_that_lives_longer_or_may_do_more(db: Db) {
     assert!(refused.body["detail"].as_str().unwrap().contains("600"), "{:#}", refused.body);
     made(&service, ADMIN_KEY, json!({"scopes": ["runs:read"], "rate_limit_per_minute": 60_000}))
         .await;
+}
+
+async fn a_scope_that_permits_no_tool_is_warned_of(db: Db) {
+    let service = setup().start(db).await;
+    let scopes = json!([
+        "runs:read",
+        "tools:execute",
+        "tools:file_ops",
+        "tools:file_*",
+        "tools:file-ops",
+        "tools:mcp:tme/*"
+    ]);
+    let made = make(&service, ADMIN_KEY, &json!({"name": "n", "scopes": scopes})).await;
+    assert_eq!(made.status, 201, "{:#}", made.body);
+    let expected = ["tools:file-ops", "tools:mcp:tme/*"];
+    let expected = expected.map(|scope| format!("\"{scope}\" permits no tool of this service"));
+    assert_eq!(made.body["warnings"], json!(expected), "{:#}", made.body);
 }
 
 async fn descendants_go_with_the_key_that_created_them(db: Db) {

@@ -20,7 +20,7 @@ use crate::http::edge::auth::{KeysAdmin, Scoped, forbidden, refused_key};
 use crate::http::edge::extract::{JsonObject, Name, Params, fields};
 use crate::http::edge::problem::{Code, Problem};
 use crate::http::state::App;
-use crate::run::Caller;
+use crate::run::{Caller, may_execute};
 use crate::runtime::keys;
 use crate::store::{ApiKeyRecord, KeyStored, RateLimit, Revocation, Revoked};
 
@@ -116,6 +116,9 @@ pub(crate) struct CreatedKey {
     /// The complete key. It is shown only in this response.
     #[schema(example = "tl_5f2a9c01d3e47b68_…")]
     key: String,
+    /// Scopes that permit no tool of this service: perhaps misspelt, perhaps for tools of callers.
+    #[schema(example = json!([]))]
+    warnings: Vec<String>,
 }
 
 impl From<ApiKeyRecord> for KeyView {
@@ -241,6 +244,17 @@ fn is_tool(scope: &str) -> bool {
     scope.starts_with("tools:") && !keys::SCOPES.contains(&scope)
 }
 
+/// What to say of scopes that permit no tool of the service.
+fn idle_scopes(app: &App, scopes: &[String]) -> Vec<String> {
+    let agents = app.catalogue.agents();
+    let delegations = agents.iter().flat_map(|agent| &agent.definition.tools);
+    let names: Vec<&String> = app.tools.iter().map(|tool| &tool.name).chain(delegations).collect();
+    let permits_any =
+        |scope: &String| names.iter().any(|tool| may_execute(std::slice::from_ref(scope), tool));
+    let idle = scopes.iter().filter(|scope| is_tool(scope) && !permits_any(scope));
+    idle.map(|scope| format!("{scope:?} permits no tool of this service")).collect()
+}
+
 /// Create an API key
 ///
 /// The response is the only place where the complete key is shown. A key cannot grant more than it
@@ -285,7 +299,9 @@ pub(crate) async fn create_key(
     };
     match app.store.insert_key(&record).await? {
         KeyStored::Stored => {
-            Ok((StatusCode::CREATED, Json(CreatedKey { about: record.into(), key: new.token })))
+            let warnings = idle_scopes(&app, &record.scopes);
+            let created = CreatedKey { about: record.into(), key: new.token, warnings };
+            Ok((StatusCode::CREATED, Json(created)))
         }
         KeyStored::CreatorRevoked => Err(refused_key()),
         KeyStored::IdTaken => Err(Problem::internal("a fresh key id is taken")),

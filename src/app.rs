@@ -255,7 +255,7 @@ impl Parts {
             let agents = agents.join(" ");
             tracing::warn!(variable, agents, "not set: calls of models go without a key");
         }
-        for problem in missing_scenarios(config, &catalogue) {
+        for problem in missing_scenarios(&config.models, &catalogue) {
             tracing::warn!(file = problem.file, error = problem.error, "scenario missing");
         }
         store.migrate().await?;
@@ -312,7 +312,9 @@ impl Parts {
     }
 
     fn routes(&self, config: &Config, auth: Auth) -> axum::Router {
+        let (models, catalogue) = (config.models.clone(), Arc::clone(&self.catalogue));
         let state = HttpState {
+            unplayable: Arc::new(move || missing_scenarios(&models, &catalogue)),
             runtime: self.runtime.clone(),
             store: Arc::clone(&self.store),
             catalogue: Arc::clone(&self.catalogue),

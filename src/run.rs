@@ -34,8 +34,8 @@ pub use money::Usd;
 pub use outcome::{Outcome, RunError, text_of};
 pub use period::Period;
 pub use policies::{
-    ClientTool, OF_CALLS, OF_RESULTS, OnInjection, OnLimit, OnSessionBusy, OnUnknownOutcome,
-    StopAction, StopCondition,
+    ClientTool, GovernanceMode, OF_CALLS, OF_RESULTS, OnInjection, OnLimit, OnSessionBusy,
+    OnUnknownOutcome, StopAction, StopCondition,
 };
 pub use sampling::{Sampling, check_passed, named_option};
 pub use trace::{RunOrigin, SpanPlace, TraceContext, TraceSpan, is_traceparent};

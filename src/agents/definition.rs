@@ -14,8 +14,8 @@ use utoipa::ToSchema;
 
 use crate::bounds::glob::means;
 use crate::run::{
-    Autonomy, Budget, Delegation, FlowRule, Limits, OnInjection, OnLimit, OnSessionBusy, Period,
-    Sampling, Thinking, ToolChoicePolicy,
+    Autonomy, Budget, Delegation, FlowRule, GovernanceMode, Limits, OnInjection, OnLimit,
+    OnSessionBusy, Period, Sampling, Thinking, ToolChoicePolicy,
 };
 
 mod commands;
@@ -462,32 +462,6 @@ pub struct NetworkSection {
 }
 
 const HOST_PATTERN: &str = r"^(\*|(\*\.)?[^\s*%:/?#@\[\]\\]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$";
-
-/// What becomes of calls that a rule refuses or asks about.
-#[derive(
-    Debug,
-    Clone,
-    Copy,
-    Default,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Serialize,
-    Deserialize,
-    ToSchema,
-    JsonSchema,
-)]
-#[schema(as = GovernanceMode)]
-#[serde(rename_all = "snake_case")]
-pub enum GovernanceMode {
-    /// They are blocked, or wait for an approval.
-    #[default]
-    Enforce,
-    /// They are executed, `warned`, and it is recorded what would have become of them. What the
-    /// caller's scopes do not allow is blocked all the same.
-    Observe,
-}
 
 /// How a tool is treated, from the mildest to the strictest.
 #[derive(

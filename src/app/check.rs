@@ -1,6 +1,7 @@
 //! What is wrong with a configuration, and what in it does nothing: `toolloop check`.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use secrecy::ExposeSecret;
@@ -14,6 +15,9 @@ use crate::providers::scripted::Scripted;
 use crate::run::Delegation;
 use crate::runtime::keys;
 use crate::tools::registry::Registry;
+
+/// Providers of models by name.
+type Models = BTreeMap<String, Model>;
 
 /// What was found, one line each.
 #[derive(Debug, Default, Serialize)]
@@ -39,7 +43,13 @@ pub fn check(config: &Config) -> Findings {
             for problem in agents.problems() {
                 findings.problems.extend(every_mistake(&agents, problem).into_iter().map(line));
             }
-            findings.problems.extend(missing_scenarios(config, &agents).into_iter().map(line));
+            let missing = missing_scenarios(&config.models, &agents).into_iter().map(line);
+            findings.problems.extend(missing);
+            for broken in broken_scenarios(&config.models) {
+                if !findings.problems.iter().any(|problem| problem.ends_with(&broken)) {
+                    findings.problems.push(broken);
+                }
+            }
             findings.warnings.extend(idle_policies(&agents, &tools.registry).into_iter().map(line));
         }
         Err(error) => findings.problems.push(error.to_string()),
@@ -78,9 +88,27 @@ fn idle_policies(agents: &Catalogue, registry: &Registry) -> Vec<DefinitionProbl
     idle
 }
 
+/// Files of scenarios that cannot be played, whether or not an agent names them.
+fn broken_scenarios(models: &Models) -> Vec<String> {
+    let dirs = models.values().filter_map(|model| match model {
+        Model::Scripted { dir } => Some(dir),
+        Model::Server(_) => None,
+    });
+    let broken = |dir: &PathBuf| {
+        let scenarios = Scripted::new(dir.clone());
+        let wrong = |name: &String| scenarios.check(name).err();
+        scenarios.names().iter().filter_map(wrong).collect::<Vec<_>>()
+    };
+    dirs.flat_map(broken).collect()
+}
+
+fn is_glob(model: &str) -> bool {
+    model.contains(['*', '?', '[', '{'])
+}
+
 /// Models of agents that are scenarios and cannot be played. Such an agent loads all the same: its
 /// scenario may come later.
-pub fn missing_scenarios(config: &Config, agents: &Catalogue) -> Vec<DefinitionProblem> {
+pub fn missing_scenarios(models: &Models, agents: &Catalogue) -> Vec<DefinitionProblem> {
     let mut problems = Vec::new();
     for agent in agents.agents() {
         let definition = &agent.definition;
@@ -89,9 +117,11 @@ pub fn missing_scenarios(config: &Config, agents: &Catalogue) -> Vec<DefinitionP
         let fallbacks = fallbacks.map(|(i, model)| (format!("fallback_models[{i}]"), model));
         let last = definition.react.final_model.iter();
         let last = last.map(|model| ("react.final_model".to_owned(), model));
-        for (key, model) in own.chain(fallbacks).chain(last) {
+        let choices = definition.models.iter().enumerate().filter(|(_, model)| !is_glob(model));
+        let choices = choices.map(|(i, model)| (format!("models[{i}]"), model));
+        for (key, model) in own.chain(fallbacks).chain(last).chain(choices) {
             let Some((provider, name)) = model.split_once('/') else { continue };
-            let Some(Model::Scripted { dir }) = config.models.get(provider) else { continue };
+            let Some(Model::Scripted { dir }) = models.get(provider) else { continue };
             let Err(wrong) = Scripted::new(dir.clone()).check(name) else { continue };
             let (file, error) = agents.located(&definition.name, DefinitionError::at(key, wrong));
             problems.push(DefinitionProblem { file, error: error.to_string() });

@@ -60,6 +60,7 @@ impl Templates {
     pub fn new(undefined: Undefined) -> Self {
         let mut environment = Environment::new();
         environment.set_fuel(Some(FUEL));
+        environment.set_debug(true); // errors name the variable, in release builds too
         environment.set_undefined_behavior(match undefined {
             Undefined::Strict => UndefinedBehavior::Strict,
             Undefined::Tested => UndefinedBehavior::SemiStrict,

@@ -180,8 +180,8 @@ fn ocsf(record: &Value) -> Value {
     let is_refused = text("decision") == "blocked";
     let (status_id, status) = match text("outcome") {
         "succeeded" => (1, "Success"),
-        "failed" => (2, "Failure"),
-        "not_executed" if is_refused => (2, "Failure"),
+        "failed" | "blocked" | "timed_out" => (2, "Failure"),
+        "not_executed" if is_refused => (2, "Failure"), // records of earlier versions
         _ => (0, "Unknown"),
     };
     let (severity_id, severity) = if is_refused { (3, "Medium") } else { (1, "Informational") };

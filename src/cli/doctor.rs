@@ -129,7 +129,7 @@ fn definitions(config: &Config, agents: &Catalogue) -> Vec<Finding> {
         let detail = format!("{}: {}", path.display(), problem.error);
         Finding::fail("agents", detail, "correct the file; it is reloaded within a second")
     });
-    let unplayable = app::missing_scenarios(config, agents).into_iter().map(|problem| {
+    let unplayable = app::missing_scenarios(&config.models, agents).into_iter().map(|problem| {
         let detail = format!("{dir}/{}: {}", problem.file, problem.error);
         Finding::fail("agents", detail, "write the scenario, or name another model")
     });

@@ -115,7 +115,7 @@ impl React {
     ) -> Result<Act, String> {
         let act = match decision.r#type.as_str() {
             Some("call_tool") => tool_call(decision, base, ask, check),
-            Some("final_answer") => final_answer(decision, base, ask),
+            Some("final_answer") => final_answer(decision),
             Some(other) => {
                 Err(format!("`type` is {other:?}; it must be \"call_tool\" or \"final_answer\""))
             }
@@ -212,11 +212,6 @@ fn tool_call(
             all => format!("there is no tool {named:?}; `tool` must be one of: {}", all.join(", ")),
         });
     };
-    if let ToolChoice::Tool(demanded) = &ask.choice
-        && demanded != tool
-    {
-        return Err(demand(demanded, ask));
-    }
     let args = decision.args.map_or("{}", RawValue::get);
     let value: Value =
         json::read(args).map_err(|error| format!("`args` cannot be read: {error}"))?;
@@ -227,30 +222,10 @@ fn tool_call(
     Ok(Act::Call { tool: tool.to_owned(), args: args.to_owned() })
 }
 
-fn final_answer(
-    decision: &Decision<'_>,
-    base: &ModelRequest<'_>,
-    ask: &Ask<'_>,
-) -> Result<Act, String> {
-    match &ask.choice {
-        ToolChoice::Required if callable(base, ask).next().is_some() => {
-            return Err("a tool must be called before the final answer".to_owned());
-        }
-        ToolChoice::Tool(demanded) if ask.final_output() != Some(demanded.as_str()) => {
-            return Err(demand(demanded, ask));
-        }
-        _ => {}
-    }
+fn final_answer(decision: &Decision<'_>) -> Result<Act, String> {
     match decision.answer {
         Some(answer) => Ok(Act::Answer(answer.get().to_owned())),
         None => Err("`answer` is missing".to_owned()),
-    }
-}
-
-fn demand(tool: &str, ask: &Ask<'_>) -> String {
-    match ask.final_output() {
-        Some(output) if output == tool => "it must be a `final_answer`".to_owned(),
-        _ => format!("it must be a `call_tool` of {tool}"),
     }
 }
 

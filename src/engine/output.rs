@@ -19,6 +19,14 @@ pub fn object_from_text(text: &str) -> Option<Value> {
     json::read(strip_fence(text)).ok().filter(Value::is_object)
 }
 
+/// Whether a text says nothing: white space and characters without width, in a code fence or not.
+pub fn is_blank(text: &str) -> bool {
+    let shows_nothing = |c: char| {
+        c.is_whitespace() || matches!(c, '\u{200b}'..='\u{200d}' | '\u{2060}' | '\u{feff}')
+    };
+    strip_fence(text).chars().all(shows_nothing)
+}
+
 /// The text without one surrounding Markdown code fence, and without surrounding white space.
 pub fn strip_fence(text: &str) -> &str {
     let trimmed = text.trim();
@@ -35,6 +43,18 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_blank_text_shows_nothing() {
+        for blank in
+            ["", " \n", "```\n\n```", "```json\n \n```", "\u{200b}\u{feff}", "\u{a0}\u{3000}"]
+        {
+            assert!(is_blank(blank), "{blank:?}");
+        }
+        for text in ["0", "```\nx\n```", "```", "`", "{}"] {
+            assert!(!is_blank(text), "{text:?}");
+        }
+    }
 
     #[test]
     fn text_becomes_an_object() {

@@ -273,6 +273,9 @@ impl Run {
         for mut event in events {
             if let RunEvent::ToolCallCompleted(call) = &mut event {
                 let yields = Self::yields_from_outside(call);
+                if !yields.are_none() {
+                    self.revise(call);
+                }
                 self.label(call, yields)?;
                 let warned = self.scanned(call); // a result that came from outside
                 warned.into_iter().try_for_each(|warned| self.record(warned))?;

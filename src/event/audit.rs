@@ -90,7 +90,7 @@ pub struct AuditRecord {
     pub reason: Option<String>,
     /// The arguments as JSON text, capped.
     pub arguments: String,
-    /// `succeeded`, `failed`, `cancelled`, `not_executed` or `unknown`.
+    /// `succeeded`, `failed`, `blocked`, `cancelled`, `timed_out`, `not_executed` or `unknown`.
     pub outcome: String,
     /// Milliseconds of execution.
     pub duration_ms: Option<u64>,

@@ -77,13 +77,25 @@ impl CommandRules {
         if self.are_none() && !declared {
             return blocked(format!("{line} may not run; no command may"));
         }
-        if let Some(rule) = self.deny.iter().find(|rule| rule.matches(argv)) {
+        let denies = |observes: bool| {
+            self.deny.iter().find(|rule| rule.written.observes == observes && rule.matches(argv))
+        };
+        if let Some(rule) = denies(false) {
             return blocked(format!("{line} may not run, it is denied by {}", rule.told()));
         }
+        let observed = denies(true).map(|rule| {
+            let why = format!("{line} would be denied by {}, which only observes", rule.told());
+            Ruling::Objection(Decision::Warned, why)
+        });
+        let passes = observed.unwrap_or(Ruling::NoObjection);
         if declared {
-            return Ruling::NoObjection;
+            return passes;
         }
-        let asks = self.require_approval.iter().find(|rule| rule.matches(argv));
+        let asking = |observes: bool| {
+            let mut rules = self.require_approval.iter();
+            rules.find(|rule| rule.written.observes == observes && rule.matches(argv))
+        };
+        let asks = asking(false).or_else(|| asking(true));
         let Some(rule) = asks.or_else(|| self.allow.iter().find(|rule| rule.matches(argv))) else {
             return blocked(format!("{line} may not run; what may run is {}", self.told()));
         };
@@ -104,11 +116,15 @@ impl CommandRules {
             }
         }
         match asks {
+            Some(rule) if rule.written.observes => Ruling::Objection(
+                Decision::Warned,
+                format!("{line} would need an approval by {}, which only observes", rule.told()),
+            ),
             Some(rule) => Ruling::Objection(
                 Decision::Escalated,
                 format!("{line} needs an approval by the rule {}", rule.told()),
             ),
-            None => Ruling::NoObjection,
+            None => passes,
         }
     }
 
@@ -173,6 +189,11 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
             Ruling::NoObjection => {}
             Ruling::Objection(Decision::Escalated, reason) => {
                 strictest = Ruling::Objection(Decision::Escalated, reason);
+            }
+            warned @ Ruling::Objection(Decision::Warned, _) => {
+                if matches!(strictest, Ruling::NoObjection) {
+                    strictest = warned;
+                }
             }
             ruling => return ruling,
         }

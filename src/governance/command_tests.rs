@@ -8,7 +8,13 @@ fn rule(written: &str) -> CommandRule {
         Some((command, args)) => (command, Some(args.to_owned())),
         None => (written, None),
     };
-    CommandRule { command: command.into(), args, effect: Effect::Once, destructive: false }
+    CommandRule {
+        command: command.into(),
+        args,
+        effect: Effect::Once,
+        destructive: false,
+        observes: false,
+    }
 }
 
 fn rules(allow: &[&str], deny: &[&str], ask: &[&str]) -> CommandRules {

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::gate::{PolicyError, Question, Ruling};
 use super::{Action, ActionKind, Decision};
 use crate::bounds::expression::Expression;
-use crate::run::{Effect, FlowDecision, FlowRule};
+use crate::run::{Effect, FlowDecision, FlowRule, GovernanceMode};
 
 const SETTING: &str = "governance.flow";
 /// Rules of one agent, with those of the runs that started its run.
@@ -18,12 +18,22 @@ const MAX_RULES: usize = 256;
 const VARIABLES: [&str; 3] = ["action", "labels", "tool"];
 
 /// The compiled rules.
-pub(super) struct FlowRules(Vec<(Expression, Decision)>);
+pub(super) struct FlowRules(Vec<Rule>);
+
+struct Rule {
+    when: Expression,
+    decision: Decision,
+    observes: bool,
+}
 
 impl FlowRules {
     pub(super) fn new(rules: &[FlowRule]) -> Result<Self, PolicyError> {
         let compile = |rule: &FlowRule| match Expression::compile(&rule.when, &VARIABLES) {
-            Ok(when) => Ok((when, decision(rule.r#do))),
+            Ok(when) => Ok(Rule {
+                when,
+                decision: decision(rule.r#do),
+                observes: rule.mode == GovernanceMode::Observe,
+            }),
             Err(error) => Err(PolicyError {
                 setting: SETTING,
                 pattern: rule.when.clone(),
@@ -57,23 +67,26 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
     let tool = Value::from(call.tool);
     let undeclared = [Action::new(ActionKind::Call { tool: call.tool.to_owned() }, call.effect)];
     let actions = if call.actions.is_empty() { &undeclared[..] } else { &call.actions };
-    let mut strictest: Option<(Decision, &str)> = None;
+    let mut strictest: Option<(Decision, &Rule)> = None;
     for action in actions {
         let action = described(action, call.tool);
         let variables = [("labels", &labels), ("action", &action), ("tool", &tool)];
-        for (when, decision) in rules {
-            match when.is_true(&variables) {
-                Ok(true) if strictest.is_none_or(|(so_far, _)| so_far < *decision) => {
-                    strictest = Some((*decision, when.source()));
+        for rule in rules {
+            let decision = if rule.observes { Decision::Warned } else { rule.decision };
+            match rule.when.is_true(&variables) {
+                Ok(true) if strictest.is_none_or(|(so_far, _)| so_far < decision) => {
+                    strictest = Some((decision, rule));
                 }
                 Ok(_) => {}
+                Err(_) if rule.observes => {}
                 Err(error) => {
-                    return Ruling::Undecided(format!("{} {error}", when.source()));
+                    return Ruling::Undecided(format!("{} {error}", rule.when.source()));
                 }
             }
         }
     }
-    strictest.map_or(Ruling::NoObjection, |(decision, when)| {
+    strictest.map_or(Ruling::NoObjection, |(decision, rule)| {
+        let (when, observed) = (rule.when.source(), observed(rule));
         let labels = call.labels.names().join(" and ");
         let read = if labels.is_empty() {
             "nothing that is labelled".to_owned()
@@ -82,9 +95,20 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
         };
         Ruling::Objection(
             decision,
-            format!("this run has read {read}, and {when} is true of the call"),
+            format!("this run has read {read}, and {when} is true of the call{observed}"),
         )
     })
+}
+
+/// What a rule that only observes would have done.
+fn observed(rule: &Rule) -> &'static str {
+    match (rule.observes, rule.decision) {
+        (true, Decision::Blocked) => "; the rule only observes, it would have blocked it",
+        (true, Decision::Escalated) => {
+            "; the rule only observes, it would have asked for an approval"
+        }
+        _ => "",
+    }
 }
 
 /// An action as expressions see it; every key is there.

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::{Action, ActionKind, Call, Decision, Gate, Objection, Policy, Verdict};
-use crate::run::{Autonomy, Effect, FlowDecision, FlowRule, Labels, Target};
+use crate::run::{Autonomy, Effect, FlowDecision, FlowRule, GovernanceMode, Labels, Target};
 use Decision::{Allowed, Blocked, Escalated, Warned};
 
 fn policy(flow: Vec<FlowRule>) -> Policy {
@@ -49,7 +49,7 @@ fn decided(gate: &Gate, call: Call<'_>) -> (Decision, &'static str) {
 }
 
 fn rule(when: &str, decision: FlowDecision) -> FlowRule {
-    FlowRule { when: when.into(), r#do: decision }
+    FlowRule { when: when.into(), r#do: decision, mode: GovernanceMode::Enforce }
 }
 
 #[test]

@@ -86,6 +86,8 @@ pub struct CommandRule {
     pub args: Option<String>,
     pub effect: Effect,
     pub destructive: bool,
+    /// Whether it only says what it would have done.
+    pub observes: bool,
 }
 
 /// A decision of the gate, from the mildest to the strictest.

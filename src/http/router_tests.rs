@@ -87,6 +87,7 @@ async fn state(auth: Auth) -> HttpState {
         ),
         store,
         catalogue,
+        unplayable: Arc::new(Vec::new),
         tools: Arc::new(vec![tool]),
         sandbox: None,
         auth,

@@ -9,7 +9,7 @@ use super::edge::key_cache::{Auth, KeyCache};
 use super::edge::metrics_sink::MetricsSink;
 use super::edge::open_requests::OpenRequests;
 use super::edge::token_signer::TokenSigner;
-use crate::agents::Catalogue;
+use crate::agents::{Catalogue, DefinitionProblem};
 use crate::runtime::Runtime;
 use crate::store::{RateLimit, Store};
 use crate::tools::ToolInfo;
@@ -22,6 +22,8 @@ pub struct HttpState {
     /// For reads.
     pub store: Arc<Store>,
     pub catalogue: Arc<Catalogue>,
+    /// What keeps loaded agents from working, such as a missing scenario. Reads files.
+    pub unplayable: Arc<dyn Fn() -> Vec<DefinitionProblem> + Send + Sync>,
     /// Sorted by name.
     pub tools: Arc<Vec<ToolInfo>>,
     /// What confines the programs of tools, where that is known.

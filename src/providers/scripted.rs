@@ -58,14 +58,19 @@ impl Scripted {
         })
     }
 
-    fn not_there(&self, name: &str) -> String {
+    /// The names of all scenarios, sorted.
+    pub fn names(&self) -> Vec<String> {
         let files = std::fs::read_dir(&self.dir).into_iter().flatten().flatten();
         let name_of = |file: std::fs::DirEntry| {
             Some(file.file_name().to_str()?.strip_suffix(".yaml")?.to_owned())
         };
-        let mut there: Vec<String> = files.filter_map(name_of).collect();
-        there.sort_unstable();
-        format!("there is no scenario named {name:?}; there are: {}", there.join(", "))
+        let mut names: Vec<String> = files.filter_map(name_of).collect();
+        names.sort_unstable();
+        names
+    }
+
+    fn not_there(&self, name: &str) -> String {
+        format!("there is no scenario named {name:?}; there are: {}", self.names().join(", "))
     }
 
     /// Parses a file only when it has changed.

@@ -5,6 +5,8 @@ use serde::{Deserialize, Serialize};
 use strum::{EnumString, IntoStaticStr};
 use utoipa::ToSchema;
 
+use super::GovernanceMode;
+
 /// A label of a run.
 #[derive(
     Debug,
@@ -111,6 +113,9 @@ pub struct FlowRule {
     pub when: String,
     /// What becomes of a call that the rule is true of.
     pub r#do: FlowDecision,
+    /// With `observe` the call is executed, `warned`, and it is recorded what would have become of it.
+    #[serde(default, skip_serializing_if = "GovernanceMode::is_enforce")]
+    pub mode: GovernanceMode,
 }
 
 /// What a flow rule decides.
@@ -127,7 +132,11 @@ pub enum FlowDecision {
 impl FlowRule {
     /// The rules of a `supervised` agent that names none.
     pub fn defaults() -> Vec<Self> {
-        let rule = |when: &str, decision| Self { when: when.to_owned(), r#do: decision };
+        let rule = |when: &str, decision| Self {
+            when: when.to_owned(),
+            r#do: decision,
+            mode: GovernanceMode::Enforce,
+        };
         vec![
             rule("labels.untrusted && action.destructive", FlowDecision::Ask),
             rule("labels.untrusted && labels.private && action.egress", FlowDecision::Deny),

@@ -24,6 +24,39 @@ pub struct StopCondition {
     pub action: StopAction,
 }
 
+/// What becomes of calls that a rule refuses or asks about.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    ToSchema,
+    JsonSchema,
+)]
+#[schema(as = GovernanceMode)]
+#[serde(rename_all = "snake_case")]
+pub enum GovernanceMode {
+    /// They are blocked, or wait for an approval.
+    #[default]
+    Enforce,
+    /// They are executed, `warned`, and it is recorded what would have become of them. What the
+    /// caller's scopes do not allow is blocked all the same.
+    Observe,
+}
+
+impl GovernanceMode {
+    /// Whether it is the usual one, which is not written out.
+    pub fn is_enforce(&self) -> bool {
+        *self == Self::Enforce
+    }
+}
+
 /// The action of a stop condition.
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema,

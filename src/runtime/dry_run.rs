@@ -13,6 +13,7 @@ use crate::engine::Rules;
 use crate::event::{Event, RunEvent, ScanWarned};
 use crate::message::{Conversation, Turn};
 use crate::providers::ToolOffer;
+use crate::run::Limits;
 
 /// What a run would send to the model, offer and enforce.
 #[derive(Debug)]
@@ -62,12 +63,15 @@ impl Runtime {
         let offer = |offer: &ToolOffer| {
             (offer.name.clone(), offer.description.clone(), offer.input_schema.clone())
         };
+        let call_seconds = plan.rules.limits.call_seconds();
+        let call_seconds = call_seconds.min(plan.longest_call_seconds.unwrap_or(u64::MAX));
+        let limits = Limits { tool_call_timeout_seconds: Some(call_seconds), ..plan.rules.limits };
         Ok(DryRunOutcome {
             models: plan.models.clone(),
             conversation,
             tools: plan.offers.iter().map(offer).collect(),
             active_skills: plan.active.iter().map(|skill| skill.bounds.skill.clone()).collect(),
-            policy: plan.rules.clone(),
+            policy: Rules { limits, ..plan.rules.clone() },
             warnings: plan.warnings.iter().cloned().chain(suspicious).collect(),
             agent: Arc::clone(&plan.agent),
         })

@@ -160,6 +160,12 @@ impl Files {
                 if new.iter().any(|file| file.path == path) {
                     return Err(UploadError::Twice(number, asked));
                 }
+                let holds = |dir: &str, file: &str| {
+                    file.strip_prefix(dir).is_some_and(|rest| rest.starts_with('/'))
+                };
+                if new.iter().any(|file| holds(&file.path, &path) || holds(&path, &file.path)) {
+                    return Err(UploadError::Path(number, asked));
+                }
                 put.push((path.clone(), etag));
                 new.push(NewFile { path, staged, size });
             }

@@ -15,6 +15,7 @@ use uuid::Uuid;
 
 use super::Runtime;
 use super::bus::{Channel, Published, StreamItem};
+use super::waiting::status_of;
 use crate::run::RunStatus;
 use crate::store::{RunRecord, StoreError};
 
@@ -92,7 +93,8 @@ impl Runtime {
         let mut follower = None;
         loop {
             let Some(record) = self.inner.store.run(tenant, run).await? else { return Ok(None) };
-            let goes_on = matches!(record.status, RunStatus::Queued | RunStatus::Running);
+            let status = status_of(&record, &self.pending(&record).await?);
+            let goes_on = matches!(status, RunStatus::Queued | RunStatus::Running);
             if !goes_on || Instant::now() >= until {
                 return Ok(Some(record));
             }

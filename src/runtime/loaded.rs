@@ -12,13 +12,13 @@ use parking_lot::RwLock;
 
 use crate::agents::catalogue::missing;
 use crate::agents::definition::{
-    Cache, CommandRule, CommandsSection, GovernanceMode, GovernanceSection, Interceptors,
-    ToolOptions, ToolPolicySetting,
+    Cache, CommandRule, CommandsSection, GovernanceSection, Interceptors, ToolOptions,
+    ToolPolicySetting,
 };
 use crate::agents::{Agent, Catalogue, Definition, DefinitionError, Skills};
 use crate::bounds::glob::{self, Glob};
 use crate::governance::{self, Gate, Policy, ToolPolicy};
-use crate::run::{Autonomy, Delegation, Effect, Labels};
+use crate::run::{Autonomy, Delegation, Effect, GovernanceMode, Labels};
 use crate::store::DefinitionSnapshot;
 use crate::tools::executor::{CallOptions, Executor};
 use crate::tools::interceptors::{
@@ -132,10 +132,12 @@ impl LoadedAgents {
         let has_only_reading_tools =
             || tools.is_ok_and(|tools| tools.iter().all(|tool| tool.info().effect == Effect::Read));
         let autonomy = child.governance.autonomy.min(parent.governance.autonomy);
+        let is_enforced =
+            child.governance.mode.min(parent.governance.mode) == GovernanceMode::Enforce;
         ChildAgent {
             description: child.description.clone(),
             inputs: child.inputs.clone(),
-            only_reads: autonomy == Autonomy::ReadOnly || has_only_reading_tools(),
+            only_reads: (autonomy == Autonomy::ReadOnly && is_enforced) || has_only_reading_tools(),
         }
     }
 }
@@ -278,8 +280,10 @@ fn call_options(
     let meant: Vec<&ToolOptions> = sections.get(tool).into_iter().chain(globs).collect();
     let declared = meant.iter().find_map(|options| options.yields.as_deref());
     let declared = declared.map(Labels::yielded).or(defaults.yields);
+    let retries = meant.iter().find_map(|options| options.retries).unwrap_or(0);
     CallOptions {
-        retries: meant.iter().find_map(|options| options.retries).unwrap_or(0),
+        // A repeated call of an agent finds the run that the first one started, as it ended.
+        retries: if Delegation::of_tool(tool).is_some() { 0 } else { retries },
         timeout: meant
             .iter()
             .find_map(|options| options.timeout_seconds)
@@ -315,6 +319,7 @@ fn commands(section: &CommandsSection) -> governance::Commands {
             args: rule.args.clone(),
             effect: rule.effect,
             destructive: rule.destructive,
+            observes: rule.mode == GovernanceMode::Observe,
         };
         rules.iter().map(rule).collect()
     };

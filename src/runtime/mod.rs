@@ -82,7 +82,7 @@ pub use rate_limits::Allowance;
 pub use replay::{Change, NewDecisions, Replay, ReplayError, ReplayQuery};
 pub use start::{Accepted, Mode, StartError, StartRequest, Started, WaitError};
 pub use transcript::{KeptTurn, Transcript, transcript};
-pub use waiting::{AnswerError, Approver, CallPlace, Found};
+pub use waiting::{AnswerError, Approver, CallPlace, Found, status_of};
 pub use webhooks::Webhooks;
 
 /// How long a cancel request waits for the end of a run that is not being driven.

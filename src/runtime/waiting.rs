@@ -13,13 +13,12 @@ use super::Runtime;
 use crate::bounds::secrets;
 use crate::engine::State;
 use crate::event::{AuditRecord, Resolution, ValidationError, WaitKind};
-use crate::run::{Caller, Labels, OnInjection};
+use crate::run::{Caller, Labels, RunStatus};
 use crate::store::{
     Answer, ApprovalFilter, ApprovalRecord, ApprovalStatus, Page, RunRecord, StoreError,
 };
 use crate::tools::approval::{decided, executed_by_caller};
 use crate::tools::results::capped;
-use crate::tools::scan::scan_text;
 
 /// Rows that are read of one run; it asks for no more than its calls.
 const ALL: u32 = 10_000;
@@ -45,6 +44,9 @@ pub enum Found {
     DidNotHappen,
 }
 
+/// The most pending calls of one run that are shown.
+const MAX_PENDING: u32 = 10_000;
+
 /// Why an answer was not taken.
 #[derive(Debug, thiserror::Error)]
 pub enum AnswerError {
@@ -60,9 +62,6 @@ pub enum AnswerError {
     /// The edited arguments miss the tool's schema; pointers are into the request body.
     #[error("the arguments do not match the tool's schema")]
     InvalidArguments(Vec<ValidationError>),
-    /// The result looks like a prompt injection; the pointer is into the request body.
-    #[error("{}", .0.message)]
-    PromptInjection(ValidationError),
     /// The caller lacks this scope.
     #[error("this requires the scope `{0}`")]
     MissingScope(String),
@@ -174,18 +173,6 @@ impl Runtime {
         if run.subject != caller.subject && !caller.has("runs:approve") {
             return Err(AnswerError::MissingScope("runs:approve".to_owned()));
         }
-        let definition = self.inner.store.definition(&run.definition_hash).await?;
-        let definition =
-            definition.ok_or_else(|| AnswerError::Broken("it is not stored any more".into()))?;
-        let loaded = self.inner.loaded.of_snapshot(&run.definition_hash, &definition);
-        let agent = loaded.map_err(|error| AnswerError::Broken(error.to_string()))?.agent;
-        if agent.definition.governance.injection.inputs == OnInjection::Block
-            && let Some(suspicion) = scan_text(&content)
-        {
-            let message = format!("looks like a prompt injection: {}", suspicion.in_words());
-            let pointer = "/content".to_owned();
-            return Err(AnswerError::PromptInjection(ValidationError { pointer, message }));
-        }
         let why = format!("Executed by {}.", caller.subject);
         let audit = executed_by_caller(place.call, &asked.tool, &asked.arguments, is_error, why);
         let content = capped(secrets::without_known(&content).into_owned());
@@ -213,18 +200,20 @@ impl Runtime {
     ) -> Result<RunRecord, AnswerError> {
         let (run, asked) = self.awaited(&caller.tenant, place, REVIEWS).await?;
         self.check_approver(caller, &run)?;
-        let (resolution, what) = match found {
+        let (resolution, what, outcome) = match found {
             Found::Happened { result } => {
-                (Resolution::Happened { result: result.map(capped) }, "It took effect")
+                (Resolution::Happened { result: result.map(capped) }, "It took effect", "succeeded")
             }
-            Found::DidNotHappen => {
-                (Resolution::DidNotHappen, "It did not take effect, and is executed now")
-            }
+            Found::DidNotHappen => (
+                Resolution::DidNotHappen,
+                "It did not take effect, and is executed now",
+                "not_executed", // the execution has a record of its own
+            ),
         };
-        let passes = resolution == Resolution::DidNotHappen;
         let why = format!("{what}, says {}{}.", caller.subject, own(caller, &run));
         let audit =
-            decided(place.call, &asked.tool, &asked.arguments, asked.kind.as_str(), passes, why);
+            decided(place.call, &asked.tool, &asked.arguments, asked.kind.as_str(), true, why);
+        let audit = AuditRecord { outcome: outcome.to_owned(), ..audit };
         let decided_by = caller.subject.clone();
         let answer =
             Answer { kinds: REVIEWS, resolution, decided_by, reason: None, audit: Some(audit) };
@@ -279,6 +268,40 @@ impl Runtime {
         Err(if is_known { AnswerError::NotAwaited } else { AnswerError::UnknownCall })
     }
 
+    /// What a parked run waits for, in the order in which it asked. In the place of a call that waits
+    /// for a child run stands what the child waits for.
+    ///
+    /// # Errors
+    /// [`StoreError`] where the store cannot be asked.
+    pub async fn pending(&self, run: &RunRecord) -> Result<Vec<ApprovalRecord>, StoreError> {
+        if !run.status.is_parked() {
+            return Ok(Vec::new());
+        }
+        let (mut found, mut open) = (Vec::new(), self.asked(&run.tenant, run.id).await?);
+        while let Some(asked) = open.pop()
+            && found.len() < MAX_PENDING as usize
+        {
+            match asked.child_run_id {
+                Some(child) => open.extend(self.asked(&run.tenant, child).await?),
+                None => found.push(asked),
+            }
+        }
+        Ok(found)
+    }
+
+    /// What a run of this tenant waits for, the newest request first.
+    async fn asked(&self, tenant: &str, run: Uuid) -> Result<Vec<ApprovalRecord>, StoreError> {
+        let filter = ApprovalFilter {
+            run_id: Some(run),
+            status: Some(ApprovalStatus::Pending),
+            ..ApprovalFilter::default()
+        };
+        let page = Page { limit: MAX_PENDING, after: None };
+        let mut asked = self.inner.store.approvals(tenant, &filter, &page).await?;
+        asked.sort_by_key(|asked| std::cmp::Reverse(asked.seq));
+        Ok(asked)
+    }
+
     /// The answers to what a run waits for, in the order in which it asked.
     pub(super) async fn answers_to(
         &self,
@@ -291,6 +314,21 @@ impl Runtime {
         asked.retain(|asked| asked.resolution.is_some() && state.awaits(asked.seq));
         asked.sort_by_key(|asked| asked.seq);
         Ok(asked)
+    }
+}
+
+/// The status of a run that waits for this: of one whose child runs wait, theirs; while they go on
+/// by themselves, it runs.
+pub fn status_of(run: &RunRecord, pending: &[ApprovalRecord]) -> RunStatus {
+    let waits_for = |kind| pending.iter().any(|asked| asked.kind == kind);
+    match run.status {
+        status if !status.is_parked() => status,
+        _ if pending.is_empty() => RunStatus::Running,
+        _ if waits_for(WaitKind::Review) => RunStatus::NeedsReview,
+        _ if waits_for(WaitKind::Approval) || waits_for(WaitKind::Escalation) => {
+            RunStatus::AwaitingApproval
+        }
+        _ => RunStatus::AwaitingToolResults,
     }
 }
 

@@ -50,7 +50,7 @@ impl AuditRow {
     pub(super) fn of_act(act: Act) -> Self {
         let is_refused = act.action == AuditAction::LoginRefused;
         let (decision, outcome) =
-            if is_refused { ("blocked", "not_executed") } else { ("allowed", "succeeded") };
+            if is_refused { ("blocked", "blocked") } else { ("allowed", "succeeded") };
         Self {
             tenant: act.tenant,
             id: Uuid::now_v7(),

@@ -91,7 +91,7 @@ pub fn decided(
         decision: decision.as_str().to_owned(),
         reason: Some(reason),
         arguments: shown(arguments, canonical_json(arguments.clone())),
-        outcome: "not_executed".into(),
+        outcome: if passes { "not_executed" } else { "blocked" }.into(),
         duration_ms: None,
     }
 }

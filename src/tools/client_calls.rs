@@ -10,9 +10,10 @@ use serde_json::Value;
 use super::approval::{Escalated, Granted};
 use super::audit_arguments::shown;
 use super::executor::Executor;
-use super::results::{Finished, blocked, escalated, not_executed};
+use super::interceptors::{Intercepted, Returned, Seen};
+use super::results::{Finished, blocked, blocking, error_text, escalated, not_executed};
 use super::run_scope::RunScope;
-use crate::event::AuditRecord;
+use crate::event::{AuditRecord, CallFailure, ToolCallCompleted};
 use crate::governance::{Action, ActionKind, Call, Decision, Objection, Verdict};
 use crate::message::{ToolCall, canonical_json};
 use crate::run::Effect;
@@ -51,9 +52,24 @@ impl Executor {
         let lapsed = approval.and_then(|granted| granted.lapsed(None, scope.labels));
         let approval = approval.filter(|_| lapsed.is_none());
         let edited = approval.and_then(|granted| granted.arguments).cloned();
-        let arguments = edited.unwrap_or(arguments);
         let what = ActionKind::Call { tool: call.name.clone() };
         let actions: Arc<[Action]> = [Action::new(what, Effect::Read)].into();
+        let mut arguments = edited.unwrap_or(arguments);
+        for interceptor in self.interceptors.before(&call.name) {
+            let (tool, inputs) = (call.name.as_str(), &*scope.inputs);
+            let seen = Seen { tool, arguments: &arguments, inputs, actions: Some(&actions) };
+            match interceptor.judge(&seen) {
+                Intercepted::Untouched => {}
+                Intercepted::Rewritten(rewritten) => arguments = rewritten,
+                Intercepted::Blocked(reason) => {
+                    let shown_arguments = shown(&arguments, canonical_json(arguments.clone()));
+                    let reason = format!("Blocked by an interceptor: {reason}");
+                    let objection = blocking("interceptor", reason);
+                    let refused = blocked(call, objection, shown_arguments, actions);
+                    return ClientCall::Answered(Box::new(refused));
+                }
+            }
+        }
         let question = Call {
             tool: &call.name,
             effect: Effect::Read,
@@ -80,6 +96,19 @@ impl Executor {
             Verdict::Stop(objection) => {
                 let refused = blocked(call, objection, shown_arguments, actions);
                 ClientCall::Answered(Box::new(refused))
+            }
+        }
+    }
+
+    /// Applies the interceptors to a result that the caller or a reviewer gave.
+    pub fn revise(&self, result: &mut ToolCallCompleted, arguments: &Value, inputs: &Value) {
+        let is_error = result.failure.is_some();
+        let returned = Returned { tool: &result.tool, arguments, inputs, is_error };
+        match self.interceptors.readable(&returned, &result.content) {
+            Ok((text, replaced)) => (result.content, result.replaced) = (text, replaced),
+            Err(why) => {
+                result.content = error_text(&why);
+                result.failure = result.failure.or(Some(CallFailure::Withheld));
             }
         }
     }

@@ -44,7 +44,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 pub struct Executor {
     tools: Vec<Offered>,
     gate: Gate,
-    interceptors: Interceptors,
+    pub(super) interceptors: Interceptors,
 }
 
 struct Offered {
@@ -519,6 +519,7 @@ impl Executor {
         let outcome = match &result {
             Ok(_) => "succeeded",
             Err(Failure::Told(CallFailure::Cancelled, _)) => "cancelled",
+            Err(Failure::Told(CallFailure::Timeout, _)) => "timed_out",
             Err(_) => "failed",
         };
         let audit = ready.audit(clock::now(), outcome, Some(duration_ms));

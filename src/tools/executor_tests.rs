@@ -242,7 +242,7 @@ async fn what_the_gate_stops_is_answered_with_the_reason_and_audited() {
         (audit.rule.as_str(), audit.decision.as_str(), audit.reason.as_deref()),
         ("tool_policy", "blocked", Some(reason))
     );
-    assert_eq!((audit.outcome.as_str(), audit.duration_ms), ("not_executed", None));
+    assert_eq!((audit.outcome.as_str(), audit.duration_ms), ("blocked", None));
     assert_eq!(audit.arguments, r#"{"do":"look"}"#);
 }
 
@@ -360,7 +360,7 @@ async fn errors_panics_and_timeouts_are_results() {
         let (answer, because, audit) = bench.executed(what).await;
         assert_eq!((answer.as_str(), because), (content, Some(failure)), "{what}");
         let audit = audit.unwrap();
-        assert_eq!(audit.outcome, "failed");
+        assert_eq!(audit.outcome, if failure == Timeout { "timed_out" } else { "failed" });
         assert_eq!(audit.duration_ms, Some(if failure == Timeout { 60_000 } else { 0 }), "{what}");
     }
     for (what, failure, content) in

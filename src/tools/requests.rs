@@ -103,7 +103,7 @@ impl Requests {
                 Some("the run's budget of requests is used up (network.max_requests)".to_owned());
         }
         let refused = asked.decision > Decision::Warned;
-        asked.outcome = if refused { "not_executed" } else { "cancelled" };
+        asked.outcome = if refused { "blocked" } else { "cancelled" };
         let reason = asked.reason.clone().unwrap_or_default();
         told.asked.push(asked);
         if refused {

@@ -184,6 +184,7 @@ pub(super) fn not_executed(
     objection: Objection,
     shown_arguments: String,
 ) -> AuditRecord {
+    let is_blocked = objection.decision == Decision::Blocked;
     AuditRecord {
         labels: Labels::default(),
         at: clock::now(),
@@ -194,7 +195,7 @@ pub(super) fn not_executed(
         decision: objection.decision.as_str().to_owned(),
         reason: Some(objection.reason),
         arguments: shown_arguments,
-        outcome: "not_executed".into(),
+        outcome: if is_blocked { "blocked" } else { "not_executed" }.into(),
         duration_ms: None,
     }
 }

@@ -146,6 +146,7 @@ fn rule(command: &str, args: Option<&str>) -> CommandRule {
         args: args.map(str::to_owned),
         effect: Effect::Once,
         destructive: false,
+        observes: false,
     }
 }
 

@@ -27,6 +27,7 @@ on_both_stores! {
     labels_outlive_the_replica_and_an_approval_may_clear_one,
     labels_go_on_in_the_session_and_are_declared_for_inputs,
     rules_that_cannot_be_evaluated_deny_and_bad_ones_are_refused,
+    a_rule_that_only_observes_says_what_it_would_have_done,
 }
 
 const CANARY: &str = "canary-7431";
@@ -237,4 +238,32 @@ async fn rules_that_cannot_be_evaluated_deny_and_bad_ones_are_refused(db: Db) {
     assert!(why.contains("flow") && why.contains("cannot decide"), "{why}");
     let ready = service.get("/readyz").await.body;
     assert!(ready["definitions"].to_string().contains("governance.flow"), "{ready:#}");
+}
+
+async fn a_rule_that_only_observes_says_what_it_would_have_done(db: Db) {
+    let mock = MockModel::start().await;
+    let agent = "model: mock/m\ntools: [file_ops, shell]\nenable_double_confirmation: false\ngovernance:\n  \
+                 autonomy: full\n  flow: [{when: \"action.kind == 'read'\", do: deny, mode: observe}]\n  commands:\n    \
+                 allow: [{command: uname}]\n    deny: [{command: uname, args: '-a', mode: observe}, {command: uname, args: '-s'}]\n";
+    let bad =
+        agent.replace("allow: [{command: uname}]", "allow: [{command: uname, mode: observe}]");
+    let service = setup(&mock).agent("watched", agent).agent("bad", &bad).start(db).await;
+    let uname = |option: &str| Reply::call("shell", &json!({"command": format!("uname {option}")}));
+    mock.script([file_ops("read", "mail.txt"), uname("-a"), uname("-s"), Reply::text("done")]);
+    let run = service.run("watched", &json!({})).await;
+    let calls = get(&service, &run, "/tool-calls").await;
+    let decided = |n: usize| {
+        (
+            calls["data"][n]["decision"].as_str().unwrap(),
+            calls["data"][n]["reason"].as_str().unwrap(),
+        )
+    };
+    assert_eq!([0, 1, 2].map(|n| decided(n).0), ["warned", "warned", "blocked"], "{calls:#}");
+    assert!(decided(0).1.contains("the rule only observes, it would have blocked it"), "{calls:#}");
+    assert!(decided(1).1.contains("would be denied by uname -a, which only observes"), "{calls:#}");
+    let ready = service.get("/readyz").await.body;
+    assert!(
+        ready["definitions"].to_string().contains("governance.commands.allow[0].mode"),
+        "{ready:#}"
+    );
 }

@@ -71,7 +71,7 @@ async fn a_key_makes_so_many_calls_and_no_more(db: Db) {
         refused[0].starts_with("Blocked by the rate_limit rule: the caller may make 1 calls of tools a minute, and has made them; make it again in "),
         "{refused:?}"
     );
-    let audit = service.get("/v1/audit?outcome=not_executed").await.body;
+    let audit = service.get("/v1/audit?outcome=blocked").await.body;
     assert_eq!(audit["data"][0]["rule"], "rate_limit", "{audit:#}");
     // The bucket of invocations is another one: one of four is gone.
     assert_eq!(service.run("lister", &json!({})).await["status"], "completed");

@@ -4,7 +4,7 @@
 //! | crossing | what holds |
 //! |---|---|
 //! | children, handoffs | inputs of a child are scanned by the child's definition; a refusal is an error result of the parent's call; the child's answer is a result and scanned as one |
-//! | parked runs | a client tool's result is scanned when it is given (422) and, where it is let through, when the run goes on |
+//! | parked runs | a client tool's result is scanned when the run goes on, as any result |
 //! | edited arguments | not scanned: no model reads them, and the gate judges them again |
 //! | sessions | results keep their mark in later runs of the session; they are not scanned again |
 //! | memory | what is recalled at the start and by the tool `recall` is scanned |
@@ -26,7 +26,7 @@ on_both_stores! {
     inputs_are_refused_let_through_or_not_looked_at,
     results_are_marked_and_suspicious_ones_say_so,
     a_suspicious_result_is_withheld_where_the_definition_says_so,
-    results_of_client_tools_are_inputs_and_results,
+    results_of_client_tools_are_results,
     a_child_takes_no_injected_inputs,
     what_is_recalled_is_scanned,
 }
@@ -179,35 +179,28 @@ async fn a_suspicious_result_is_withheld_where_the_definition_says_so(db: Db) {
     );
 }
 
-async fn results_of_client_tools_are_inputs_and_results(db: Db) {
+async fn results_of_client_tools_are_results(db: Db) {
     let mock = MockModel::start().await;
     let service = Setup::new()
-        .agent("strict", &agent(""))
-        .agent("mild", &agent("governance: {injection: {inputs: warn}}\n"))
+        .agent("mild", &agent(""))
+        .agent("strict", &agent("governance: {injection: {results: block}}\n"))
         .config(&models(&mock))
         .start(db)
         .await;
     let body = json!({"client_tools": [{"name": "ask", "input_schema": {"type": "object"}}]});
-    let mut parked = Vec::new();
-    for agent in ["strict", "mild"] {
+    for agent in ["mild", "strict"] {
         mock.script([Reply::call("ask", &json!({})), Reply::text("done")]);
         let run = service.post(&format!("/v1/agents/{agent}/invoke-iterative"), &body).await;
         assert_eq!(run.status, 202, "{:#}", run.body);
         let (path, calls) = paths(&run.body);
-        let given =
-            service.post(&format!("{}/result", calls[0]), &json!({"content": ATTACK})).await;
-        parked.push((given.status.as_u16(), given.body["code"].clone()));
-        if agent == "strict" {
-            assert_eq!(given.body["errors"][0]["pointer"], "/content");
-            let fine = json!({"content": "The user said yes."});
-            assert_eq!(service.post(&format!("{}/result", calls[0]), &fine).await.status, 200);
-        }
+        let given = json!({"content": ATTACK});
+        assert_eq!(service.post(&format!("{}/result", calls[0]), &given).await.status, 200);
         let ended = service.until(&path, |run| run["status"] == "completed").await;
-        let expected = usize::from(agent == "mild");
-        assert_eq!(scans(&service, &ended).await.len(), expected, "{agent}");
-        assert_eq!(shown(&mock)[0].contains(" warning=\""), agent == "mild");
+        assert_eq!(scans(&service, &ended).await.len(), 1, "{agent}");
+        let told = &shown(&mock)[0];
+        assert_eq!(told.contains(" warning=\""), agent == "mild", "{told}");
+        assert_eq!(told.contains(ATTACK), agent == "mild", "{told}");
     }
-    assert_eq!(parked, [(422, json!("PROMPT_INJECTION")), (200, Value::Null)]);
 }
 
 async fn a_child_takes_no_injected_inputs(db: Db) {

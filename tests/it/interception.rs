@@ -2,12 +2,15 @@
 
 use serde_json::{Value, json};
 
+use crate::approvals::paths;
+use crate::mock_model::{MockModel, Reply};
 use crate::service::{Db, Service, Setup, on_both_stores};
 
 on_both_stores! {
     a_path_is_blocked_however_it_is_written,
     a_rewritten_path_is_seen_by_the_interceptors_behind,
     a_result_is_replaced_by_what_a_template_makes_of_it,
+    calls_of_client_tools_are_intercepted_too,
 }
 
 const AGENT: &str = "
@@ -186,4 +189,29 @@ async fn a_rewritten_path_is_seen_by_the_interceptors_behind(db: Db) {
     assert_eq!(decisions, all.map(|(_, decision)| decision), "{calls:#?}");
     let written = std::fs::read_to_string(service.dir.path().join("workspace/default/out/b.txt"));
     assert_eq!(written.unwrap(), "new\n");
+}
+
+async fn calls_of_client_tools_are_intercepted_too(db: Db) {
+    let mock = MockModel::start().await;
+    let models = format!(
+        "[models.mock]\nkind = \"openai\"\nbase_url = \"{}\"\napi_key_env = \"PATH\"\n",
+        mock.base_url()
+    );
+    let agent = "model: mock/m\ntools: [file_ops]\nenable_double_confirmation: false\ninterceptors:\n  before:\n    \
+                 - {tool: '*', when: \"args.q == 'no'\", block: 'Not that.'}\n    \
+                 - {tool: '*', when: \"tool == 'ask' && args.q == 'old'\", rewrite: {'/q': \"'new'\"}}\n  \
+                 after: [{tool: '*', redact: '\\b\\d{16}\\b'}]\n";
+    let service = Setup::new().agent("asker", agent).config(&models).start(db).await;
+    let asks = |q: &str| Reply::call("ask", &json!({"q": q}));
+    mock.script([asks("no"), asks("old"), Reply::text("done")]);
+    let tools = json!({"client_tools": [{"name": "ask", "input_schema": {"type": "object"}}]});
+    let run = service.post("/v1/agents/asker/invoke-iterative", &tools).await.body;
+    assert_eq!(run["pending"][0]["arguments"], json!({"q": "new"}), "{run:#}");
+    let (path, calls) = paths(&run);
+    let card = json!({"content": "It is 1234567890123456."});
+    assert_eq!(service.post(&format!("{}/result", calls[0]), &card).await.status, 200);
+    service.until(&path, |run| run["status"] == "completed").await;
+    let told = mock.requests().last().unwrap().body["messages"].to_string();
+    assert!(told.contains("Blocked by an interceptor: Not that."), "{told}");
+    assert!(told.contains("It is [redacted].") && !told.contains("1234567890123456"), "{told}");
 }

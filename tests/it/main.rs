@@ -41,6 +41,7 @@ mod house;
 mod http_tools;
 mod injection;
 mod injection_corpora;
+mod inputs;
 mod installing;
 mod interception;
 mod keys;

@@ -87,3 +87,28 @@ async fn check_tells_every_mistake_with_its_line_and_what_was_meant() {
     }
     assert_eq!(said.lines().count(), 5, "{said}");
 }
+
+#[tokio::test]
+async fn scenarios_that_cannot_be_played_are_told() {
+    let dir = Setup::new()
+        .agent("lost", "model: scripted/gone\nmodels: [scripted/away, 'scripted/a*']\n")
+        .scenario("odd", "steps: [{tool_calls: 5}]")
+        .lay_out();
+    let checked = command(dir.path()).arg("check").output().await.unwrap();
+    assert_eq!(checked.status.code(), Some(1));
+    let said = String::from_utf8(checked.stdout).unwrap();
+    let parts = ["no scenario named \"gone\"", "no scenario named \"away\"", "odd.yaml"];
+    assert!(parts.iter().all(|part| said.contains(part)), "{said}");
+    assert_eq!(said.lines().count(), 3, "{said}");
+
+    let service = Setup::new().start_in(dir, Db::Sqlite).await;
+    let ready = service.get("/readyz").await;
+    assert_eq!(ready.status, 200, "{:#}", ready.body);
+    let files: Vec<_> = ready.body["definitions"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|broken| &broken["file"])
+        .collect();
+    assert_eq!(files, ["lost.yaml", "lost.yaml"], "{:#}", ready.body);
+}

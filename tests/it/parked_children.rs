@@ -12,6 +12,7 @@
 //! | handoff | `a_conversation_that_was_handed_over_waits_as_well` |
 //! | calls side by side | `calls_beside_a_parked_child_keep_their_results` |
 //! | a child that ends while its parent parks | `many_trees_miss_no_end` |
+//! | status, `/wait` | `a_parent_runs_while_its_child_does` |
 //! | sessions, streams | `a_session_and_its_stream_wait_for_the_tree` |
 
 use reqwest::Method;
@@ -30,6 +31,7 @@ on_both_stores! {
     calls_beside_a_parked_child_keep_their_results,
     many_trees_miss_no_end,
     a_session_and_its_stream_wait_for_the_tree,
+    a_parent_runs_while_its_child_does,
 }
 
 const WRITER: &str = "
@@ -289,4 +291,16 @@ async fn a_session_and_its_stream_wait_for_the_tree(db: Db) {
     };
     assert!(position("tool_call.awaiting_child") < position("approval.resolved"));
     assert!(position("approval.resolved") < position("run.completed"));
+}
+
+async fn a_parent_runs_while_its_child_does(db: Db) {
+    let slowly = WRITES.replace("- text:", "- delay_ms: 700\n    text:");
+    let service = tree().scenario("writer", &slowly).start(db).await;
+    let boss = service.post("/v1/agents/boss/invoke-iterative", &json!({})).await.body;
+    let run = format!("/v1/runs/{}", boss["run_id"].as_str().unwrap());
+    assert_eq!(settle(&service, &boss, "approve").await.status, 200);
+    let working = service.until(&run, |run| run["pending"] == json!([])).await;
+    assert_eq!(working["status"], "running", "nobody is waited for: {working:#}");
+    let waited = service.get(&format!("{run}/wait?timeout=20")).await.body;
+    assert_eq!(waited["status"], "completed", "{waited:#}");
 }

@@ -105,6 +105,10 @@ async fn what_happened_is_told_to_the_model(db: Db) {
         |rule: &str| records.iter().filter(|record| record["rule"] == rule).collect::<Vec<_>>();
     let (reviews, lost) = (of("review"), of("recovery"));
     assert_eq!((reviews.len(), &reviews[0]["subject"]), (1, &json!("testadmin")), "{audit:#}");
+    assert_eq!(
+        (&reviews[0]["decision"], &reviews[0]["outcome"]),
+        (&json!("allowed"), &json!("succeeded"))
+    );
     assert_eq!((lost.len(), &lost[0]["outcome"]), (1, &json!("unknown")), "{audit:#}");
     assert_eq!(lost[0]["arguments"]["path"], "log.txt", "{audit:#}");
 }

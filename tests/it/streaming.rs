@@ -13,6 +13,7 @@ on_both_stores! {
     a_stream_resumes_after_any_event_without_loss_or_repetition,
     a_stream_continues_after_a_crash,
     resuming_after_the_last_event_is_answered_204,
+    a_stream_from_beyond_the_last_event_ends_with_the_run,
     an_invalid_last_event_id_is_rejected,
     concurrent_streams_of_a_run_are_the_same,
     deltas_are_streamed_while_the_model_responds,
@@ -238,6 +239,19 @@ async fn resuming_after_the_last_event_is_answered_204(db: Db) {
             .await
             .unwrap();
         assert_eq!(response.status(), 204, "{after}");
+    }
+}
+
+async fn a_stream_from_beyond_the_last_event_ends_with_the_run(db: Db) {
+    let service = Setup::new()
+        .agent("slow", "model: scripted/slow\nenable_double_confirmation: false\n")
+        .scenario("slow", "steps: [{delay_ms: 300, text: done}]")
+        .start(db)
+        .await;
+    for after in [9_999, i64::MAX] {
+        let run = queued(&service, "slow").await;
+        let seen = follow(&service, &run, Some(after)).await.rest().await;
+        assert_eq!(seen.last().unwrap().event, "run.completed", "{seen:#?}");
     }
 }
 

@@ -526,7 +526,7 @@ async fn the_audit_log_tells(service: &Service, run: &Value) {
     assert_eq!(refused.len(), 1, "{audit:#}");
     assert_eq!(
         (&refused[0]["rule"], &refused[0]["outcome"]),
-        (&json!("network"), &json!("not_executed"))
+        (&json!("network"), &json!("blocked"))
     );
     let request = &refused[0]["arguments"]["request"];
     let expected = json!({"method": "GET", "scheme": "http", "host": "127.0.0.1", "port": 1, "path": "/secret"});

@@ -7,6 +7,7 @@ use crate::agents::yaml::DefinitionError;
 use crate::bounds::command_line::{self, shown};
 use crate::bounds::pattern::{Author, Pattern};
 use crate::bounds::text::quoted;
+use crate::run::GovernanceMode;
 
 /// Rules of one list, and examples of one rule.
 const MAX_RULES: usize = 200;
@@ -25,7 +26,12 @@ pub(super) fn check(d: &Definition) -> Check {
             return Err(DefinitionError::at(key, format!("has more than {MAX_RULES} entries")));
         }
         for (i, rule) in rules.iter().enumerate() {
-            check_rule(&format!("governance.commands.{list}[{i}]"), rule)?;
+            let key = format!("governance.commands.{list}[{i}]");
+            check_rule(&key, rule)?;
+            if list == "allow" && rule.mode == GovernanceMode::Observe {
+                let why = "has no meaning here: what is allowed is executed anyway";
+                return Err(DefinitionError::at(format!("{key}.mode"), why));
+            }
         }
     }
     if d.tools.iter().any(|tool| tool == "shell")

@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::run::Effect;
+use crate::run::{Effect, GovernanceMode};
 
 /// Rules about programs; without one in `allow` or `require_approval` nothing runs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
@@ -42,6 +42,10 @@ pub struct CommandRule {
     /// Whether it may destroy something.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub destructive: bool,
+    /// With `observe`, in `deny` and `require_approval`: the command is executed, `warned`, and it is
+    /// recorded what would have become of it.
+    #[serde(default, skip_serializing_if = "GovernanceMode::is_enforce")]
+    pub mode: GovernanceMode,
     /// Command lines that the rule is about; checked when the definition is loaded.
     #[serde(default, rename = "match", skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 100))]

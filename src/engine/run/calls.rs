@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use super::waiting::ExternalInput;
 use super::{Run, Stopped, instant_of, until};
+use crate::bounds::json;
 use crate::clock;
 use crate::engine::state::{FoldError, PendingCall};
 use crate::event::{
@@ -266,6 +267,13 @@ impl Run {
         let is_of_tool = call.failure.is_none_or(CallFailure::is_of_tool);
         let is_tool = call.target == CallTarget::Tool && is_of_tool;
         if is_tool { Labels::UNTRUSTED } else { Labels::default() }
+    }
+
+    /// Applies the definition's interceptors to such a result.
+    pub(super) fn revise(&self, result: &mut ToolCallCompleted) {
+        let pending = self.state.open_call(result.call_id);
+        let written = pending.and_then(|pending| json::read(&pending.call.arguments).ok());
+        self.executor.revise(result, &written.unwrap_or_default(), &self.scope.inputs);
     }
 
     /// What is suspicious about a result, which may be withheld.

@@ -306,7 +306,7 @@ impl State {
     fn text_answer(&self, finish_reason: FinishReason, now: DateTime<Utc>) -> Step {
         let text = self.raw_response.as_str();
         if let Some(limit) = &self.limit {
-            let is_answer = finish_reason != FinishReason::Refusal && !text.trim().is_empty();
+            let is_answer = finish_reason != FinishReason::Refusal && !output::is_blank(text);
             let partial = is_answer.then(|| self.partial(output::from_text(text), limit, now));
             return Step::Record(vec![partial.unwrap_or_else(|| self.ended_at(limit, now))]);
         }
@@ -324,7 +324,7 @@ impl State {
                 self.invalid_response(now, "The model's answer was cut off by the output limit.")
             }
             _ if self.is_answer_due() => return self.next_iteration(now),
-            _ if text.trim().is_empty() => return self.blank_answer(now),
+            _ if output::is_blank(text) => return self.blank_answer(now),
             _ if let Some(events) = self.missing_call(now) => return Step::Record(events),
             (_, Contract::Text { confirm: true }) if !self.confirmed && !self.single_shot => {
                 RunEvent::ConfirmationRequested { prompt: phrases::CONFIRM.to_owned() }
@@ -452,7 +452,7 @@ impl State {
     pub(super) fn completed(&self, output: Value) -> Outcome {
         // A blank answer may have come between a proposal and its confirmation.
         let raw_response = match &self.proposal {
-            Some(proposal) if self.raw_response.trim().is_empty() => proposal.output.to_string(),
+            Some(proposal) if output::is_blank(&self.raw_response) => proposal.output.to_string(),
             _ => self.raw_response.clone(),
         };
         Outcome::Completed {

@@ -10,6 +10,7 @@ use super::{
     Answered, Dispatched, FailedCall, OpenTurn, Phase, Proposal, RequiredCall, State, same_call,
 };
 use crate::agents::definition::ReactSection;
+use crate::engine::output::is_blank;
 use crate::engine::phrases;
 use crate::event::{
     CallFailure, ContextCompacted, Event, LimitReached, ModelResponded, Resolution, Resolved,
@@ -372,8 +373,8 @@ impl State {
     /// A response that is an answer. The first one that was cut off, and a pause, go back at once.
     /// Calls are there only where none may be executed.
     fn answered(&mut self, mut message: AssistantMessage, finish_reason: FinishReason) {
-        let is_blank = message.tool_calls.is_empty() && message.text.trim().is_empty();
-        if is_blank && finish_reason != FinishReason::Pause {
+        let says_nothing = message.tool_calls.is_empty() && is_blank(&message.text);
+        if says_nothing && finish_reason != FinishReason::Pause {
             message.opaque = None; // thinking that leads to nothing is not taken back
         }
         let beginning = self.unfinished.take();
@@ -383,12 +384,12 @@ impl State {
             _ => message.text.clone(), // a decision was read from all of it
         };
         if self.limit.is_some()
-            && self.raw_response.trim().is_empty()
+            && is_blank(&self.raw_response)
             && let Some(written) = output_of(&message)
         {
             self.raw_response.clone_from(&written.arguments);
         }
-        if !self.raw_response.trim().is_empty() {
+        if !is_blank(&self.raw_response) {
             self.blank_answers = 0;
         }
         match finish_reason {

@@ -195,9 +195,6 @@ fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
         }
         Some("approve_tool_call" | "deny_tool_call" | "resolve_tool_call" | "give_tool_result") => {
             codes.push(Code::NotAwaitingApproval);
-            if operation.operation_id.as_deref() == Some("give_tool_result") {
-                codes.push(Code::PromptInjection);
-            }
         }
         Some(id) if id.ends_with("_file") || id.ends_with("_files") => {
             codes.push(Code::WorkspaceUnavailable);
@@ -218,6 +215,7 @@ fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
         }
         Some("redeliver_webhook") => codes.push(Code::WebhooksDisabled),
         Some("delete_session") => codes.push(Code::SessionBusy),
+        Some("revoke_key") => codes.push(Code::ProtectedKey),
         Some("list_events") => codes.push(Code::NotAcceptable),
         Some("create_token" | "get_metrics") => codes.push(Code::NotFound),
         _ => {}

@@ -41,7 +41,8 @@ words! {
     /// The policy decision on a tool call.
     Decision = &["allowed", "warned", "escalated", "blocked"];
     /// The outcome of a tool call.
-    CallOutcome = &["succeeded", "failed", "cancelled", "not_executed", "unknown"];
+    CallOutcome =
+        &["succeeded", "failed", "blocked", "cancelled", "timed_out", "not_executed", "unknown"];
     /// The state of a tool call.
     ToolCallState = &["proposed", "denied", "awaiting_approval", "awaiting_client", "dispatched", "succeeded", "failed", "unknown", "cancelled"];
     /// What a parked run waits for: `approval` of a tool call, the result of a `client` tool, `review`

@@ -213,7 +213,7 @@ fn refused(app: &App, parts: &Parts, why: Refusal, key: Option<&ApiKeyRecord>) -
 
 async fn authenticated(app: &App, parts: &Parts, key: Option<&str>) -> Result<CachedKey, Problem> {
     let Some(key) = key else {
-        let detail = "This requires an `Authorization: Bearer` header with an API key.";
+        let detail = "This requires an API key as bearer token in the header `Authorization`.";
         return Err(Problem::new(Code::Unauthenticated, detail));
     };
     let Some((id, secret)) = keys::parse(key) else {

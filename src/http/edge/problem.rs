@@ -190,8 +190,7 @@ pub(crate) struct ProblemBody<'a> {
     /// The stable error code.
     #[schema(value_type = Code, example = "NOT_FOUND")]
     code: &'static str,
-    /// The validation errors, with JSON pointers into the request body or, for `INVALID_INPUTS`,
-    /// into the inputs.
+    /// The validation errors, with JSON pointers into the request body.
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     #[schema(value_type = Vec<ValidationError>, required = false)]
     errors: &'a [ValidationError],
@@ -383,9 +382,6 @@ impl From<AnswerError> for Problem {
                 "This call does not wait for this kind of answer, or no longer waits.",
             ),
             AnswerError::InvalidArguments(errors) => Self::invalid(Code::InvalidInputs, errors),
-            AnswerError::PromptInjection(error) => {
-                Self::invalid(Code::PromptInjection, vec![error])
-            }
             AnswerError::MissingScope(_) | AnswerError::OwnApproval => Self::refused(&error),
             AnswerError::Broken(_) => Self::internal(error.to_string()),
             AnswerError::Store(error) => error.into(),
@@ -438,7 +434,13 @@ impl From<StartError> for Problem {
             StartError::Overloaded => Code::Overloaded,
             StartError::Draining => Code::Draining,
             StartError::NoWorkspace => Code::WorkspaceUnavailable,
-            StartError::InvalidInputs(errors) => return Self::invalid(Code::InvalidInputs, errors),
+            StartError::InvalidInputs(errors) => {
+                let in_body = errors.into_iter().map(|error| ValidationError {
+                    pointer: format!("/inputs{}", error.pointer),
+                    ..error
+                });
+                return Self::invalid(Code::InvalidInputs, in_body.collect());
+            }
             StartError::PromptInjection(error) => {
                 return Self::invalid(Code::PromptInjection, vec![error]);
             }

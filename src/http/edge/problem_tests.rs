@@ -122,12 +122,12 @@ async fn a_validation_problem_lists_every_error() {
             "type": "urn:toolloop:problem:INVALID_INPUTS",
             "title": "Invalid inputs",
             "status": 422,
-            "detail": "/project: is missing",
+            "detail": "/inputs/project: is missing",
             "instance": "/v1/somewhere",
             "code": "INVALID_INPUTS",
             "errors": [
-                {"pointer": "/project", "message": "is missing"},
-                {"pointer": "/n", "message": "is not a number"},
+                {"pointer": "/inputs/project", "message": "is missing"},
+                {"pointer": "/inputs/n", "message": "is not a number"},
             ],
             "request_id": "req-1",
         })

@@ -115,6 +115,8 @@ pub(crate) async fn list_events(
         if run.status.is_terminal() && after >= run.last_seq() {
             return Ok(StatusCode::NO_CONTENT.into_response());
         }
+        // What has not happened yet cannot have been received.
+        let after = after.min(run.last_seq());
         let follower = app.runtime.follow(&caller.tenant, id, after);
         let viewer = Viewer { tenant: &caller.tenant, credential: caller.credential() };
         return Ok(stream::response(&app, viewer, id, after, follower, None));

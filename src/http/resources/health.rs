@@ -2,6 +2,7 @@
 //!
 //! Served without authentication, so responses say what is wrong but not why; the log has the cause.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
@@ -94,7 +95,9 @@ pub(crate) async fn readyz(State(app): State<App>) -> (StatusCode, Json<Readines
         ("ok", "ok", serving) => (StatusCode::SERVICE_UNAVAILABLE, serving),
         _ => (StatusCode::SERVICE_UNAVAILABLE, "unavailable"),
     };
-    let definitions = app.catalogue.problems().into_iter().map(|problem| {
+    let unplayable = Arc::clone(&app.unplayable);
+    let unplayable = tokio::task::spawn_blocking(move || unplayable()).await.unwrap_or_default();
+    let definitions = app.catalogue.problems().into_iter().chain(unplayable).map(|problem| {
         let error = unquoted(&problem.error);
         DefinitionProblem { error, ..problem }
     });

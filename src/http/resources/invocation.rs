@@ -68,12 +68,12 @@ struct WebhookRequest {
 impl Invocation {
     pub(crate) fn read(kind: RunKind, mut body: Map<String, Value>) -> Result<Self, Problem> {
         let inputs = match body.remove("inputs") {
-            None => Value::Object(Map::new()),
+            None | Some(Value::Null) => Value::Object(Map::new()),
             Some(inputs @ Value::Object(_)) => inputs,
             Some(_) => {
                 return Err(Problem::at(
                     Code::InvalidInputs,
-                    "",
+                    "/inputs",
                     "The inputs must be a JSON object.",
                 ));
             }

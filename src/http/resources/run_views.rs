@@ -26,13 +26,8 @@ use crate::run::{
     Budget, Caller, Delegation, Label, Overrides, RunError, RunKind, RunStatus, TerminationReason,
     Usd,
 };
-use crate::store::{
-    ApprovalFilter, ApprovalRecord, ApprovalStatus, Page, RunRecord, SharedBudget, Store,
-    StoreError,
-};
-
-/// The most pending calls of one run that are shown.
-const MAX_PENDING: u32 = 10_000;
+use crate::runtime::status_of;
+use crate::store::{ApprovalRecord, RunRecord, SharedBudget, Store, StoreError};
 
 /// The outcome of a run, as an invocation answers it.
 #[derive(Debug, Serialize, ToSchema)]
@@ -482,7 +477,8 @@ pub(crate) async fn answer_to(
     Ok(Json(if caller.has("runs:read") || caller.subject == record.subject {
         RunAnswer::Run(Box::new(detail(app, record).await?))
     } else {
-        RunAnswer::State(RunState { run_id: record.id, status: record.status })
+        let status = status_of(&record, &app.runtime.pending(&record).await?);
+        RunAnswer::State(RunState { run_id: record.id, status })
     }))
 }
 
@@ -514,15 +510,17 @@ impl<'a> RunViews<'a> {
             tree: self.tree(&record).await?,
         };
         let callback_errors = callback_errors(&self.app.store, &record).await?;
+        let pending = self.app.runtime.pending(&record).await?;
+        let status = status_of(&record, &pending);
         Ok(RunSummary {
             budget,
             tree_usage: tree_usage(&self.app.store, &record).await?,
-            pending: self.pending(&record).await?,
+            pending: pending.into_iter().map(Pending::from).collect(),
             run_id: record.id,
             agent: record.agent,
             agent_version: record.agent_version,
             kind: record.kind,
-            status: record.status,
+            status,
             termination_reason: record.termination_reason,
             model: record.model,
             tokens_used: record.usage.total_tokens(),
@@ -585,39 +583,4 @@ impl<'a> RunViews<'a> {
         };
         Ok(self.app.store.shared_budget(record.id).await?.map(used))
     }
-
-    /// The unanswered calls of a parked run, in the order in which they were made. In the place of
-    /// a call that waits for a child run stand the unanswered calls of the child.
-    async fn pending(&self, record: &RunRecord) -> Result<Vec<Pending>, Problem> {
-        if !record.status.is_parked() {
-            return Ok(Vec::new());
-        }
-        let (mut found, mut open) = (Vec::new(), self.asked(record, record.id).await?);
-        while let Some(asked) = open.pop()
-            && found.len() < MAX_PENDING as usize
-        {
-            match asked.child_run_id {
-                Some(child) => open.extend(self.asked(record, child).await?),
-                None => found.push(Pending::from(asked)),
-            }
-        }
-        Ok(found)
-    }
-
-    /// What a run of this tenant waits for, the newest request first.
-    async fn asked(&self, record: &RunRecord, run: Uuid) -> Result<Vec<ApprovalRecord>, Problem> {
-        let filter = ApprovalFilter {
-            run_id: Some(run),
-            status: Some(ApprovalStatus::Pending),
-            ..ApprovalFilter::default()
-        };
-        let page = Page { limit: MAX_PENDING, after: None };
-        let mut asked = self.app.store.approvals(&record.tenant, &filter, &page).await?;
-        asked.sort_by_key(|asked| std::cmp::Reverse(asked.seq));
-        Ok(asked)
-    }
 }
-
-#[cfg(test)]
-#[path = "run_views_tests.rs"]
-mod tests;

@@ -117,7 +117,7 @@ pub(super) fn parse(body: &[u8], step: u32) -> Result<Completion, Unusable> {
     };
     Parts {
         content: message.content.map(content_text).transpose()?,
-        refusal: message.refusal.filter(|text| !text.is_empty()),
+        refusal: message.refusal,
         thinking: message
             .reasoning_content
             .or(message.reasoning)
@@ -138,6 +138,7 @@ impl Parts {
         if tool_calls.iter().any(|call| call.arguments.len() > received::MAX_ARGUMENTS) {
             return Err(Unusable::too_large_arguments());
         }
+        let refusal = refusal.filter(|text| !text.trim().is_empty());
         let finish_reason =
             finish_reason(said.as_deref(), !tool_calls.is_empty(), refusal.is_some());
         if content.is_none() && tool_calls.is_empty() && refusal.is_none() && said.is_none() {
@@ -161,8 +162,8 @@ fn finish_reason(said: Option<&str>, has_calls: bool, refused: bool) -> FinishRe
     match said {
         Some("length") => FinishReason::Length,
         Some("content_filter") => FinishReason::Refusal,
-        _ if has_calls => FinishReason::ToolCalls,
         _ if refused => FinishReason::Refusal,
+        _ if has_calls => FinishReason::ToolCalls,
         Some("stop" | "tool_calls" | "function_call") => FinishReason::Stop,
         _ => FinishReason::Other,
     }

@@ -56,8 +56,13 @@ fn the_presence_of_calls_decides_why_the_model_stopped() {
     let calls = json!({"content": null, "tool_calls": [call(&json!("a"), &json!("{}"))]});
     let text = json!({"content": "hi", "tool_calls": []});
     let refusal = json!({"content": null, "refusal": "I cannot."});
+    let refused_calls =
+        json!({"content": null, "refusal": "I cannot.", "tool_calls": calls["tool_calls"]});
+    let no_refusal = json!({"content": null, "refusal": " ", "tool_calls": calls["tool_calls"]});
     let silent = json!({"content": null});
     let table = [
+        (&refused_calls, "tool_calls", FinishReason::Refusal, "I cannot."),
+        (&no_refusal, "tool_calls", FinishReason::ToolCalls, ""),
         (&calls, "stop", FinishReason::ToolCalls, ""),
         (&calls, "tool_calls", FinishReason::ToolCalls, ""),
         (&calls, "length", FinishReason::Length, ""),

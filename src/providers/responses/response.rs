@@ -207,8 +207,8 @@ impl Output {
             // for an unknown reason: its calls may be truncated
             Some(_) if !self.tool_calls.is_empty() => FinishReason::Length,
             Some(_) => FinishReason::Other,
+            None if !self.refusal.trim().is_empty() => FinishReason::Refusal,
             None if !self.tool_calls.is_empty() => FinishReason::ToolCalls,
-            None if !self.refusal.is_empty() => FinishReason::Refusal,
             None => FinishReason::Stop,
         };
         let text = if self.text.is_empty() { self.refusal } else { self.text };

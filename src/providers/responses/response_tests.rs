@@ -86,6 +86,7 @@ fn why_it_stopped() {
         ("completed", json!(null), json!([said("hi")]), FinishReason::Stop),
         ("completed", json!(null), json!([said("hi"), a]), FinishReason::ToolCalls),
         ("completed", json!(null), json!([refusal]), FinishReason::Refusal),
+        ("completed", json!(null), json!([refusal, a]), FinishReason::Refusal),
         ("incomplete", json!("max_output_tokens"), json!([a]), FinishReason::Length),
         ("incomplete", json!("max_output_tokens"), json!([]), FinishReason::Length),
         ("incomplete", json!("content_filter"), json!([]), FinishReason::Refusal),

@@ -216,7 +216,7 @@ async fn every_filter_of_audit_selects(db: Db) {
     assert_eq!((acted.len(), acted[0].call_id, acted[0].run_id), (1, None, None));
     assert_eq!(
         (acted[0].decision.as_str(), acted[0].outcome.as_str(), acted[0].arguments.as_str()),
-        ("blocked", "not_executed", r#"{"count":2}"#)
+        ("blocked", "blocked", r#"{"count":2}"#)
     );
     let after = Some(RunCursor { at: newest.at, id: newest.id.to_string() });
     let rest = db.store.audit(TENANT, &any(), &page(10, after)).await.unwrap();

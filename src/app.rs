@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::agents::{Catalogue, Definition, catalogue};
 use crate::config::tables::ModelPrice;
-use crate::config::{self, AuthMode, Config, Exposed, Model, ModelServer};
+use crate::config::{self, AuthMode, Config, Exposed, Model, ModelServer, WorkspaceStore};
 use crate::http::{self, Auth, HttpSettings, HttpState, Limits, MetricsSink, TokenSigner};
 use crate::model::{CapabilityOverrides, ProviderKind};
 use crate::outbound::Client;
@@ -277,7 +277,8 @@ impl Parts {
             },
             rate_limit: rate_limit(config),
             webhooks: Webhooks::of(&config.webhooks, Client::new()),
-            workspace: config.tools.workspace.clone(),
+            workspace: config.tools.workspace.dir.clone(),
+            is_workspace_shared: config.tools.workspace.store == WorkspaceStore::Shared,
             quota: Arc::new(Quota::new(QuotaLimits {
                 max_file: config.tools.file_ops.max_file as u64,
                 bytes: config.tools.file_ops.workspace_quota as u64,

@@ -13,6 +13,7 @@ pub mod tables;
 mod values;
 mod web_fetch;
 pub mod webhooks;
+mod workspace;
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -40,6 +41,7 @@ use values::{count, duration, size, some_duration};
 pub use web_fetch::WebFetch;
 use webhooks::WebhookSettings;
 pub use webhooks::Webhooks;
+pub use workspace::{Workspace, WorkspaceStore};
 
 /// Every setting with its built-in value, annotated.
 pub const DEFAULT_TOML: &str = include_str!("config/default.toml");
@@ -225,8 +227,9 @@ pub struct Runtime {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Tools {
-    /// Directory of the runs' files, which are below `<workspace>/<tenant>/`.
-    pub workspace: PathBuf,
+    /// Where the runs' files lie.
+    #[schemars(schema_with = "workspace::schema")]
+    pub workspace: Workspace,
     pub file_ops: FileOps,
     pub web_fetch: WebFetch,
     pub shell: Shell,
@@ -422,7 +425,10 @@ fn resolve(
         skills_dir: sources.resolve("skills_dir", &settings.skills_dir),
         tools_dir: sources.resolve("tools_dir", &settings.tools_dir),
         tools: Tools {
-            workspace: sources.resolve("tools.workspace", &settings.tools.workspace),
+            workspace: Workspace {
+                dir: sources.resolve("tools.workspace.dir", &settings.tools.workspace.dir),
+                ..settings.tools.workspace
+            },
             ..settings.tools
         },
         models,

@@ -77,8 +77,9 @@ async fn examine(config: &Config) -> Vec<Finding> {
     let agents = app::agents(config);
     let database = database::examine(config).await;
     let mut findings = vec![configuration(config)];
+    let (has_keys, now) = (database.has_keys, database.now);
     findings.extend(database.findings);
-    findings.push(machine::workspace(&config.tools.workspace));
+    findings.push(machine::workspace(&config.tools.workspace.dir, database.workspace));
     match &agents {
         Ok(agents) => {
             findings.extend(definitions(config, agents));
@@ -89,9 +90,9 @@ async fn examine(config: &Config) -> Vec<Finding> {
         }
     }
     findings.push(machine::listen(config.server.listen).await);
-    findings.extend(access(config, database.has_keys));
+    findings.extend(access(config, has_keys));
     findings.push(machine::open_files(config.runtime.max_concurrent_runs));
-    findings.push(machine::clock(database.now));
+    findings.push(machine::clock(now));
     findings.push(machine::sandbox(app::sandbox(config).kernel().await));
     findings
 }

@@ -128,7 +128,7 @@ fn the_environment_overrides_the_file_and_flags_override_both() {
 fn paths_are_relative_to_the_file_or_the_current_directory() {
     let config =
         from_file("[tools]\nworkspace = \"w\"\n[models.scripted]\ndir = \"/abs\"").unwrap();
-    assert_eq!(config.tools.workspace, Path::new("conf/w"));
+    assert_eq!(config.tools.workspace.dir, Path::new("conf/w"));
     assert_eq!(config.agents_dir, Path::new("conf/agents"));
     assert_eq!(config.database.url.expose_secret(), "sqlite://conf/toolloop.db");
     assert!(
@@ -145,7 +145,26 @@ fn paths_are_relative_to_the_file_or_the_current_directory() {
         assert_eq!(config.database.url.expose_secret(), meant);
     }
     let config = from_env(&[("TOOLLOOP_TOOLS__WORKSPACE", "w")]).unwrap();
-    assert_eq!(config.tools.workspace, Path::new("w"));
+    assert_eq!(config.tools.workspace.dir, Path::new("w"));
+}
+
+#[test]
+fn a_workspace_is_a_directory_or_a_table() {
+    let file = "[tools.workspace]\ndir = \"w\"\nstore = \"shared\"";
+    let of = |env: &[(&str, &str)]| load(file, env, &Flags::default()).unwrap().tools.workspace;
+    assert_eq!(of(&[]), Workspace { dir: "conf/w".into(), store: WorkspaceStore::Shared });
+    let moved = of(&[("TOOLLOOP_TOOLS__WORKSPACE", "v")]);
+    assert_eq!(moved, Workspace { dir: "v".into(), store: WorkspaceStore::Shared });
+    let moved = of(&[("TOOLLOOP_TOOLS__WORKSPACE__STORE", "local")]);
+    assert_eq!(moved.store, WorkspaceStore::Local);
+    for (file, at) in [
+        ("[tools]\nworkspace = 1", "2: tools.workspace.dir:"),
+        ("[tools.workspace]\nstore = \"nfs\"", "2: tools.workspace.store:"),
+        ("[tools.workspace]\npath = \"w\"", "2: tools.workspace.path:"),
+    ] {
+        let error = from_file(file).unwrap_err().to_string();
+        assert!(error.contains(at), "{error}");
+    }
 }
 
 #[test]

@@ -10,6 +10,9 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use toml::de::{DeTable, DeValue};
 
+/// Sections that can be written as one value, and the key that it is the value of.
+const SHORTHANDS: &[(&str, &str)] = &[("tools.workspace", "dir")];
+
 /// A configuration error; its message names the origin and the key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
@@ -148,6 +151,12 @@ impl Sources {
 
     /// Sets a value. A table is merged into an existing table; missing parents are created.
     fn set(&mut self, path: &[String], value: Value, origin: Origin) {
+        let section = path.join(".");
+        if !value.is_object()
+            && let Some((_, key)) = SHORTHANDS.iter().find(|(short, _)| *short == section)
+        {
+            return self.set(&[path, &[(*key).to_owned()]].concat(), value, origin);
+        }
         let mut node = &mut self.root;
         for (depth, segment) in path.iter().enumerate() {
             if !node.is_object() {

@@ -72,6 +72,7 @@ async fn state(auth: Auth) -> HttpState {
         webhooks: None,
         quota: std::sync::Arc::default(),
         workspace: std::env::temp_dir(),
+        is_workspace_shared: false,
         sample_ratio: 0.0,
     };
     let router = Arc::new(crate::providers::router::Router::default());

@@ -13,6 +13,7 @@ use tokio::sync::Semaphore;
 use uuid::Uuid;
 
 use super::Runtime;
+use super::claimed::ResumeError;
 use super::loaded::LoadedAgent;
 use crate::store::{RunRecord, StoreError};
 use crate::tools::Workspace;
@@ -52,6 +53,15 @@ impl Uploads {
     pub fn new(uploads: Vec<Upload>) -> Self {
         Self(uploads.into())
     }
+}
+
+/// Why the files of a workspace cannot be reached.
+#[derive(Debug, thiserror::Error)]
+pub enum FilesError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Unavailable(#[from] io::Error),
 }
 
 /// Why an upload has no place.
@@ -207,26 +217,26 @@ impl Runtime {
     /// The files of a run; none where its definition cannot be used any more.
     ///
     /// # Errors
-    /// Where the store fails.
-    pub async fn files_of_run(&self, run: &RunRecord) -> Result<Option<Files>, StoreError> {
+    /// [`FilesError`].
+    pub async fn files_of_run(&self, run: &RunRecord) -> Result<Option<Files>, FilesError> {
         let Some(definition) = self.inner.store.definition(&run.definition_hash).await? else {
             return Ok(None);
         };
         let loaded = self.inner.loaded.of_snapshot(&run.definition_hash, &definition);
         let Ok(loaded) = loaded else { return Ok(None) };
         let directory = loaded.agent.workspace_of(run.id, run.session_id.as_deref());
-        Ok(self.files_in(&run.tenant, &directory, loaded).await)
+        self.files_in(&run.tenant, &directory, loaded).await
     }
 
     /// The files of a session; none where its agent keeps none for a session.
     ///
     /// # Errors
-    /// Where the store fails.
+    /// [`FilesError`].
     pub async fn files_of_session(
         &self,
         tenant: &str,
         session: &str,
-    ) -> Result<Option<Files>, StoreError> {
+    ) -> Result<Option<Files>, FilesError> {
         let Some(record) = self.inner.store.session(tenant, session, 0).await? else {
             return Ok(None);
         };
@@ -236,15 +246,22 @@ impl Runtime {
             return Ok(None);
         }
         let directory = loaded.agent.workspace_of(Uuid::nil(), Some(session));
-        Ok(self.files_in(tenant, &directory, loaded).await)
+        self.files_in(tenant, &directory, loaded).await
     }
 
     /// The files that all runs of an agent share; none where they share none.
-    pub async fn files_of_agent(&self, tenant: &str, agent: &str) -> Option<Files> {
-        let loaded = self.loaded_now(agent)?;
+    ///
+    /// # Errors
+    /// [`FilesError`].
+    pub async fn files_of_agent(
+        &self,
+        tenant: &str,
+        agent: &str,
+    ) -> Result<Option<Files>, FilesError> {
+        let Some(loaded) = self.loaded_now(agent) else { return Ok(None) };
         let directory = loaded.agent.definition.workspace.clone();
         if directory.contains('{') {
-            return None;
+            return Ok(None);
         }
         self.files_in(tenant, &directory, loaded).await
     }
@@ -278,8 +295,8 @@ impl Runtime {
             return Ok(Vec::new());
         }
         match self.files_in(tenant, directory, agent.clone()).await {
-            Some(files) => files.put_all(uploads).await,
-            None => Err(io::Error::other("the workspace cannot be opened").into()),
+            Ok(Some(files)) => files.put_all(uploads).await,
+            Ok(None) | Err(_) => Err(io::Error::other("the workspace cannot be opened").into()),
         }
     }
 
@@ -288,9 +305,18 @@ impl Runtime {
         self.inner.loaded.get(&agent).ok()
     }
 
-    async fn files_in(&self, tenant: &str, directory: &str, agent: LoadedAgent) -> Option<Files> {
-        let workspace = self.workspace(tenant, directory).await.ok()?;
+    async fn files_in(
+        &self,
+        tenant: &str,
+        directory: &str,
+        agent: LoadedAgent,
+    ) -> Result<Option<Files>, FilesError> {
+        let workspace = match self.workspace(tenant, directory).await {
+            Ok(workspace) => workspace,
+            Err(ResumeError::NoWorkspace(error)) => return Err(io::Error::other(error).into()),
+            Err(_) => return Ok(None),
+        };
         let stored = Arc::clone(&self.inner.files);
-        Some(Files { workspace, executor: agent.executor, stored })
+        Ok(Some(Files { workspace, executor: agent.executor, stored }))
     }
 }

@@ -1,4 +1,5 @@
-//! What keeps this replica from driving runs although it lives: a workspace that cannot be written.
+//! What keeps this replica from driving runs although it lives: a workspace that cannot be written,
+//! or that is not the one that the replicas share.
 //!
 //! Such a replica takes no runs and says that it is not ready, so that others take them. It finds
 //! out by writing a file every now and then, and before it blames a run.
@@ -32,10 +33,10 @@ impl Health {
             (None, Some(fault)) => {
                 tracing::error!(
                     fault,
-                    "not ready: the workspace cannot be written; runs are left to other replicas"
+                    "not ready: the workspace cannot be used; runs are left to other replicas"
                 );
             }
-            (Some(_), None) => tracing::info!("the workspace can be written again"),
+            (Some(_), None) => tracing::info!("the workspace can be used again"),
             _ => {}
         }
     }
@@ -47,11 +48,21 @@ impl Runtime {
         self.inner.health.fault().is_none()
     }
 
-    /// Looks at the workspace until the service stops.
-    pub(super) async fn watch_workspace(self) {
+    /// Looks at the workspace before the first run is driven; one that hangs is known then.
+    pub(super) async fn look_first(&self) {
+        self.make_workspace();
+        let _ = timeout(2 * PATIENCE, self.look_at_workspace()).await;
+    }
+
+    fn make_workspace(&self) {
         if let Err(error) = std::fs::create_dir_all(&self.inner.settings.workspace) {
             tracing::debug!(%error, "the workspace cannot be made");
         }
+    }
+
+    /// Looks at the workspace until the service stops.
+    pub(super) async fn watch_workspace(self) {
+        self.make_workspace();
         loop {
             self.look_at_workspace().await;
             tokio::select! {
@@ -61,7 +72,7 @@ impl Runtime {
         }
     }
 
-    /// Whether files can be written now.
+    /// Whether files can be written now, where all replicas see them if they have to.
     pub(super) async fn look_at_workspace(&self) -> bool {
         let root = self.inner.settings.workspace.clone();
         let mut look = tokio::task::spawn_blocking(move || Workspace::probe(&root));
@@ -71,13 +82,16 @@ impl Runtime {
             self.inner.health.found(Some("it does not answer".to_owned()));
             look.await // one that hangs is not asked again and again
         };
-        let fault = match answer {
-            Ok(Ok(())) => None,
-            Ok(Err(error)) => Some(error.to_string()),
-            Err(failed) => Some(failed.to_string()),
+        let fault = match (answer, &self.inner.shared_volume) {
+            (Ok(Ok(())), None) => None,
+            (Ok(Ok(())), Some(volume)) => {
+                volume.fault(&self.inner.store, &self.inner.settings.workspace).await
+            }
+            (Ok(Err(error)), _) => Some(error.to_string()),
+            (Err(failed), _) => Some(failed.to_string()),
         };
-        let is_writable = fault.is_none();
+        let is_usable = fault.is_none();
         self.inner.health.found(fault);
-        is_writable
+        is_usable
     }
 }

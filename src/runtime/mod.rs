@@ -34,6 +34,7 @@ mod replica;
 mod retention;
 mod revoking;
 mod sessions;
+mod shared_volume;
 mod slots;
 mod start;
 mod transcript;
@@ -70,7 +71,7 @@ pub use audit_chain::AuditKey;
 pub use bus::{Published, StreamItem};
 pub use child_ids::ChildIds;
 pub use dry_run::DryRunOutcome;
-pub use files::{Files, Upload, UploadError, Uploads};
+pub use files::{Files, FilesError, Upload, UploadError, Uploads};
 pub use follow::Follower;
 pub use heartbeat::HeartbeatStore;
 pub use history::{RunTurns, TurnSource, own_turns, turn_sources};
@@ -80,6 +81,7 @@ pub use policy_cases::{Decided, PolicyBench, PolicyCase};
 pub use queue::Backlog;
 pub use rate_limits::Allowance;
 pub use replay::{Change, NewDecisions, Replay, ReplayError, ReplayQuery};
+pub use shared_volume::shared_volume_fault;
 pub use start::{Accepted, Mode, StartError, StartRequest, Started, WaitError};
 pub use transcript::{KeptTurn, Transcript, transcript};
 pub use waiting::{AnswerError, Approver, CallPlace, Found, status_of};
@@ -118,6 +120,8 @@ pub struct Settings {
     pub webhooks: Option<Webhooks>,
     /// The directory that all runs' files lie beneath.
     pub workspace: PathBuf,
+    /// Whether it has to be one volume for all replicas.
+    pub is_workspace_shared: bool,
     /// How much each workspace may hold.
     pub quota: Arc<Quota>,
     /// The share of traces that are recorded, of those that begin here; 0..=1.
@@ -138,6 +142,8 @@ struct Inner {
     owned: Arc<ownership::OwnedRuns>,
     probation: Arc<probation::Probation>,
     health: health::Health,
+    /// Known where the workspace has to be one volume for all replicas.
+    shared_volume: Option<shared_volume::SharedVolume>,
     files: Arc<StoredFiles>,
     child_ids: ChildIds,
     logins: logins::Logins,
@@ -218,6 +224,7 @@ impl Runtime {
             outbox,
             deliveries: TaskTracker::new(),
             lease: Arc::new(Lease::new(settings.lease)),
+            shared_volume: settings.is_workspace_shared.then(shared_volume::SharedVolume::default),
             settings,
             owner,
             live: live::Live::default(),

@@ -17,6 +17,7 @@ use super::Runtime;
 use super::claimed::{ResumeError, Resumption, unreadable, unusable};
 use super::loaded::LoadedAgent;
 use super::ownership::{OwnedRun, Reclaimed};
+use super::shared_volume::SharedVolume;
 use super::slots::RunSlot;
 use super::waiting::expiry;
 use super::worker::{DrivenRun, Notify, RunIdentity, write};
@@ -235,7 +236,13 @@ impl Runtime {
         tenant: &str,
         directory: &str,
     ) -> Result<Workspace, ResumeError> {
-        match Workspace::open(&self.inner.settings.workspace, tenant, directory) {
+        let root = &self.inner.settings.workspace;
+        let is_elsewhere = |volume: &SharedVolume| volume.is_elsewhere(root);
+        if self.inner.shared_volume.as_ref().is_some_and(is_elsewhere) {
+            self.look_at_workspace().await;
+            return Err(ResumeError::NoWorkspace(WorkspaceError::NotShared));
+        }
+        match Workspace::open(root, tenant, directory) {
             Ok(workspace) => Ok(workspace.within(&self.inner.settings.quota)),
             Err(error @ WorkspaceError::Io { .. }) if !self.look_at_workspace().await => {
                 Err(ResumeError::NoWorkspace(error))

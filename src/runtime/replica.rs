@@ -51,6 +51,9 @@ impl Runtime {
             orphans = self.sweep(&gone).await?;
         }
         self.start_heartbeat(heartbeat);
+        if inner.shared_volume.is_some() {
+            self.look_first().await;
+        }
         tokio::spawn(self.clone().watch_workspace());
         let runtime = self.clone();
         tokio::spawn(async move {

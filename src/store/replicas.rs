@@ -132,6 +132,14 @@ impl Store {
         rows.first().map(|row| row.read("heartbeat_at")).transpose()
     }
 
+    /// How many replicas have sent a heartbeat in time.
+    pub async fn living_replicas(&self) -> Result<u64, StoreError> {
+        let count = Query::new("SELECT count(*) AS living FROM replicas WHERE NOT dead AND ");
+        let count = count.push(IN_TIME).bind("microsecond", MICROSECOND);
+        let rows = self.backend.read(Work::Control, count).await?;
+        rows.first().map_or(Ok(0), |row| row.read("living"))
+    }
+
     /// Replicas whose lease has run out, as seen by `own`, which asks often. Where there can be one
     /// process only, replicas of an earlier process are among them at once.
     pub async fn silent_replicas(

@@ -11,9 +11,14 @@ impl Store {
             "INSERT INTO secrets (name, value) VALUES (:name, :value) ON CONFLICT DO NOTHING",
         );
         self.backend.write(Work::Data, make.bind("name", name).bind("value", fresh)).await?;
+        let known = self.known_secret(name).await?;
+        known.ok_or_else(|| StoreError::Failed("a secret is gone".to_owned()))
+    }
+
+    /// The secret of this name, where there is one.
+    pub async fn known_secret(&self, name: &str) -> Result<Option<Vec<u8>>, StoreError> {
         let look = Query::new("SELECT value FROM secrets WHERE name = :name").bind("name", name);
         let rows = self.backend.read(Work::Data, look).await?;
-        let row = rows.first().ok_or_else(|| StoreError::Failed("a secret is gone".to_owned()))?;
-        row.read("value")
+        rows.first().map(|row| row.read("value")).transpose()
     }
 }

@@ -15,6 +15,7 @@ mod guarded;
 pub mod interceptors;
 pub mod lease;
 pub mod listener;
+pub mod marker;
 mod proxy;
 pub mod quota;
 pub mod recall;

@@ -42,6 +42,9 @@ pub enum WorkspaceError {
     /// The tenant or the directory is not a plain relative path.
     #[error("the workspace directory {0:?} must be a relative path without `..`")]
     InvalidDirectory(String),
+    /// It lies in another directory than that of the other replicas.
+    #[error("the workspace is not the one that the replicas share")]
+    NotShared,
     /// The directory cannot be made or opened.
     #[error("the workspace {path:?} cannot be opened: {source}")]
     Io {

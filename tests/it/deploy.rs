@@ -154,7 +154,7 @@ fn the_pod_is_confined_and_drains_in_time() {
         .map(|m| (m["mountPath"].as_str().unwrap(), m["name"].as_str().unwrap()))
         .collect();
     let settings: toml::Table = toml::from_str(settings).unwrap();
-    let workspace = settings["tools"]["workspace"].as_str().unwrap();
+    let workspace = settings["tools"]["workspace"]["dir"].as_str().unwrap();
     assert!(mounts.contains_key(workspace) && mounts.contains_key("/tmp"), "{mounts:?}");
     let volumes = pod["volumes"].as_array().unwrap();
     let named: BTreeSet<&str> = volumes.iter().map(|v| v["name"].as_str().unwrap()).collect();

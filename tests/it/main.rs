@@ -30,6 +30,7 @@ mod dialects;
 mod docs;
 mod dry_run;
 mod faults;
+mod file_stores;
 mod files;
 mod flow;
 mod full_disk;

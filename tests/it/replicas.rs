@@ -240,7 +240,7 @@ async fn a_replica_without_a_workspace_leaves_runs_alone(db: Db) {
         (&unready["checks"]["workspace"], &unready["checks"]["store"]),
         (&json!("unavailable"), &json!("ok"))
     );
-    service.until_logged("the workspace cannot be written").await;
+    service.until_logged("the workspace cannot be used").await;
     let refused = service.post("/v1/agents/quick/invoke-iterative", &json!({})).await;
     assert_eq!(
         (refused.status.as_u16(), &refused.body["code"]),

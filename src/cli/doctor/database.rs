@@ -11,8 +11,9 @@ use secrecy::ExposeSecret as _;
 use super::Finding;
 use super::machine::refuses_writing;
 use crate::app::{self, AppError};
-use crate::config::Config;
-use crate::store::{DatabaseInfo, StoreError};
+use crate::config::{Config, Workspace, WorkspaceStore};
+use crate::runtime::shared_volume_fault;
+use crate::store::{DatabaseInfo, Store, StoreError};
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -22,11 +23,21 @@ pub(super) struct Database {
     pub(super) has_keys: Option<bool>,
     /// The server's clock and the local time at which it was read; `None` for SQLite.
     pub(super) now: Option<(DateTime<Utc>, DateTime<Utc>)>,
+    /// What the database says about the workspace.
+    pub(super) workspace: Option<Finding>,
+}
+
+/// What a database that was asked says.
+struct Answer {
+    about: DatabaseInfo,
+    has_keys: Option<bool>,
+    workspace: Option<Finding>,
 }
 
 pub(super) async fn examine(config: &Config) -> Database {
     let url = config.database.url.expose_secret();
-    let only = |finding| Database { findings: vec![finding], has_keys: None, now: None };
+    let only =
+        |finding| Database { findings: vec![finding], has_keys: None, now: None, workspace: None };
     let file = sqlite_file(url);
     let place = match &file {
         Some(file) => file.display().to_string(),
@@ -42,13 +53,14 @@ pub(super) async fn examine(config: &Config) -> Database {
         }
     }
     match tokio::time::timeout(TIMEOUT, ask(config)).await {
-        Ok(Ok((about, has_keys))) => Database {
+        Ok(Ok(Answer { about, has_keys, workspace })) => Database {
             findings: vec![
                 Finding::ok("database", format!("{place}, {}", about.version)),
                 schema(&about),
             ],
             has_keys,
             now: about.now.map(|now| (now, Utc::now())),
+            workspace,
         },
         Ok(Err(AppError::Store(StoreError::Locked(_)))) => {
             only(Finding::ok("database", in_use(&place, file.as_deref())))
@@ -65,16 +77,47 @@ pub(super) async fn examine(config: &Config) -> Database {
     }
 }
 
-async fn ask(config: &Config) -> Result<(DatabaseInfo, Option<bool>), AppError> {
+async fn ask(config: &Config) -> Result<Answer, AppError> {
     let store = app::open_store(config).await?;
     let answer = async {
         let about = store.about().await?;
         let has_keys = if about.applied > 0 { store.has_keys().await? } else { false };
-        Ok((about, Some(has_keys)))
+        let is_current = about.applied == about.known;
+        let workspace =
+            if is_current { on_workspace(&store, &config.tools.workspace).await? } else { None };
+        Ok(Answer { about, has_keys: Some(has_keys), workspace })
     };
     let answer = answer.await;
     store.close().await;
     answer
+}
+
+/// Whether other replicas find the files of this one.
+async fn on_workspace(store: &Store, workspace: &Workspace) -> Result<Option<Finding>, StoreError> {
+    match workspace.store {
+        WorkspaceStore::Shared => {
+            let fault = shared_volume_fault(store, &workspace.dir).await?;
+            Ok(fault.map(|fault| {
+                let detail = format!("{}: {fault}", workspace.dir.display());
+                let next =
+                    "mount the volume there; where it is a copy of it, write the id into the file";
+                Finding::fail("workspace", detail, next)
+            }))
+        }
+        WorkspaceStore::Local if store.kind() == "postgres" => {
+            let living = store.living_replicas().await?;
+            Ok((living > 1).then(|| {
+                let detail = format!(
+                    "{}: {living} replicas are alive, and each has files of its own",
+                    workspace.dir.display()
+                );
+                let next =
+                    "mount one volume on all of them and set [tools.workspace] store = \"shared\"";
+                Finding::warn("workspace", detail, next)
+            }))
+        }
+        WorkspaceStore::Local => Ok(None),
+    }
 }
 
 fn schema(about: &DatabaseInfo) -> Finding {

@@ -20,15 +20,19 @@ const ENOUGH_FILES: u64 = 4096;
 /// Tolerated clock skew in milliseconds; leases are short.
 const SKEW_MS: i64 = 2_000;
 
-pub(super) fn workspace(dir: &Path) -> Finding {
-    match refuses_writing(dir) {
-        Some(reason) => Finding::fail(
+/// `known`: what the database says about it.
+pub(super) fn workspace(dir: &Path, known: Option<Finding>) -> Finding {
+    match (refuses_writing(dir), known) {
+        (Some(reason), _) => Finding::fail(
             "workspace",
             format!("{}: {reason}", dir.display()),
-            "make it writable, or set [tools] workspace",
+            "make it writable, or set [tools.workspace] dir",
         ),
-        None if dir.exists() => Finding::ok("workspace", dir.display().to_string()),
-        None => Finding::ok("workspace", format!("{} is created when it is needed", dir.display())),
+        (None, Some(known)) => known,
+        (None, None) if dir.exists() => Finding::ok("workspace", dir.display().to_string()),
+        (None, None) => {
+            Finding::ok("workspace", format!("{} is created when it is needed", dir.display()))
+        }
     }
 }
 
@@ -165,10 +169,10 @@ mod tests {
     #[test]
     fn a_path_that_can_be_created_is_writable() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(workspace(dir.path()).status, Health::Ok);
-        assert_eq!(workspace(&dir.path().join("a/b")).status, Health::Ok);
+        assert_eq!(workspace(dir.path(), None).status, Health::Ok);
+        assert_eq!(workspace(&dir.path().join("a/b"), None).status, Health::Ok);
         std::fs::write(dir.path().join("file"), "").unwrap();
-        assert_eq!(workspace(&dir.path().join("file/b")).status, Health::Fail);
+        assert_eq!(workspace(&dir.path().join("file/b"), None).status, Health::Fail);
     }
 
     #[test]

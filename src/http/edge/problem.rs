@@ -19,7 +19,7 @@ use uuid::Uuid;
 
 use crate::bounds::secrets::redacted;
 use crate::event::ValidationError;
-use crate::runtime::{AnswerError, StartError, UploadError};
+use crate::runtime::{AnswerError, FilesError, StartError, UploadError};
 use crate::store::StoreError;
 use crate::tools::stored_files::ChangeError;
 
@@ -411,6 +411,15 @@ impl From<ChangeError> for Problem {
             ChangeError::Io(error) => return error.into(),
         };
         Self::new(code, sentence(&error.to_string()))
+    }
+}
+
+impl From<FilesError> for Problem {
+    fn from(error: FilesError) -> Self {
+        match error {
+            FilesError::Store(error) => error.into(),
+            FilesError::Unavailable(error) => error.into(),
+        }
     }
 }
 

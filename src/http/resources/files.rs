@@ -166,7 +166,7 @@ impl Owner {
                 (app.runtime.files_of_session(&caller.tenant, id).await?, "workspace of a session")
             }
             Self::Agent(name) => {
-                (app.runtime.files_of_agent(&caller.tenant, name).await, "shared workspace")
+                (app.runtime.files_of_agent(&caller.tenant, name).await?, "shared workspace")
             }
         };
         files.ok_or_else(|| Problem::not_found(what))

@@ -1,0 +1,77 @@
+//! Whether this replica's workspace directory is the volume that all replicas share, where it has to
+//! be one: a marker in it holds the id that the store knows.
+//!
+//! The first replica makes both, the marker first, so that a crash in between leaves a marker which
+//! the next one takes over. From then on a directory without the marker is not the volume.
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use uuid::Uuid;
+
+use crate::store::{Store, StoreError};
+use crate::tools::marker;
+
+/// The name of the id in the store.
+const NAME: &str = "shared_workspace";
+
+/// What is known of the volume.
+#[derive(Debug, Default)]
+pub(super) struct SharedVolume(OnceLock<String>);
+
+impl SharedVolume {
+    /// What is wrong with this directory, if something is.
+    pub(super) async fn fault(&self, store: &Store, root: &Path) -> Option<String> {
+        let id = match self.0.get() {
+            Some(id) => id.clone(),
+            None => match id_of(store, root.to_owned()).await {
+                Ok(id) => self.0.get_or_init(|| id).clone(),
+                Err(why) => return Some(why),
+            },
+        };
+        let root = root.to_owned();
+        let look = tokio::task::spawn_blocking(move || difference(&root, &id)).await;
+        look.unwrap_or_else(|failed| Some(failed.to_string()))
+    }
+
+    /// The same as of the id that is known, without a pause; nothing where none is known yet.
+    pub(super) fn is_elsewhere(&self, root: &Path) -> bool {
+        self.0.get().is_some_and(|id| difference(root, id).is_some())
+    }
+}
+
+/// What is wrong with a workspace directory that all replicas should share, if something is. Makes
+/// nothing.
+///
+/// # Errors
+/// [`StoreError`].
+pub async fn shared_volume_fault(store: &Store, root: &Path) -> Result<Option<String>, StoreError> {
+    let known = store.known_secret(NAME).await?.map(text);
+    Ok(known.and_then(|id| difference(root, &id)))
+}
+
+async fn id_of(store: &Store, root: PathBuf) -> Result<String, String> {
+    let known = store.known_secret(NAME).await.map_err(|e| e.to_string())?;
+    if let Some(known) = known {
+        return Ok(text(known));
+    }
+    let make = move || marker::read_or_make(&root, &Uuid::new_v4().to_string());
+    let made = tokio::task::spawn_blocking(make).await.map_err(|e| e.to_string())?;
+    let made = made.map_err(|e| format!("its marker cannot be made: {e}"))?;
+    store.secret(NAME, made.into_bytes()).await.map(text).map_err(|e| e.to_string())
+}
+
+fn text(bytes: Vec<u8>) -> String {
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn difference(root: &Path, id: &str) -> Option<String> {
+    let file = root.join(marker::NAME);
+    let what = match marker::read(root) {
+        Ok(Some(found)) if found == id => return None,
+        Ok(Some(_)) => format!("{} holds another id", file.display()),
+        Ok(None) => format!("{} is missing", file.display()),
+        Err(error) => format!("{} cannot be read: {error}", file.display()),
+    };
+    Some(format!("it is not the volume that the replicas share ({what}; the id is {id})"))
+}

@@ -1,0 +1,130 @@
+//! Where the files of runs are kept, with several replicas that have directories of their own.
+//!
+//! | | shared |
+//! |---|---|
+//! | queued runs | taken by replicas that see the volume |
+//! | new runs, files of callers | refused elsewhere (503, come again) |
+//! | children, handoffs, approvals, sessions, crash, other replica | one file system: nothing to carry |
+//! | cancel | needs no files |
+//! | tenants, budgets, skills, gate | below the file system |
+//! | dry run | reads what is there |
+//! | console, generated clients | see the interface only |
+//! | command line | `doctor` tells what is wrong |
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::service::{Db, Service, Setup, command, on_both_stores};
+
+on_both_stores! {
+    a_volume_that_goes_away_turns_readiness_off,
+}
+
+const WRITER: &str = "model: scripted/writer\ntools: [file_ops]\nworkspace: files\n\
+    enable_double_confirmation: false\ngovernance: {autonomy: full, paths: {read: ['**'], write: ['**']}}\n";
+
+const WRITING: &str = "
+steps:
+  - tool_calls: [{tool: file_ops, arguments: {operation: write, path: made.txt, content: made}}]
+  - {text: done}
+";
+
+fn setup(workspace: &str) -> Setup {
+    Setup::new()
+        .agent("writer", WRITER)
+        .scenario("writer", WRITING)
+        .config(&format!("[tools.workspace]\n{workspace}"))
+}
+
+fn is_ready(ready: &Value) -> bool {
+    ready["status"] == "ready"
+}
+
+fn has_ended(run: &Value) -> bool {
+    run["finished_at"].is_string()
+}
+
+async fn doctor(dir: &Path, database_url: &str) -> Value {
+    let said = command(dir)
+        .args(["doctor", "--json", "--listen", "127.0.0.1:0", "--database-url", database_url])
+        .output()
+        .await
+        .unwrap();
+    let said: Value = serde_json::from_slice(&said.stdout).unwrap();
+    let checks = said["checks"].as_array().unwrap().iter();
+    checks.clone().find(|check| check["check"] == "workspace").unwrap().clone()
+}
+
+/// Nothing that needs files is begun.
+async fn takes_nothing(service: &Service) {
+    let ready = service.get("/readyz").await;
+    assert_eq!(ready.status, 503);
+    assert_eq!(ready.body["checks"]["workspace"], "unavailable");
+    let refused = service.post("/v1/agents/writer/invoke-iterative", &json!({})).await;
+    let files = service.get("/v1/agents/writer/files").await;
+    for refused in [refused, files] {
+        assert_eq!(refused.body["code"], "WORKSPACE_UNAVAILABLE", "{:#}", refused.body);
+        assert_eq!(refused.status, 503);
+        assert!(refused.headers.contains_key("retry-after"));
+    }
+}
+
+#[tokio::test]
+async fn a_replica_with_another_volume_takes_nothing() {
+    let first = setup("store = \"shared\"").start(Db::Postgres).await;
+    assert!(is_ready(&first.get("/readyz").await.body));
+    let other = setup("store = \"shared\"").start_on(first.database_url.clone()).await;
+    takes_nothing(&other).await;
+    other.until_logged("not the volume that the replicas share").await;
+    let told = doctor(other.dir.path(), &other.database_url).await;
+    assert_eq!(told["status"], "fail", "{told:#}");
+    assert!(told["detail"].as_str().unwrap().contains(".workspace-id"), "{told:#}");
+    for _ in 0..8 {
+        let run = other.enqueue("writer").await;
+        assert_eq!(other.until(&run, has_ended).await["status"], "completed");
+    }
+    assert!(first.dir.path().join("workspace/default/files/made.txt").exists());
+    assert!(!other.dir.path().join("workspace/default").exists());
+
+    // It is mounted.
+    let own = other.dir.path().join("workspace");
+    std::fs::remove_dir_all(&own).unwrap();
+    std::os::unix::fs::symlink(first.dir.path().join("workspace"), &own).unwrap();
+    other.until("/readyz", is_ready).await;
+    assert_eq!(other.run("writer", &json!({})).await["status"], "completed");
+    let listed = other.get("/v1/agents/writer/files").await.body;
+    assert_eq!(listed["data"][0]["path"], "made.txt", "{listed:#}");
+    assert_eq!(doctor(other.dir.path(), &other.database_url).await["status"], "ok");
+}
+
+async fn a_volume_that_goes_away_turns_readiness_off(db: Db) {
+    let mut service = setup("store = \"shared\"").start(db).await;
+    assert_eq!(service.run("writer", &json!({})).await["status"], "completed");
+    let (workspace, aside) =
+        (service.dir.path().join("workspace"), service.dir.path().join("aside"));
+    std::fs::rename(&workspace, &aside).unwrap();
+    std::fs::create_dir(&workspace).unwrap(); // where nothing is mounted
+    service.until("/readyz", |ready| !is_ready(ready)).await;
+    takes_nothing(&service).await;
+    let run = service.enqueue("writer").await;
+
+    service.kill().await;
+    service.restart().await;
+    takes_nothing(&service).await;
+    assert_eq!(service.get(&run).await.body["status"], "queued");
+    std::fs::remove_dir_all(&workspace).unwrap();
+    std::fs::rename(&aside, &workspace).unwrap();
+    service.until("/readyz", is_ready).await;
+    assert_eq!(service.until(&run, has_ended).await["status"], "completed");
+}
+
+#[tokio::test]
+async fn the_doctor_warns_of_replicas_with_files_of_their_own() {
+    let first = setup("store = \"local\"").start(Db::Postgres).await;
+    assert_eq!(doctor(first.dir.path(), &first.database_url).await["status"], "ok");
+    let second = setup("").start_on(first.database_url.clone()).await;
+    let told = doctor(second.dir.path(), &second.database_url).await;
+    assert_eq!(told["status"], "warn", "{told:#}");
+    assert!(told["next"].as_str().unwrap().contains("shared"), "{told:#}");
+}

@@ -2,6 +2,7 @@
 //! and shutdown.
 
 mod banner;
+mod changes;
 mod check;
 mod restart;
 mod secrets;
@@ -17,7 +18,8 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use crate::agents::{Catalogue, Definition, catalogue};
+use crate::agents::catalogue::{self, Change};
+use crate::agents::{Catalogue, Definition};
 use crate::config::tables::ModelPrice;
 use crate::config::{self, AuthMode, Config, Exposed, Model, ModelServer, WorkspaceStore};
 use crate::http::{self, Auth, HttpSettings, HttpState, Limits, MetricsSink, TokenSigner};
@@ -110,7 +112,9 @@ pub async fn serve(config: Config) -> Result<(), AppError> {
         AuthMode::None => None,
     };
     let stop = CancellationToken::new();
-    tokio::spawn(catalogue::watch(Arc::clone(&parts.catalogue), RELOAD, stop.clone()));
+    let store = Arc::clone(&parts.store);
+    let recorded = async move |change: &Change| changes::record(&store, change).await;
+    tokio::spawn(catalogue::watch(Arc::clone(&parts.catalogue), RELOAD, stop.clone(), recorded));
     let watching = read.watch(Arc::clone(&parts.catalogue), RELOAD);
     tokio::spawn(stop.clone().run_until_cancelled_owned(watching));
     tokio::spawn(stop.clone().run_until_cancelled_owned(run_upkeep(Arc::clone(&parts.telemetry))));

@@ -41,8 +41,8 @@ pub struct DefinitionProblem {
 /// What a look at the directory found.
 #[derive(Debug, Clone)]
 pub enum Change {
-    /// A new agent, or a new version of one.
-    Loaded(Arc<Agent>),
+    /// A new agent, or a new version of one, with the version before.
+    Loaded(Arc<Agent>, Option<Arc<Agent>>),
     /// The agent's file is gone, and so is the agent.
     Removed(String),
     /// A new skill, or a new version of one.
@@ -187,7 +187,10 @@ impl Catalogue {
         for Found { file, stem, stamp, agent, problem } in found {
             if let Some(agent) = agent {
                 if !old.agents.get(&stem).is_some_and(|before| Arc::ptr_eq(before, &agent)) {
-                    changes.push(Change::Loaded(Arc::clone(&agent)));
+                    changes.push(Change::Loaded(
+                        Arc::clone(&agent),
+                        old.agents.get(&stem).map(Arc::clone),
+                    ));
                 }
                 new.agents.insert(stem, agent);
             }
@@ -385,8 +388,13 @@ fn list(dir: &Path) -> io::Result<BTreeMap<String, Stamp>> {
     Ok(files)
 }
 
-/// Looks at the directory every `interval`, off the executor, and logs what changed, once.
-pub async fn watch(catalogue: Arc<Catalogue>, interval: Duration, stop: CancellationToken) {
+/// Looks at the directory every `interval`, off the executor, and tells what changed, once.
+pub async fn watch(
+    catalogue: Arc<Catalogue>,
+    interval: Duration,
+    stop: CancellationToken,
+    told: impl AsyncFn(&Change),
+) {
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
@@ -394,7 +402,12 @@ pub async fn watch(catalogue: Arc<Catalogue>, interval: Duration, stop: Cancella
         }
         let looking = Arc::clone(&catalogue);
         match tokio::task::spawn_blocking(move || looking.refresh()).await {
-            Ok(changes) => changes.iter().for_each(log),
+            Ok(changes) => {
+                for change in &changes {
+                    log(change);
+                    told(change).await;
+                }
+            }
             Err(error) => tracing::error!(%error, "looking at the agents directory failed"),
         }
     }
@@ -403,7 +416,7 @@ pub async fn watch(catalogue: Arc<Catalogue>, interval: Duration, stop: Cancella
 /// Logs one change.
 pub fn log(change: &Change) {
     match change {
-        Change::Loaded(agent) => {
+        Change::Loaded(agent, _) => {
             let Definition { name, version, .. } = &agent.definition;
             tracing::info!(agent = name, version, hash = agent.hash, "agent loaded");
         }

@@ -189,7 +189,9 @@ fn files_come_and_go_and_break() {
     let first = catalogue.agent("good").unwrap();
     fs::write(file("good.yaml"), minimal("good", "1.1.0")).unwrap();
     let changes = catalogue.refresh();
-    assert!(matches!(&changes[..], [Change::Loaded(agent)] if agent.definition.version == "1.1.0"));
+    assert!(
+        matches!(&changes[..], [Change::Loaded(agent, Some(_))] if agent.definition.version == "1.1.0")
+    );
     assert_eq!(first.definition.version, "1.0.0", "who holds the old version keeps it");
 
     fs::write(file("good.yaml"), "name: good\nmodel: nonsense\n").unwrap();
@@ -260,8 +262,12 @@ async fn watching_picks_up_changes_until_it_is_stopped() {
     let dir = tempfile::tempdir().unwrap();
     let catalogue = Arc::new(catalogue(dir.path()));
     let stop = CancellationToken::new();
-    let watcher =
-        tokio::spawn(watch(Arc::clone(&catalogue), Duration::from_millis(1), stop.clone()));
+    let watcher = tokio::spawn(watch(
+        Arc::clone(&catalogue),
+        Duration::from_millis(1),
+        stop.clone(),
+        async |_: &Change| (),
+    ));
     fs::write(dir.path().join("fresh.yaml"), minimal("fresh", "1")).unwrap();
     let seen = async {
         while catalogue.agent("fresh").is_none() {

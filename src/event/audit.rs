@@ -40,6 +40,9 @@ pub enum AuditAction {
     /// A caller deleted a file of a workspace.
     #[strum(serialize = "file.deleted")]
     FileDeleted,
+    /// The definition of an agent was changed, or is gone.
+    #[strum(serialize = "definition.changed")]
+    DefinitionChanged,
     /// The content of runs was deleted after `runtime.retention`.
     #[strum(serialize = "runs.deleted")]
     RunsDeleted,

@@ -46,23 +46,24 @@ impl SharedVolume {
 /// # Errors
 /// [`StoreError`].
 pub async fn shared_volume_fault(store: &Store, root: &Path) -> Result<Option<String>, StoreError> {
-    let known = store.known_secret(NAME).await?.map(text);
-    Ok(known.and_then(|id| difference(root, &id)))
+    let known = store.known_secret(NAME).await?;
+    Ok(known.and_then(|id| difference(root, &text(&id))))
 }
 
 async fn id_of(store: &Store, root: PathBuf) -> Result<String, String> {
     let known = store.known_secret(NAME).await.map_err(|e| e.to_string())?;
     if let Some(known) = known {
-        return Ok(text(known));
+        return Ok(text(&known));
     }
-    let make = move || marker::read_or_make(&root, &Uuid::new_v4().to_string());
-    let made = tokio::task::spawn_blocking(make).await.map_err(|e| e.to_string())?;
-    let made = made.map_err(|e| format!("its marker cannot be made: {e}"))?;
-    store.secret(NAME, made.into_bytes()).await.map(text).map_err(|e| e.to_string())
+    let mark = move || marker::read_or_make(&root, &Uuid::new_v4().to_string());
+    let id = tokio::task::spawn_blocking(mark).await.map_err(|e| e.to_string())?;
+    let id = id.map_err(|e| format!("its marker cannot be made: {e}"))?;
+    let id = store.secret(NAME, id.into_bytes()).await.map_err(|e| e.to_string())?;
+    Ok(text(&id))
 }
 
-fn text(bytes: Vec<u8>) -> String {
-    String::from_utf8_lossy(&bytes).into_owned()
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
 }
 
 fn difference(root: &Path, id: &str) -> Option<String> {

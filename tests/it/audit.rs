@@ -19,6 +19,7 @@ use crate::service::{Db, Service, Setup, Signal, command, on_both_stores};
 
 on_both_stores! {
     the_chain_is_verified_where_it_is_asked_for,
+    a_changed_definition_is_recorded,
 }
 
 const READER: &str = "
@@ -122,4 +123,32 @@ async fn the_chain_is_verified_where_it_is_asked_for(db: Db) {
     service.key = foreign;
     assert_eq!(service.get("/v1/audit/stretches").await.body["data"], json!([]));
     assert_eq!(service.get("/v1/runs").await.status, 403);
+}
+
+async fn a_changed_definition_is_recorded(db: Db) {
+    let service = Setup::new().agent("reader", READER).scenario("reader", READS).start(db).await;
+    let records = || async {
+        let audit = service.get("/v1/audit?action=definition.changed").await.body;
+        audit["data"].as_array().unwrap().clone()
+    };
+    assert_eq!(records().await, Vec::<Value>::new(), "what is there at the start is no change");
+    let told = READER.replace("model:", "description: Reads.\nmodel:");
+    for (yaml, changes_policy) in [
+        (told.clone(), false),
+        (format!("{told}interceptors: {{after: [{{tool: '*', redact: x}}]}}\n"), true),
+    ] {
+        let before = records().await.len();
+        service.write("agents/reader.yaml", &format!("name: reader\n{yaml}"));
+        let path = "/v1/audit?action=definition.changed";
+        let audit =
+            service.until(path, |audit| audit["data"].as_array().unwrap().len() > before).await;
+        let record = &audit["data"][0];
+        assert_eq!(record["arguments"]["changes_policy"], changes_policy, "{record:#}");
+        assert_eq!(
+            (&record["subject"], &record["arguments"]["agent"]),
+            (&json!("service"), &json!("reader"))
+        );
+        let shown = service.get("/v1/agents/reader").await.body;
+        assert_eq!(record["arguments"]["definition_hash"], shown["hash"], "{record:#}");
+    }
 }

@@ -215,6 +215,7 @@ async fn a_strict_choice_is_refused_where_it_cannot_be_sent(db: Db) {
             "fallen",
             &agent("model: scripted/strong\nfallback_models: [scripted/weak]\ntool_choice: first_required"),
         )
+        .scenario("strong", "steps: [{text: x}]")
         .start(db)
         .await;
     let ready = service.get("/readyz").await.body;

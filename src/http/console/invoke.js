@@ -148,11 +148,10 @@ class Form {
   }
 
   complain(problem) {
-    const prefix = problem.body?.code === "INVALID_INPUTS" ? ["inputs"] : [];
     const steps = (pointer) => pointer.split("/").slice(1).map((step) => step.replaceAll("~1", "/").replaceAll("~0", "~"));
     const homeless = (problem.body?.errors ?? []).filter(({ pointer, message }) => {
       const missing = /^"(.+)" is a required property$/.exec(message);
-      const path = [...prefix, ...steps(pointer), ...(missing ? [missing[1]] : [])];
+      const path = [...steps(pointer), ...(missing ? [missing[1]] : [])];
       const field = this.fields.get(path.slice(0, 2).join("/"));
       const found = field ?? this.fields.get(path[0])?.find(path.slice(1));
       found?.complain(message);

@@ -152,7 +152,7 @@ def refusals() -> None:
     assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert isinstance(problem, Problem)
     assert problem.code is ProblemCode.INVALID_INPUTS
-    assert problem.errors and [error.pointer for error in problem.errors] == ["/path"]
+    assert problem.errors and [error.pointer for error in problem.errors] == ["/inputs/path"]
     assert problem.request_id == answer.headers["x-request-id"]
 
 

@@ -115,7 +115,7 @@ async function refusals(): Promise<void> {
   });
   const problem = refused(invalid, 422);
   assert.equal(problem.code, "INVALID_INPUTS");
-  assert.deepEqual(problem.errors?.map((error) => error.pointer), ["/path"]);
+  assert.deepEqual(problem.errors?.map((error) => error.pointer), ["/inputs/path"]);
   assert.equal(problem.request_id, invalid.response.headers.get("x-request-id"));
 }
 

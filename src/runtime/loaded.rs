@@ -357,3 +357,16 @@ pub(super) fn policy(section: &GovernanceSection) -> Policy {
         commands: commands(&section.commands),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_of_agents_are_not_retried() {
+        let retries = ToolOptions { retries: Some(3), ..ToolOptions::default() };
+        let sections = BTreeMap::from([("*".to_owned(), retries)]);
+        let of = |tool: &str| call_options(&sections, tool, Defaults::default()).retries;
+        assert_eq!(["file_ops", "agent:x", "transfer_to_x"].map(of), [3, 0, 0]);
+    }
+}

@@ -19,6 +19,7 @@ on_both_stores! {
     permissions_only_narrow,
     what_a_parent_forbids_or_asks_for_holds_for_its_children,
     a_child_needs_no_place_of_its_own,
+    children_that_only_would_be_read_only_work_one_after_the_other,
     cancelling_a_parent_cancels_what_it_started,
     a_call_that_is_given_up_leaves_no_child,
     after_a_crash_a_parent_finds_the_child_that_it_started,
@@ -557,5 +558,40 @@ async fn what_a_parent_forbids_or_asks_for_holds_for_its_children(db: Db) {
         let run = service.run(agent, &json!({})).await;
         let output = run["output"]["result"].as_str().unwrap();
         assert!(output.contains(told), "{agent}: {output}");
+    }
+}
+
+/// With `mode: observe` a child of `autonomy: read-only` writes all the same.
+async fn children_that_only_would_be_read_only_work_one_after_the_other(db: Db) {
+    let governance = |autonomy: &str| {
+        format!("governance: {{autonomy: {autonomy}, mode: observe, paths: {{write: ['**']}}}}\n")
+    };
+    let writer = format!(
+        "model: scripted/writer\ntools: [file_ops]\nenable_double_confirmation: false\n{}",
+        governance("read-only")
+    );
+    let boss = format!(
+        "model: scripted/boss\ntools: ['agent:writer']\nparallel_tool_calls: true\nenable_double_confirmation: false\n{}",
+        governance("full")
+    );
+    let calls: Vec<_> =
+        (0..3).map(|n| json!({"tool": "agent:writer", "arguments": {"n": n}})).collect();
+    let service = Setup::new()
+        .agent("writer", &writer)
+        .agent("boss", &boss)
+        .scenario("writer", "steps: [{delay_ms: 150, tool_calls: [{tool: file_ops, arguments: {operation: append, path: log.txt, content: x}}]}, {text: done}]")
+        .scenario("boss", &json!({"steps": [{"tool_calls": calls}, {"text": "done"}]}).to_string())
+        .start(db)
+        .await;
+    let run = service.run("boss", &json!({})).await;
+    assert_eq!(run["status"], "completed", "{run:#}");
+    let mut children = children(&service, id(&run)).await;
+    children.sort_by_key(|child| child["started_at"].as_str().unwrap().to_owned());
+    assert_eq!(children.len(), 3);
+    for pair in children.windows(2) {
+        let time = |of: &Value, name: &str| {
+            of[name].as_str().unwrap().parse::<chrono::DateTime<chrono::Utc>>().unwrap()
+        };
+        assert!(time(&pair[0], "finished_at") <= time(&pair[1], "started_at"), "{pair:#?}");
     }
 }

@@ -343,6 +343,12 @@ fn reading() -> Setup {
 
 async fn files_come_with_an_invocation(db: Db) {
     let service = reading().start(db).await;
+    let in_the_way: &[(&str, &[u8])] = &[("in/a", b"x"), ("in/a/b", b"y")];
+    let refused = invoke(&service, "reads", &[], &form(&json!({}), in_the_way)).await;
+    assert_eq!(
+        (refused.status, &refused.json()["errors"][0]["pointer"]),
+        (422, &json!("/files/1"))
+    );
     let files: &[(&str, &[u8])] = &[("in/data.csv", b"a,b"), ("in/deep/raw.bin", b"\0\xff\r\n--")];
     let done = invoke(&service, "reads", &[], &form(&json!({}), files)).await;
     assert_eq!(done.status, 200, "{:?}", done.bytes);

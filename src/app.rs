@@ -46,7 +46,7 @@ use crate::tools::recall::RecallFn;
 use crate::tools::registry::Registry;
 
 use check::missing_keys;
-pub use check::{check, missing_scenarios};
+pub use check::{Scenarios, check, missing_scenarios, scenarios};
 pub use tools::sandbox;
 
 /// How often agent files are checked for changes.
@@ -259,7 +259,7 @@ impl Parts {
             let agents = agents.join(" ");
             tracing::warn!(variable, agents, "not set: calls of models go without a key");
         }
-        for problem in missing_scenarios(&config.models, &catalogue) {
+        for problem in missing_scenarios(&scenarios(config), &catalogue) {
             tracing::warn!(file = problem.file, error = problem.error, "scenario missing");
         }
         store.migrate().await?;
@@ -317,9 +317,9 @@ impl Parts {
     }
 
     fn routes(&self, config: &Config, auth: Auth) -> axum::Router {
-        let (models, catalogue) = (config.models.clone(), Arc::clone(&self.catalogue));
+        let (scenarios, catalogue) = (scenarios(config), Arc::clone(&self.catalogue));
         let state = HttpState {
-            unplayable: Arc::new(move || missing_scenarios(&models, &catalogue)),
+            unplayable: Arc::new(move || missing_scenarios(&scenarios, &catalogue)),
             runtime: self.runtime.clone(),
             store: Arc::clone(&self.store),
             catalogue: Arc::clone(&self.catalogue),

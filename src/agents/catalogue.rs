@@ -186,11 +186,9 @@ impl Catalogue {
         let mut new = State::default();
         for Found { file, stem, stamp, agent, problem } in found {
             if let Some(agent) = agent {
-                if !old.agents.get(&stem).is_some_and(|before| Arc::ptr_eq(before, &agent)) {
-                    changes.push(Change::Loaded(
-                        Arc::clone(&agent),
-                        old.agents.get(&stem).map(Arc::clone),
-                    ));
+                let before = old.agents.get(&stem);
+                if !before.is_some_and(|before| Arc::ptr_eq(before, &agent)) {
+                    changes.push(Change::Loaded(Arc::clone(&agent), before.map(Arc::clone)));
                 }
                 new.agents.insert(stem, agent);
             }

@@ -1,7 +1,6 @@
 //! What is wrong with a configuration, and what in it does nothing: `toolloop check`.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use secrecy::ExposeSecret;
@@ -16,8 +15,17 @@ use crate::run::Delegation;
 use crate::runtime::keys;
 use crate::tools::registry::Registry;
 
-/// Providers of models by name.
-type Models = BTreeMap<String, Model>;
+/// The providers whose models are scenarios, by name. Each parses a file only when it has changed.
+pub type Scenarios = BTreeMap<String, Scripted>;
+
+/// Those of a configuration.
+pub fn scenarios(config: &Config) -> Scenarios {
+    let scripted = |(name, model): (&String, &Model)| match model {
+        Model::Scripted { dir } => Some((name.clone(), Scripted::new(dir.clone()))),
+        Model::Server(_) => None,
+    };
+    config.models.iter().filter_map(scripted).collect()
+}
 
 /// What was found, one line each.
 #[derive(Debug, Default, Serialize)]
@@ -43,9 +51,10 @@ pub fn check(config: &Config) -> Findings {
             for problem in agents.problems() {
                 findings.problems.extend(every_mistake(&agents, problem).into_iter().map(line));
             }
-            let missing = missing_scenarios(&config.models, &agents).into_iter().map(line);
+            let scenarios = scenarios(config);
+            let missing = missing_scenarios(&scenarios, &agents).into_iter().map(line);
             findings.problems.extend(missing);
-            for broken in broken_scenarios(&config.models) {
+            for broken in broken_scenarios(&scenarios) {
                 if !findings.problems.iter().any(|problem| problem.ends_with(&broken)) {
                     findings.problems.push(broken);
                 }
@@ -89,17 +98,12 @@ fn idle_policies(agents: &Catalogue, registry: &Registry) -> Vec<DefinitionProbl
 }
 
 /// Files of scenarios that cannot be played, whether or not an agent names them.
-fn broken_scenarios(models: &Models) -> Vec<String> {
-    let dirs = models.values().filter_map(|model| match model {
-        Model::Scripted { dir } => Some(dir),
-        Model::Server(_) => None,
-    });
-    let broken = |dir: &PathBuf| {
-        let scenarios = Scripted::new(dir.clone());
-        let wrong = |name: &String| scenarios.check(name).err();
-        scenarios.names().iter().filter_map(wrong).collect::<Vec<_>>()
+fn broken_scenarios(scenarios: &Scenarios) -> Vec<String> {
+    let broken = |scripted: &Scripted| {
+        let wrong = |name: &String| scripted.check(name).err();
+        scripted.names().iter().filter_map(wrong).collect::<Vec<_>>()
     };
-    dirs.flat_map(broken).collect()
+    scenarios.values().flat_map(broken).collect()
 }
 
 fn is_glob(model: &str) -> bool {
@@ -108,7 +112,7 @@ fn is_glob(model: &str) -> bool {
 
 /// Models of agents that are scenarios and cannot be played. Such an agent loads all the same: its
 /// scenario may come later.
-pub fn missing_scenarios(models: &Models, agents: &Catalogue) -> Vec<DefinitionProblem> {
+pub fn missing_scenarios(scenarios: &Scenarios, agents: &Catalogue) -> Vec<DefinitionProblem> {
     let mut problems = Vec::new();
     for agent in agents.agents() {
         let definition = &agent.definition;
@@ -121,8 +125,9 @@ pub fn missing_scenarios(models: &Models, agents: &Catalogue) -> Vec<DefinitionP
         let choices = choices.map(|(i, model)| (format!("models[{i}]"), model));
         for (key, model) in own.chain(fallbacks).chain(last).chain(choices) {
             let Some((provider, name)) = model.split_once('/') else { continue };
-            let Some(Model::Scripted { dir }) = models.get(provider) else { continue };
-            let Err(wrong) = Scripted::new(dir.clone()).check(name) else { continue };
+            let Some(Err(wrong)) = scenarios.get(provider).map(|it| it.check(name)) else {
+                continue;
+            };
             let (file, error) = agents.located(&definition.name, DefinitionError::at(key, wrong));
             problems.push(DefinitionProblem { file, error: error.to_string() });
         }

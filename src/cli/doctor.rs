@@ -130,10 +130,11 @@ fn definitions(config: &Config, agents: &Catalogue) -> Vec<Finding> {
         let detail = format!("{}: {}", path.display(), problem.error);
         Finding::fail("agents", detail, "correct the file; it is reloaded within a second")
     });
-    let unplayable = app::missing_scenarios(&config.models, agents).into_iter().map(|problem| {
-        let detail = format!("{dir}/{}: {}", problem.file, problem.error);
-        Finding::fail("agents", detail, "write the scenario, or name another model")
-    });
+    let unplayable =
+        app::missing_scenarios(&app::scenarios(config), agents).into_iter().map(|problem| {
+            let detail = format!("{dir}/{}: {}", problem.file, problem.error);
+            Finding::fail("agents", detail, "write the scenario, or name another model")
+        });
     std::iter::once(loaded).chain(broken).chain(unplayable).collect()
 }
 

@@ -44,9 +44,6 @@ pub enum Found {
     DidNotHappen,
 }
 
-/// The most pending calls of one run that are shown.
-const MAX_PENDING: u32 = 10_000;
-
 /// Why an answer was not taken.
 #[derive(Debug, thiserror::Error)]
 pub enum AnswerError {
@@ -279,7 +276,7 @@ impl Runtime {
         }
         let (mut found, mut open) = (Vec::new(), self.asked(&run.tenant, run.id).await?);
         while let Some(asked) = open.pop()
-            && found.len() < MAX_PENDING as usize
+            && found.len() < ALL as usize
         {
             match asked.child_run_id {
                 Some(child) => open.extend(self.asked(&run.tenant, child).await?),
@@ -296,7 +293,7 @@ impl Runtime {
             status: Some(ApprovalStatus::Pending),
             ..ApprovalFilter::default()
         };
-        let page = Page { limit: MAX_PENDING, after: None };
+        let page = Page { limit: ALL, after: None };
         let mut asked = self.inner.store.approvals(tenant, &filter, &page).await?;
         asked.sort_by_key(|asked| std::cmp::Reverse(asked.seq));
         Ok(asked)

@@ -11,7 +11,7 @@ use super::approval::{Escalated, Granted};
 use super::audit_arguments::shown;
 use super::executor::Executor;
 use super::interceptors::{Intercepted, Returned, Seen};
-use super::results::{Finished, blocked, blocking, error_text, escalated, not_executed};
+use super::results::{Finished, blocked, error_text, escalated, intercepted, not_executed};
 use super::run_scope::RunScope;
 use crate::event::{AuditRecord, CallFailure, ToolCallCompleted};
 use crate::governance::{Action, ActionKind, Call, Decision, Objection, Verdict};
@@ -62,10 +62,7 @@ impl Executor {
                 Intercepted::Untouched => {}
                 Intercepted::Rewritten(rewritten) => arguments = rewritten,
                 Intercepted::Blocked(reason) => {
-                    let shown_arguments = shown(&arguments, canonical_json(arguments.clone()));
-                    let reason = format!("Blocked by an interceptor: {reason}");
-                    let objection = blocking("interceptor", reason);
-                    let refused = blocked(call, objection, shown_arguments, actions);
+                    let refused = intercepted(call, &reason, &arguments, actions);
                     return ClientCall::Answered(Box::new(refused));
                 }
             }

@@ -21,7 +21,7 @@ use super::guarded::{Failure, guarded};
 use super::interceptors::{Intercepted, Interceptors, Returned, Seen};
 use super::results::{
     FatalToolError, Finished, awaiting_child, blocked, blocking, error_text, escalated, fatal,
-    fault, finished, refused,
+    fault, finished, intercepted, refused,
 };
 use super::run_scope::effect_key;
 pub use super::run_scope::{RunScope, Slot};
@@ -473,12 +473,9 @@ impl Executor {
                     changed_by = Some(interceptor.place());
                 }
                 Intercepted::Blocked(reason) => {
-                    let shown_arguments = shown(&arguments, canonical_json(arguments.clone()));
-                    let reason = format!("Blocked by an interceptor: {reason}");
                     let actions = considered.map(|it| Action::recorded(&it.actions.into()));
                     let actions = actions.unwrap_or_default();
-                    let objection = blocking("interceptor", reason);
-                    return Err(blocked(asked.call, objection, shown_arguments, actions).into());
+                    return Err(intercepted(asked.call, &reason, &arguments, actions).into());
                 }
             }
         }

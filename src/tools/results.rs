@@ -139,6 +139,17 @@ pub(super) fn blocking(rule: &'static str, reason: String) -> Objection {
     Objection { decision: Decision::Blocked, rule, pattern: None, reason }
 }
 
+/// A call that an interceptor does not let pass.
+pub(super) fn intercepted(
+    call: &ToolCall,
+    reason: &str,
+    arguments: &Value,
+    actions: Arc<[Action]>,
+) -> Finished {
+    let objection = blocking("interceptor", format!("Blocked by an interceptor: {reason}"));
+    blocked(call, objection, shown(arguments, canonical_json(arguments.clone())), actions)
+}
+
 /// A call that may not be executed.
 pub(super) fn blocked(
     call: &ToolCall,

@@ -300,7 +300,7 @@ async fn a_parent_runs_while_its_child_does(db: Db) {
     let run = format!("/v1/runs/{}", boss["run_id"].as_str().unwrap());
     assert_eq!(settle(&service, &boss, "approve").await.status, 200);
     let working = service.until(&run, |run| run["pending"] == json!([])).await;
-    assert_eq!(working["status"], "running", "nobody is waited for: {working:#}");
+    assert_eq!(working["status"], "running", "no answer is outstanding: {working:#}");
     let waited = service.get(&format!("{run}/wait?timeout=20")).await.body;
     assert_eq!(waited["status"], "completed", "{waited:#}");
 }

@@ -10,6 +10,7 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,targe
     cargo build --profile dist --locked && cp target/dist/toolloop /usr/local/bin/toolloop
 
 FROM debian:bookworm-slim
+# For the tool `browser`, add chromium to the packages.
 RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates curl python3 \
     && rm -rf /var/lib/apt/lists/* && useradd --create-home --uid 10001 toolloop
 COPY --from=build /usr/local/bin/toolloop /usr/local/bin/toolloop

@@ -32,10 +32,12 @@ use crate::providers::scripted::Scripted;
 use crate::providers::wire::WireSettings;
 use crate::providers::{Provider, anthropic, ollama, openai, responses};
 use crate::run::Caller;
+use crate::runtime::jwt::IdentityProvider;
 use crate::runtime::{
     self, Approver, AuditKey, ChildIds, HeartbeatStore, PolicyBench, Runtime, Settings, Webhooks,
     keys,
 };
+use crate::store::RunLimits;
 use crate::store::writer::OnDurable;
 use crate::store::{self, RateLimit, RunWrite, Store, StoreError};
 use crate::telemetry::{
@@ -106,7 +108,7 @@ pub async fn serve(config: Config) -> Result<(), AppError> {
     let signals = Signals::listen()?;
     parts.join(&config).await?;
     let first_key = match config.auth.mode {
-        AuthMode::ApiKey => {
+        AuthMode::ApiKey | AuthMode::Jwt => {
             keys::bootstrap(parts.store.as_ref(), config.admin_key.as_ref()).await?
         }
         AuthMode::None => None,
@@ -119,9 +121,10 @@ pub async fn serve(config: Config) -> Result<(), AppError> {
     tokio::spawn(stop.clone().run_until_cancelled_owned(watching));
     tokio::spawn(stop.clone().run_until_cancelled_owned(run_upkeep(Arc::clone(&parts.telemetry))));
 
-    let auth = match config.auth.mode {
-        AuthMode::ApiKey => Auth::ApiKeys,
-        AuthMode::None => Auth::None,
+    let auth = match &config.jwt {
+        _ if config.auth.mode == AuthMode::None => Auth::None,
+        Some(settings) => Auth::ApiKeysAndJwts(identity_provider(settings, &stop).await),
+        None => Auth::ApiKeys,
     };
     let routes = parts.routes(&config, auth);
     let limits = Limits {
@@ -156,6 +159,22 @@ pub async fn serve(config: Config) -> Result<(), AppError> {
     stop.cancel();
     parts.close().await;
     Ok(())
+}
+
+/// The identity provider, with keys that are read now and kept fresh. Where they cannot be read,
+/// tokens are refused until they can.
+async fn identity_provider(
+    settings: &config::Jwt,
+    stop: &CancellationToken,
+) -> Arc<IdentityProvider> {
+    let provider = Arc::new(IdentityProvider::new(settings));
+    if let Err(error) = provider.keys().read().await {
+        tracing::error!(%error, "tokens of the identity provider cannot be verified yet");
+    }
+    let fresh = Arc::clone(&provider);
+    let refresh = async move { fresh.keys().keep_fresh().await };
+    tokio::spawn(stop.clone().run_until_cancelled_owned(refresh));
+    provider
 }
 
 /// The service in this process, without a listener. Its only caller is an administrator of one
@@ -265,8 +284,13 @@ impl Parts {
         store.migrate().await?;
         let child_ids = ChildIds::of(&store).await?;
         let tokens = Arc::new(TokenSigner::of(&store).await?);
+        let limit = |runs: u32| (runs > 0).then_some(runs);
         let settings = Settings {
             max_concurrent_runs: config.runtime.max_concurrent_runs,
+            run_limits: RunLimits {
+                of_tenant: limit(config.runtime.max_concurrent_runs_per_tenant),
+                of_key: limit(config.runtime.max_concurrent_runs_per_key),
+            },
             max_queued_runs: config.runtime.max_queued_runs,
             queue_workers: config.runtime.queue_workers,
             lease: config.runtime.lease,
@@ -274,7 +298,7 @@ impl Parts {
             max_crashes: config.runtime.max_crashes,
             retention: config.runtime.retention,
             audit_retention: config.audit.retention,
-            audit_key: config.audit_key.as_ref().and_then(|key| AuditKey::new(key.expose_secret())),
+            audit_key: AuditKey::new(config.audit_keys.iter().map(ExposeSecret::expose_secret)),
             approver: match config.governance.approver {
                 config::Approver::Any => Approver::Any,
                 config::Approver::NotTheCaller => Approver::NotTheCaller,
@@ -340,6 +364,7 @@ impl Parts {
             },
             cors: http::CorsOrigins::new(&config.server.cors_origins),
             requests_per_key: requests_per_key(&config.server),
+            console_session: config.auth.console_session,
             rate_limit: rate_limit(config),
         };
         http::router(state, settings)

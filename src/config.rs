@@ -5,7 +5,10 @@
 //! or the flag. `config/default.toml` is both the documentation and the lowest layer, so that no
 //! default is defined twice. Nothing of ours is imported: rooms get their settings as arguments.
 
+mod browser;
+mod credentials;
 mod file_ops;
+mod jwt;
 mod models;
 mod shell;
 mod sources;
@@ -29,7 +32,12 @@ use serde::Deserialize;
 use url::Url;
 
 use crate::model::CapabilityOverrides;
+pub use browser::Browser;
+pub use credentials::Credential;
+use credentials::CredentialSettings;
 pub use file_ops::FileOps;
+use jwt::JwtSettings;
+pub use jwt::{Jwt, KeySetSource};
 use models::ModelSettings;
 pub use models::{Model, ModelServer};
 pub use shell::Shell;
@@ -68,6 +76,8 @@ pub struct Config {
     pub server: Server,
     pub database: Database,
     pub auth: Auth,
+    /// The identity provider; absent unless `auth.mode` is `jwt`.
+    pub jwt: Option<Jwt>,
     pub runtime: Runtime,
     /// Directory of `<agent>.yaml` files.
     pub agents_dir: PathBuf,
@@ -76,6 +86,8 @@ pub struct Config {
     /// Directory of `<set>.yaml` files.
     pub tools_dir: PathBuf,
     pub tools: Tools,
+    /// Secrets that the proxy of programs adds, by name.
+    pub credentials: BTreeMap<String, Credential>,
     /// Model providers by name.
     pub models: BTreeMap<String, Model>,
     /// By `provider/model` or glob.
@@ -85,7 +97,7 @@ pub struct Config {
     pub governance: Governance,
     pub audit: Audit,
     /// What signs closed stretches of the audit log, as bytes.
-    pub audit_key: Option<SecretSlice<u8>>,
+    pub audit_keys: Vec<SecretSlice<u8>>,
     pub webhooks: Webhooks,
     pub telemetry: Telemetry,
     /// `TOOLLOOP_ADMIN_KEY`: the complete first admin key.
@@ -172,11 +184,17 @@ pub struct Database {
 }
 
 /// `[auth]`
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Auth {
     /// How requests are authenticated.
     pub mode: AuthMode,
+    /// How long a person stays signed in to the console.
+    #[serde(deserialize_with = "duration::<60_000, 2_592_000, _>")]
+    #[schemars(schema_with = "values::duration_schema")]
+    pub console_session: Duration,
+    #[serde(default)]
+    jwt: Option<JwtSettings>,
 }
 
 /// How requests are authenticated.
@@ -185,6 +203,8 @@ pub struct Auth {
 pub enum AuthMode {
     /// By an API key of this service.
     ApiKey,
+    /// By an API key, or by a JWT of an identity provider (`[auth.jwt]`).
+    Jwt,
     /// Not at all: every caller is an administrator of the tenant `default`. Loopback only.
     None,
 }
@@ -197,6 +217,14 @@ pub struct Runtime {
     #[serde(deserialize_with = "count::<1, 1_000_000, _, _>")]
     #[schemars(schema_with = "values::count_schema::<1, 1_000_000>")]
     pub max_concurrent_runs: usize,
+    /// Maximum number of concurrent runs of one tenant on all replicas; 0: any number.
+    #[serde(deserialize_with = "count::<0, 1_000_000, _, _>")]
+    #[schemars(schema_with = "values::count_schema::<0, 1_000_000>")]
+    pub max_concurrent_runs_per_tenant: u32,
+    /// Maximum number of concurrent runs of one key on all replicas; 0: any number.
+    #[serde(deserialize_with = "count::<0, 1_000_000, _, _>")]
+    #[schemars(schema_with = "values::count_schema::<0, 1_000_000>")]
+    pub max_concurrent_runs_per_key: u32,
     /// Maximum number of queued runs.
     #[serde(deserialize_with = "count::<0, 100_000_000, _, _>")]
     #[schemars(schema_with = "values::count_schema::<0, 100_000_000>")]
@@ -232,7 +260,11 @@ pub struct Tools {
     pub workspace: Workspace,
     pub file_ops: FileOps,
     pub web_fetch: WebFetch,
+    pub browser: Browser,
     pub shell: Shell,
+    /// Secrets that the proxy of programs adds to their requests, by name.
+    #[serde(default)]
+    credentials: BTreeMap<String, CredentialSettings>,
 }
 
 /// `[governance]`: limits of keys that have none of their own, and who approves.
@@ -353,6 +385,12 @@ impl Config {
                 );
             }
         }
+        if let Some(Jwt { key_set: KeySetSource::File(file), .. }) = &config.jwt
+            && !file.is_file()
+        {
+            let message = format!("the file {} does not exist", file.display());
+            return Err(sources.error("auth.jwt.jwks_file", message));
+        }
         Ok(config)
     }
 
@@ -406,9 +444,16 @@ fn resolve(
         );
         return Err(sources.error("auth.mode", message));
     }
+    let is_jwt = settings.auth.mode == AuthMode::Jwt;
+    let jwt = is_jwt.then(|| jwt::resolve(settings.auth.jwt.as_ref(), &sources)).transpose()?;
     let mut models = BTreeMap::new();
     for (name, model) in settings.models {
         models.insert(name.clone(), models::resolve(&name, model, &sources, &env)?);
+    }
+    let mut credentials = BTreeMap::new();
+    for (name, written) in &settings.tools.credentials {
+        let credential = credentials::resolve(name, written, &sources, &env)?;
+        credentials.insert(name.clone(), credential);
     }
     tables::check_keys("prices", settings.prices.keys(), &models, &sources)?;
     tables::check_keys("capabilities", settings.capabilities.keys(), &models, &sources)?;
@@ -420,6 +465,7 @@ fn resolve(
             ..settings.database
         },
         auth: settings.auth,
+        jwt,
         runtime: settings.runtime,
         agents_dir: sources.resolve("agents_dir", &settings.agents_dir),
         skills_dir: sources.resolve("skills_dir", &settings.skills_dir),
@@ -431,11 +477,12 @@ fn resolve(
             },
             ..settings.tools
         },
+        credentials,
         models,
         prices: settings.prices,
         capabilities: settings.capabilities,
         governance: settings.governance,
-        audit_key: audit_key(&settings.audit.key_env, &sources, &env)?,
+        audit_keys: audit_keys(&settings.audit.key_env, &sources, &env)?,
         audit: settings.audit,
         webhooks: webhooks::resolve(&settings.webhooks, &sources, &env)?,
         telemetry: settings.telemetry,
@@ -469,21 +516,25 @@ fn add_environment(sources: &mut Sources, env: &HashMap<String, String>) {
     }
 }
 
-/// The key that a variable holds, in base64.
-fn audit_key(
+/// The keys that a variable holds, in base64: the one that signs, and those that it replaced.
+fn audit_keys(
     variable: &str,
     sources: &Sources,
     env: &HashMap<String, String>,
-) -> Result<Option<SecretSlice<u8>>, ConfigError> {
+) -> Result<Vec<SecretSlice<u8>>, ConfigError> {
     if variable.is_empty() {
-        return Ok(None);
+        return Ok(Vec::new());
     }
-    let key = env.get(variable).and_then(|key| BASE64_STANDARD.decode(key.trim()).ok());
-    let Some(key) = key.filter(|key| (32..=64).contains(&key.len())) else {
-        let message = format!("the variable {variable} must hold the base64 of 32 to 64 bytes");
-        return Err(sources.error("audit.key_env", message));
+    let key = |key: &str| {
+        let key = BASE64_STANDARD.decode(key).ok().filter(|key| (32..=64).contains(&key.len()))?;
+        Some(SecretSlice::from(key))
     };
-    Ok(Some(key.into()))
+    let keys = env.get(variable).map(String::as_str).unwrap_or_default().split_whitespace();
+    let keys: Option<Vec<SecretSlice<u8>>> = keys.map(key).collect();
+    keys.filter(|keys| !keys.is_empty()).ok_or_else(|| {
+        let message = format!("the variable {variable} must hold the base64 of 32 to 64 bytes");
+        sources.error("audit.key_env", message)
+    })
 }
 
 /// Checks the scheme, and resolves a relative SQLite path.

@@ -19,6 +19,7 @@ use crate::run::{Action, Autonomy, Outcome, RunError, TerminationReason};
 mod audit;
 mod calls;
 mod changes;
+mod circumstances;
 mod compaction;
 mod delta;
 mod labels;
@@ -31,9 +32,11 @@ mod waiting;
 
 pub use audit::{Act, AuditAction, AuditRecord, SERVICE};
 pub use calls::{
-    CallFailure, NetworkUse, Replaced, ToolCallBlocked, ToolCallCompleted, ToolCallStarted,
+    CallFailure, NetworkUse, Replaced, SharedRequests, ToolCallBlocked, ToolCallCompleted,
+    ToolCallStarted,
 };
 pub use changes::{ChangeKind, FileChange, MAX_DIFF};
+pub use circumstances::{BudgetSpent, CallRate, Circumstances};
 pub use compaction::{CompactionCause, ContextCompacted, Summary, SummaryCall};
 pub use delta::{ModelDelta, Piece};
 pub use labels::{LabelCause, LabelsChanged};

@@ -1,8 +1,9 @@
 //! The binary: allocator, tokio runtime and command line; or the supervisor of sandboxed programs,
-//! which needs neither of the last two.
+//! or the reader of a PDF document, which need neither of the last two.
 
 use std::process::ExitCode;
 
+use toolloop::tools::pdf;
 use toolloop::tools::sandbox;
 
 #[global_allocator]
@@ -25,6 +26,9 @@ fn main() -> ExitCode {
     give_memory_back();
     if std::env::args_os().nth(1).is_some_and(|command| command == sandbox::SUPERVISOR) {
         return sandbox::supervise();
+    }
+    if std::env::args_os().nth(1).is_some_and(|command| command == pdf::READER) {
+        return pdf::reader();
     }
     match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime.block_on(toolloop::cli::run(std::env::args_os())),

@@ -17,6 +17,7 @@ mod trace;
 
 use std::collections::BTreeSet;
 
+use chrono::{DateTime, Utc};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use strum::{EnumString, IntoStaticStr};
@@ -35,7 +36,7 @@ pub use outcome::{Outcome, RunError, text_of};
 pub use period::Period;
 pub use policies::{
     ClientTool, GovernanceMode, OF_CALLS, OF_RESULTS, OnInjection, OnLimit, OnSessionBusy,
-    OnUnknownOutcome, StopAction, StopCondition,
+    OnUnknownOutcome, SandboxLevel, StopAction, StopCondition,
 };
 pub use sampling::{Sampling, check_passed, named_option};
 pub use trace::{RunOrigin, SpanPlace, TraceContext, TraceSpan, is_traceparent};
@@ -380,7 +381,8 @@ impl Budget {
     }
 }
 
-/// What a run has consumed, updated by every event ([`Totals::apply`]).
+/// What a run has consumed, updated by every event ([`Totals::apply`]; the fold of the run adds how
+/// long it waited).
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Totals {
@@ -408,6 +410,10 @@ pub struct Totals {
     pub consumption: Consumption,
     /// What it has read.
     pub labels: Labels,
+    /// How long it has waited for people, callers and children, which is not part of its duration.
+    pub waited_ms: i64,
+    /// Since when it waits, if it does.
+    pub waiting_since: Option<DateTime<Utc>>,
 }
 
 /// What the runs have taken that one run started, and those that they started.

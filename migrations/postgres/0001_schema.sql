@@ -54,6 +54,11 @@ CREATE TABLE runs (
     -- Runs that held a session are numbered 1, 2, 3 … in it, by the starter: where another was
     -- faster, even one that has ended since, the number is taken.
     session_turn        bigint,
+    -- From -100 to 100, in the queue of its tenant: higher ones are taken first.
+    priority            bigint      NOT NULL DEFAULT 0,
+    -- Whether the time has yet to come before which its caller does not want it taken. Of runs
+    -- without a session: in the line for a session they are behind those whose time has come.
+    delayed             boolean     NOT NULL DEFAULT false,
 
     epoch               bigint      NOT NULL,
     next_seq            bigint      NOT NULL,
@@ -67,10 +72,13 @@ CREATE TABLE runs (
     reasoning_tokens    bigint      NOT NULL DEFAULT 0,
     cost_micro_usd      bigint,
     crash_count         bigint      NOT NULL DEFAULT 0,
+    -- Of the time since started_at, what was waiting for people, callers and children.
+    waited_ms           bigint      NOT NULL DEFAULT 0,
     latency_ms          bigint,
     available_at        timestamptz,
     started_at          timestamptz,
     finished_at         timestamptz,
+    waiting_since       timestamptz,
     cancel_requested_at timestamptz,
     estimated           boolean     NOT NULL DEFAULT false,
     partial             boolean     NOT NULL DEFAULT false,
@@ -111,11 +119,12 @@ CREATE UNIQUE INDEX runs_idempotency ON runs (tenant, idempotency_key) WHERE ide
 
 -- The queue, those that wait for their session, and those that were asked to cancel meanwhile.
 CREATE INDEX runs_queue ON runs (available_at, id)
-    WHERE status = 'queued' AND (session_place IS NULL OR session_place = 'holds');
-CREATE INDEX runs_queue_by_tenant ON runs (tenant, available_at, id)
-    WHERE status = 'queued' AND (session_place IS NULL OR session_place = 'holds');
+    WHERE status = 'queued' AND (session_place IS NULL OR session_place = 'holds') AND NOT delayed;
+CREATE INDEX runs_queue_by_tenant ON runs (tenant, priority DESC, available_at, id)
+    WHERE status = 'queued' AND (session_place IS NULL OR session_place = 'holds') AND NOT delayed;
 CREATE INDEX runs_session_waiting ON runs (tenant, session_id, session_place, available_at, id)
     WHERE status = 'queued' AND session_place <> 'holds';
+CREATE INDEX runs_delayed ON runs (available_at) WHERE status = 'queued' AND delayed;
 CREATE INDEX runs_begun ON runs (available_at, id) WHERE status = 'queued' AND started_at IS NOT NULL;
 CREATE INDEX runs_to_cancel ON runs (cancel_requested_at) WHERE status = 'queued' AND cancel_requested_at IS NOT NULL;
 CREATE UNIQUE INDEX runs_session_held ON runs (tenant, session_id) WHERE session_place = 'holds' AND finished_at IS NULL;
@@ -191,6 +200,7 @@ CREATE TABLE audit_log (
     run_id      uuid,
     call_id     uuid,
     duration_ms bigint,
+    result_bytes bigint,
     subject     text        NOT NULL,
     tool        text,
     rule        text,
@@ -327,6 +337,12 @@ CREATE TABLE secrets (
     value bytea NOT NULL
 );
 
+-- Signed tokens that were ended before they expire, e.g. by signing out.
+CREATE TABLE ended_tokens (
+    id         uuid        PRIMARY KEY,
+    expires_at timestamptz NOT NULL
+);
+
 -- Token buckets that all replicas share. A crash of the database empties this table, which leaves
 -- every bucket full; that is worth not writing it to the WAL.
 CREATE UNLOGGED TABLE rate_limits (
@@ -369,18 +385,21 @@ CREATE TABLE budgets (
     max_iterations      bigint NOT NULL,
     max_files           bigint NOT NULL,
     max_lines           bigint NOT NULL,
+    max_requests        bigint,
     reserved_tokens     bigint NOT NULL DEFAULT 0,
     reserved_micro_usd  bigint NOT NULL DEFAULT 0,
     reserved_tool_calls bigint NOT NULL DEFAULT 0,
     reserved_iterations bigint NOT NULL DEFAULT 0,
     reserved_files      bigint NOT NULL DEFAULT 0,
     reserved_lines      bigint NOT NULL DEFAULT 0,
+    reserved_requests   bigint NOT NULL DEFAULT 0,
     spent_tokens        bigint NOT NULL DEFAULT 0,
     spent_micro_usd     bigint NOT NULL DEFAULT 0,
     spent_tool_calls    bigint NOT NULL DEFAULT 0,
     spent_iterations    bigint NOT NULL DEFAULT 0,
     spent_files         bigint NOT NULL DEFAULT 0,
-    spent_lines         bigint NOT NULL DEFAULT 0
+    spent_lines         bigint NOT NULL DEFAULT 0,
+    spent_requests      bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50);
 
 -- What each run of a tree has reserved now, and spent in all: a budget is the sum of its holds.
@@ -393,12 +412,14 @@ CREATE TABLE budget_holds (
     reserved_iterations bigint NOT NULL DEFAULT 0,
     reserved_files      bigint NOT NULL DEFAULT 0,
     reserved_lines      bigint NOT NULL DEFAULT 0,
+    reserved_requests   bigint NOT NULL DEFAULT 0,
     spent_tokens        bigint NOT NULL DEFAULT 0,
     spent_micro_usd     bigint NOT NULL DEFAULT 0,
     spent_tool_calls    bigint NOT NULL DEFAULT 0,
     spent_iterations    bigint NOT NULL DEFAULT 0,
     spent_files         bigint NOT NULL DEFAULT 0,
     spent_lines         bigint NOT NULL DEFAULT 0,
+    spent_requests      bigint NOT NULL DEFAULT 0,
     -- 1 where the run spends no more.
     ended               bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50);

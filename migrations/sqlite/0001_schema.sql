@@ -38,6 +38,8 @@ CREATE TABLE runs (
     webhook             TEXT,
     session_place       TEXT,
     session_turn        INTEGER,
+    priority            INTEGER NOT NULL DEFAULT 0,
+    delayed             INTEGER NOT NULL DEFAULT 0,
 
     epoch               INTEGER NOT NULL,
     next_seq            INTEGER NOT NULL,
@@ -51,10 +53,12 @@ CREATE TABLE runs (
     reasoning_tokens    INTEGER NOT NULL DEFAULT 0,
     cost_micro_usd      INTEGER,
     crash_count         INTEGER NOT NULL DEFAULT 0,
+    waited_ms           INTEGER NOT NULL DEFAULT 0,
     latency_ms          INTEGER,
     available_at        INTEGER,
     started_at          INTEGER,
     finished_at         INTEGER,
+    waiting_since       INTEGER,
     cancel_requested_at INTEGER,
     estimated           INTEGER NOT NULL DEFAULT 0,
     partial             INTEGER NOT NULL DEFAULT 0,
@@ -90,11 +94,12 @@ CREATE INDEX runs_mixed_usage ON runs (tenant, created_at) WHERE mixed_usage;
 CREATE UNIQUE INDEX runs_idempotency ON runs (tenant, idempotency_key) WHERE idempotency_key IS NOT NULL;
 
 CREATE INDEX runs_queue ON runs (available_at, id)
-    WHERE status = 'queued' AND (session_place IS NULL OR session_place = 'holds');
-CREATE INDEX runs_queue_by_tenant ON runs (tenant, available_at, id)
-    WHERE status = 'queued' AND (session_place IS NULL OR session_place = 'holds');
+    WHERE status = 'queued' AND (session_place IS NULL OR session_place = 'holds') AND NOT delayed;
+CREATE INDEX runs_queue_by_tenant ON runs (tenant, priority DESC, available_at, id)
+    WHERE status = 'queued' AND (session_place IS NULL OR session_place = 'holds') AND NOT delayed;
 CREATE INDEX runs_session_waiting ON runs (tenant, session_id, session_place, available_at, id)
     WHERE status = 'queued' AND session_place <> 'holds';
+CREATE INDEX runs_delayed ON runs (available_at) WHERE status = 'queued' AND delayed;
 CREATE INDEX runs_begun ON runs (available_at, id) WHERE status = 'queued' AND started_at IS NOT NULL;
 CREATE INDEX runs_to_cancel ON runs (cancel_requested_at) WHERE status = 'queued' AND cancel_requested_at IS NOT NULL;
 CREATE UNIQUE INDEX runs_session_held ON runs (tenant, session_id) WHERE session_place = 'holds' AND finished_at IS NULL;
@@ -163,6 +168,7 @@ CREATE TABLE audit_log (
     run_id      TEXT,
     call_id     TEXT,
     duration_ms INTEGER,
+    result_bytes INTEGER,
     subject     TEXT    NOT NULL,
     tool        TEXT,
     rule        TEXT,
@@ -283,6 +289,11 @@ CREATE TABLE secrets (
     value BLOB NOT NULL
 ) STRICT;
 
+CREATE TABLE ended_tokens (
+    id         TEXT    PRIMARY KEY NOT NULL,
+    expires_at INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
 CREATE TABLE rate_limits (
     key     TEXT    PRIMARY KEY NOT NULL,
     tat     INTEGER NOT NULL,
@@ -324,18 +335,21 @@ CREATE TABLE budgets (
     max_iterations      INTEGER NOT NULL,
     max_files           INTEGER NOT NULL,
     max_lines           INTEGER NOT NULL,
+    max_requests        INTEGER,
     reserved_tokens     INTEGER NOT NULL DEFAULT 0,
     reserved_micro_usd  INTEGER NOT NULL DEFAULT 0,
     reserved_tool_calls INTEGER NOT NULL DEFAULT 0,
     reserved_iterations INTEGER NOT NULL DEFAULT 0,
     reserved_files      INTEGER NOT NULL DEFAULT 0,
     reserved_lines      INTEGER NOT NULL DEFAULT 0,
+    reserved_requests   INTEGER NOT NULL DEFAULT 0,
     spent_tokens        INTEGER NOT NULL DEFAULT 0,
     spent_micro_usd     INTEGER NOT NULL DEFAULT 0,
     spent_tool_calls    INTEGER NOT NULL DEFAULT 0,
     spent_iterations    INTEGER NOT NULL DEFAULT 0,
     spent_files         INTEGER NOT NULL DEFAULT 0,
-    spent_lines         INTEGER NOT NULL DEFAULT 0
+    spent_lines         INTEGER NOT NULL DEFAULT 0,
+    spent_requests      INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
 CREATE TABLE budget_holds (
@@ -347,12 +361,14 @@ CREATE TABLE budget_holds (
     reserved_iterations INTEGER NOT NULL DEFAULT 0,
     reserved_files      INTEGER NOT NULL DEFAULT 0,
     reserved_lines      INTEGER NOT NULL DEFAULT 0,
+    reserved_requests   INTEGER NOT NULL DEFAULT 0,
     spent_tokens        INTEGER NOT NULL DEFAULT 0,
     spent_micro_usd     INTEGER NOT NULL DEFAULT 0,
     spent_tool_calls    INTEGER NOT NULL DEFAULT 0,
     spent_iterations    INTEGER NOT NULL DEFAULT 0,
     spent_files         INTEGER NOT NULL DEFAULT 0,
     spent_lines         INTEGER NOT NULL DEFAULT 0,
+    spent_requests      INTEGER NOT NULL DEFAULT 0,
     ended               INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE INDEX budget_holds_open ON budget_holds (run_id) WHERE ended = 0;

@@ -207,7 +207,14 @@ fn narrowed(
         autonomy: _, // that of the run, which its skills may have narrowed
         mode,
         paths: PathsSection { read: _, write: _, deny, private, deny_in },
-        network: NetworkSection { allow: _, deny: denied_hosts, allow_private: _, max_requests },
+        network:
+            NetworkSection {
+                allow: _,
+                deny: denied_hosts,
+                allow_private: _,
+                credentials: _,
+                max_requests,
+            },
         commands: CommandsSection { allow: _, deny: denied_commands, require_approval },
         tool_policies,
         flow: _,
@@ -220,7 +227,7 @@ fn narrowed(
     rules.mode = rules.mode.min(*mode);
     for (tools, policy) in tool_policies {
         let own = rules.tool_policies.entry(tools.clone()).or_insert(*policy);
-        *own = (*own).max(*policy);
+        *own = own.stricter(*policy);
     }
     let mut flow = rules.flow_rules();
     add_missing(&mut flow, &parent.flow_rules());

@@ -10,7 +10,7 @@ use std::path::{Component, Path};
 use serde_json::Value;
 
 use super::Definition;
-use super::definition::{DriverKind, NetworkSection};
+use super::definition::{DenyRule, DriverKind, NetworkSection};
 use super::yaml::DefinitionError;
 use crate::bounds::Refused;
 use crate::bounds::address::{HostPattern, Network};
@@ -30,6 +30,8 @@ type Check = Result<(), DefinitionError>;
 
 /// Models that may take over.
 const MAX_FALLBACKS: usize = 8;
+/// Names of credentials.
+const MAX_CREDENTIALS: usize = 16;
 /// Models and globs of models that requests may choose.
 const MAX_MODELS: usize = 64;
 /// Stop conditions of one agent.
@@ -79,16 +81,19 @@ pub(super) fn check(definition: &Definition) -> Check {
     check_options(d)?;
     check_workspace(&d.workspace)?;
     let paths = &d.governance.paths;
-    for (key, globs) in [("read", &paths.read), ("write", &paths.write), ("deny", &paths.deny)] {
+    for (key, globs) in [("read", &paths.read), ("write", &paths.write)] {
         for (i, glob) in globs.iter().enumerate() {
             check_path_glob(&format!("governance.paths.{key}[{i}]"), glob)?;
         }
     }
+    for (i, rule) in paths.deny.iter().enumerate() {
+        check_path_glob(&format!("governance.paths.deny[{i}]"), rule.pattern())?;
+    }
     for (directory, globs) in &paths.deny_in {
         let key = format!("governance.paths.deny_in.{directory}");
         check_directory(&key, directory)?;
-        for (i, glob) in globs.iter().enumerate() {
-            check_path_glob(&format!("{key}[{i}]"), glob)?;
+        for (i, rule) in globs.iter().enumerate() {
+            check_path_glob(&format!("{key}[{i}]"), rule.pattern())?;
         }
     }
     check_network(&d.governance.network)?;
@@ -316,17 +321,22 @@ fn check_network(network: &NetworkSection) -> Check {
         let key = format!("governance.network.{list}[{i}]");
         Err(DefinitionError::at(key, format!("{} {refused}", quoted(entry))))
     };
-    for (list, entries) in [("allow", &network.allow), ("deny", &network.deny)] {
-        for (i, entry) in entries.iter().enumerate() {
-            if let Err(refused) = entry.parse::<HostPattern>() {
-                return wrong(list, i, entry, &refused);
-            }
+    let allowed = network.allow.iter().map(String::as_str).enumerate();
+    let denied = network.deny.iter().map(DenyRule::pattern).enumerate();
+    let listed = allowed.map(|entry| ("allow", entry)).chain(denied.map(|entry| ("deny", entry)));
+    for (list, (i, entry)) in listed {
+        if let Err(refused) = entry.parse::<HostPattern>() {
+            return wrong(list, i, entry, &refused);
         }
     }
     for (i, entry) in network.allow_private.iter().enumerate() {
         if let Err(refused) = entry.parse::<Network>() {
             return wrong("allow_private", i, entry, &refused);
         }
+    }
+    if network.credentials.len() > MAX_CREDENTIALS {
+        let message = format!("has more than {MAX_CREDENTIALS} names");
+        return Err(DefinitionError::at("governance.network.credentials", message));
     }
     within("governance.network.max_requests", network.max_requests.unwrap_or(0), 0..=1_000_000)
 }

@@ -18,11 +18,13 @@ use crate::run::{
     OnSessionBusy, Period, Sampling, Thinking, ToolChoicePolicy,
 };
 
+mod access;
 mod commands;
 mod contract;
 mod meta;
 mod tooling;
 
+pub use access::{DenyRule, NetworkSection, PathsSection, ToolPolicyRule, ToolPolicySetting};
 pub use commands::{CommandRule, CommandsSection};
 pub use contract::{OutputRule, Reflection, SubmitTool, ValidatorSection};
 pub use tooling::{AfterInterceptor, BeforeInterceptor, Cache, Interceptors, ToolOptions};
@@ -158,6 +160,12 @@ impl Definition {
     /// The agents that this one can leave work to.
     pub fn delegates(&self) -> impl Iterator<Item = &str> {
         self.tools.iter().filter_map(|tool| Delegation::of_tool(tool)).map(Delegation::agent)
+    }
+
+    /// A model and those that take over, each once.
+    pub fn models_from(&self, first: &str) -> Vec<String> {
+        let others = self.fallback_models.iter().filter(|model| *model != first);
+        std::iter::once(first.to_owned()).chain(others.cloned()).collect()
     }
 
     /// Names and globs of the models that a request may choose.
@@ -299,7 +307,7 @@ pub struct GovernanceSection {
     /// Programs that `shell` may run; default: none.
     pub commands: CommandsSection,
     /// By tool name or glob.
-    pub tool_policies: BTreeMap<String, ToolPolicySetting>,
+    pub tool_policies: BTreeMap<String, ToolPolicyRule>,
     /// What a run may do with what it has read; absent: two rules for `supervised`, else none.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
@@ -402,80 +410,6 @@ impl Default for RecallSection {
     fn default() -> Self {
         Self { top_k: 5 }
     }
-}
-
-/// Globs relative to the workspace; `./**` is everything.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
-#[schema(as = AgentPaths)]
-#[serde(default, deny_unknown_fields)]
-pub struct PathsSection {
-    /// May be read; default: the whole workspace.
-    #[schemars(inner(regex(pattern = "^[^/]")))]
-    pub read: Vec<String>,
-    /// May be written; default: nothing.
-    #[schemars(inner(regex(pattern = "^[^/]")))]
-    pub write: Vec<String>,
-    /// Neither.
-    #[schemars(inner(regex(pattern = "^[^/]")))]
-    pub deny: Vec<String>,
-    /// Whose content labels a run that reads it `private`.
-    #[schemars(inner(regex(pattern = "^[^/]")))]
-    pub private: Vec<String>,
-    /// Neither: globs relative to other directories of the tenant than the agent's own workspace,
-    /// by directory. A run that another one started is held to what that one's agent denies.
-    pub deny_in: BTreeMap<String, Vec<String>>,
-}
-
-impl Default for PathsSection {
-    fn default() -> Self {
-        Self {
-            read: vec!["./**".into()],
-            write: Vec::new(),
-            deny: Vec::new(),
-            private: Vec::new(),
-            deny_in: BTreeMap::new(),
-        }
-    }
-}
-
-/// Which hosts tools may ask. A list's entry is `host`, `*.host` (everything below it) or `*`, with
-/// `:port` or without; an IPv6 address stands in brackets.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
-#[schema(as = AgentNetwork)]
-#[serde(default, deny_unknown_fields)]
-pub struct NetworkSection {
-    /// May be asked, at the ports 80 and 443 unless they say another; default: nothing. Addresses
-    /// that the operator wrote, e.g. of HTTP tools, need no entry.
-    #[schemars(inner(regex(pattern = HOST_PATTERN)))]
-    pub allow: Vec<String>,
-    /// May not, at any port unless they say one.
-    #[schemars(inner(regex(pattern = HOST_PATTERN)))]
-    pub deny: Vec<String>,
-    /// Networks (CIDR) whose addresses may be connected to although they are not public, where the
-    /// host is allowed.
-    #[schemars(inner(regex(pattern = r"^[0-9A-Fa-f:.]+(/[0-9]{1,3})?$")))]
-    pub allow_private: Vec<String>,
-    /// Requests of one run.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0, max = 1_000_000))]
-    pub max_requests: Option<u64>,
-}
-
-const HOST_PATTERN: &str = r"^(\*|(\*\.)?[^\s*%:/?#@\[\]\\]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$";
-
-/// How a tool is treated, from the mildest to the strictest.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema, JsonSchema,
-)]
-#[schema(as = ToolPolicy)]
-#[serde(rename_all = "snake_case")]
-pub enum ToolPolicySetting {
-    /// Other rules decide.
-    Allow,
-    /// Needs approval.
-    Ask,
-    /// Never.
-    Deny,
 }
 
 fn default_version() -> String {

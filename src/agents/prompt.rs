@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use super::definition::{DriverKind, ToolPolicySetting};
+use super::definition::{DenyRule, DriverKind, ToolPolicySetting};
 use super::yaml::DefinitionError;
 use super::{Agent, Definition};
 use crate::bounds::template::{self, TemplateError, Undefined, is_template};
@@ -303,7 +303,7 @@ fn governance(definition: &Definition, terms: &Terms<'_>) -> String {
         let names: Vec<&str> = rules
             .tool_policies
             .iter()
-            .filter(|(_, s)| **s == setting)
+            .filter(|(_, rule)| rule.setting() == setting && !rule.observes())
             .map(|(name, _)| name.as_str())
             .collect();
         if !names.is_empty() {
@@ -318,11 +318,15 @@ fn governance(definition: &Definition, terms: &Terms<'_>) -> String {
         list(&rules.paths.read),
         list(&rules.paths.write)
     );
-    if !rules.paths.deny.is_empty() {
-        let _ = write!(text, "; never {}", list(&rules.paths.deny));
+    let denied = DenyRule::patterns(&rules.paths.deny, false);
+    if !denied.is_empty() {
+        let _ = write!(text, "; never {}", list(&denied));
     }
-    for (directory, globs) in &rules.paths.deny_in {
-        let _ = write!(text, "; in the tenant's directory {directory} never {}", list(globs));
+    for (directory, rules) in &rules.paths.deny_in {
+        let denied = DenyRule::patterns(rules, false);
+        if !denied.is_empty() {
+            let _ = write!(text, "; in the tenant's directory {directory} never {}", list(&denied));
+        }
     }
     let Terms { limits, budget, .. } = terms;
     let iterations = u64::from(limits.max_iterations.min(limits.max_iterations_per_attempt))

@@ -60,6 +60,7 @@ pub fn check(config: &Config) -> Findings {
                 }
             }
             findings.warnings.extend(idle_policies(&agents, &tools.registry).into_iter().map(line));
+            findings.warnings.extend(idle_skills(&agents, &tools.registry));
         }
         Err(error) => findings.problems.push(error.to_string()),
     }
@@ -92,6 +93,32 @@ fn idle_policies(agents: &Catalogue, registry: &Registry) -> Vec<DefinitionProbl
             let error = DefinitionError::at(key, format!("{name:?} means no tool of this service"));
             let (file, error) = agents.located(&agent.definition.name, error);
             idle.push(DefinitionProblem { file, error: error.to_string() });
+        }
+    }
+    idle
+}
+
+/// Tools of skills that are none of the service's, which may be those of a caller as well.
+fn idle_skills(agents: &Catalogue, registry: &Registry) -> Vec<String> {
+    let means_any = |name: &str| {
+        let Ok(glob) = Glob::of_names(name) else { return true };
+        Delegation::of_tool(name).is_some()
+            || registry.infos().any(|tool| glob.is_match(&tool.name))
+    };
+    let mut idle = Vec::new();
+    for name in agents.skills().names() {
+        let Some(skill) = agents.skills().skill(&name) else { continue };
+        let bounds = &skill.bounds;
+        let lists = [
+            ("allowed_tools", bounds.allowed_tools.as_deref().unwrap_or_default()),
+            ("disallowed_tools", &bounds.disallowed_tools),
+            ("approval_required", &bounds.approval_required),
+        ];
+        for (list, tools) in lists {
+            let none = tools.iter().filter(|tool| !means_any(tool));
+            idle.extend(none.map(|tool| {
+                format!("the skill {name}: {list}: {tool:?} means no tool of this service")
+            }));
         }
     }
     idle

@@ -2,15 +2,20 @@
 //!
 //! Where their settings come from is decided here, and nothing of what they do.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::agents::{Catalogue, DefinitionError, DefinitionProblem, Skills};
+use crate::bounds::secrets;
 use crate::config::{self, Config};
 use crate::engine::requirements;
 use crate::outbound::Client;
 use crate::providers::router::Router;
 use crate::runtime;
+use crate::tools::browser::{Browser, BrowserSettings, Viewport};
+use crate::tools::credentials::{Credential, Credentials};
 use crate::tools::declared::{BrokenFile, Declared, Surroundings};
+use crate::tools::proxy::Proxy;
 use crate::tools::recall::{Recall, RecallFn};
 use crate::tools::registry::Registry;
 use crate::tools::sandbox::{self, Sandbox};
@@ -61,9 +66,12 @@ pub(super) fn configured(config: &Config, recollect: RecallFn, sandbox: Arc<Sand
         config.tools.web_fetch.clone();
     let settings = WebFetchSettings { max_body, timeout, user_agent, robots, content_types };
     registry.add(Arc::new(WebFetch::new(client.clone(), settings)));
-    let surroundings = Surroundings { environment: &variable, client: &client, sandbox: &sandbox };
+    let proxy = Proxy::new(client.clone(), credentials(&config.credentials));
+    registry.add(Arc::new(Browser::new(client.clone(), browser_settings(config))));
+    let surroundings =
+        Surroundings { environment: &variable, client: &client, proxy: &proxy, sandbox: &sandbox };
     let declared = Declared::load(&config.tools_dir, surroundings);
-    registry.run_programs_in(sandbox, client);
+    registry.run_programs_in(sandbox, proxy);
     for tool in declared.tools {
         registry.add(tool);
     }
@@ -72,6 +80,24 @@ pub(super) fn configured(config: &Config, recollect: RecallFn, sandbox: Arc<Sand
         error,
     });
     Tools { registry: Arc::new(registry), skills, broken: broken.collect() }
+}
+
+fn credentials(configured: &BTreeMap<String, config::Credential>) -> Credentials {
+    let given = |name: &String, credential: &config::Credential| {
+        let config::Credential { url, header, secret, token_env } = credential.clone();
+        let secret = secret.ok_or_else(|| {
+            format!("[tools.credentials.{name}] needs the environment variable {token_env}, which is not set")
+        })?;
+        secrets::remember([secret.token]);
+        Ok(Credential { url, header, value: secret.value })
+    };
+    configured.iter().map(|(name, it)| (name.clone(), given(name, it))).collect()
+}
+
+fn browser_settings(config: &Config) -> BrowserSettings {
+    let config::Browser { path, timeout, pages, viewport } = config.tools.browser.clone();
+    let (width, height) = viewport;
+    BrowserSettings { path, timeout, pages, viewport: Viewport { width, height } }
 }
 
 pub(super) fn load_agents(

@@ -156,6 +156,16 @@ pub fn is_nested_within(json: &str, levels: usize) -> bool {
     Size::of(json.as_bytes()).levels <= levels
 }
 
+/// A key as a part of a JSON pointer (RFC 6901).
+pub fn escaped_key(key: &str) -> String {
+    key.replace('~', "~0").replace('/', "~1")
+}
+
+/// The key that a part of a JSON pointer stands for.
+pub fn unescaped_key(part: &str) -> String {
+    part.replace("~1", "/").replace("~0", "~")
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::Value;

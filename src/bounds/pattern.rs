@@ -2,6 +2,7 @@
 //! matched in time that is linear in the text.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use regex_automata::Input;
 use regex_automata::meta::Regex;
@@ -107,29 +108,45 @@ impl Pattern {
 
     /// The text with another in the place of each occurrence.
     pub fn replace_all<'t>(&self, text: &'t str, with: &str) -> Cow<'t, str> {
-        self.replaced(text, with, |found| found.get_match().map(|whole| whole.start()))
+        let mut replaced = String::new();
+        let mut kept = 0;
+        for found in self.regex.find_iter(text) {
+            replaced.push_str(&text[kept..found.start()]);
+            replaced.push_str(with);
+            kept = found.end();
+        }
+        if kept == 0 && replaced.is_empty() {
+            return Cow::Borrowed(text);
+        }
+        replaced.push_str(&text[kept..]);
+        Cow::Owned(replaced)
     }
 
-    /// The text with another in the place of what follows the first group of each occurrence.
-    pub fn replace_behind_group<'t>(&self, text: &'t str, with: &str) -> Cow<'t, str> {
-        self.replaced(text, with, |found| found.get_group(1).map(|group| group.end))
-    }
-
-    fn replaced<'t>(
+    /// The text with another in the places that a function finds in or behind its occurrences.
+    pub fn replace_where<'t>(
         &self,
         text: &'t str,
         with: &str,
-        start: impl Fn(&Captures) -> Option<usize>,
+        place: impl Fn(&Captures) -> Option<Range<usize>>,
     ) -> Cow<'t, str> {
         let mut replaced = String::new();
-        let mut kept = 0;
-        for found in self.regex.captures_iter(text) {
-            let (Some(whole), Some(start)) = (found.get_match(), start(&found)) else { continue };
-            replaced.push_str(&text[kept..start]);
-            replaced.push_str(with);
-            kept = whole.end();
+        let (mut kept, mut from) = (0, 0);
+        let mut found = self.regex.create_captures();
+        loop {
+            self.regex.captures(Input::new(text).range(from..), &mut found);
+            let Some(whole) = found.get_match() else { break };
+            from = whole.end();
+            if let Some(place) = place(&found) {
+                replaced.push_str(&text[kept..place.start]);
+                replaced.push_str(with);
+                kept = place.end;
+                from = from.max(kept);
+            }
+            if whole.is_empty() {
+                break; // no pattern that replaces anything
+            }
         }
-        if kept == 0 && replaced.is_empty() {
+        if kept == 0 {
             return Cow::Borrowed(text);
         }
         replaced.push_str(&text[kept..]);

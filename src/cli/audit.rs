@@ -18,10 +18,13 @@ use crate::runtime::keys::{DEFAULT_TENANT, is_tenant};
 
 const VERIFY_EXAMPLES: &str = "\
 Exit code 1 if anything was changed, deleted, added or reordered after it was closed. The newest number and hash can be
-kept elsewhere, which shows whether stretches at the end are missing.
+kept elsewhere, which shows whether stretches at the end are missing. With a key in the variable of [audit] key_env, every
+stretch must be signed with it; those from before the key was set are excepted with --unsigned-until, and the audit record
+audit.signing_changed has the number of the first one that is signed.
 
 Examples:
   toolloop audit verify
+  toolloop audit verify --unsigned-until 41
   toolloop audit verify --tenant acme --json";
 
 const EXPORT_EXAMPLES: &str = "\
@@ -34,6 +37,9 @@ pub(super) enum AuditCommand {
     /// Compare the audit log with its chain of hashes
     #[command(after_help = VERIFY_EXAMPLES)]
     Verify {
+        /// The last stretch that was closed before signing began [default: 0]
+        #[arg(long, value_name = "NUMBER")]
+        unsigned_until: Option<u32>,
         #[command(flatten)]
         output: JsonArg,
         #[command(flatten)]
@@ -78,7 +84,9 @@ pub(super) async fn audit(flags: &Flags, command: AuditCommand) -> anyhow::Resul
     }
     let client = Client::open(&access.target, flags, tenant).await?;
     let done = match &command {
-        AuditCommand::Verify { output, .. } => verify(&client, output.json).await,
+        AuditCommand::Verify { unsigned_until, output, .. } => {
+            verify(&client, unsigned_until.unwrap_or_default(), output.json).await
+        }
         AuditCommand::Export { since, until, ocsf, .. } => {
             export(&client, *since, *until, *ocsf).await
         }
@@ -87,8 +95,8 @@ pub(super) async fn audit(flags: &Flags, command: AuditCommand) -> anyhow::Resul
     done
 }
 
-async fn verify(client: &Client, json: bool) -> anyhow::Result<ExitCode> {
-    let stretches = stretches(client).await?;
+async fn verify(client: &Client, unsigned_until: u32, json: bool) -> anyhow::Result<ExitCode> {
+    let stretches = stretches(client, unsigned_until).await?;
     let number = |stretch: &Value| stretch.get("number").and_then(Value::as_i64);
     let mut faults = Vec::new();
     let mut records = 0;
@@ -133,14 +141,15 @@ async fn verify(client: &Client, json: bool) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!faults.is_empty())))
 }
 
-async fn stretches(client: &Client) -> anyhow::Result<Vec<Value>> {
+async fn stretches(client: &Client, unsigned_until: u32) -> anyhow::Result<Vec<Value>> {
     let mut all = Vec::new();
-    let mut next = "/audit/stretches".to_owned();
+    let path = format!("/audit/stretches?unsigned_until={unsigned_until}");
+    let mut next = path.clone();
     loop {
         let page = client.get(&next).await?;
         all.extend(page.get("data").and_then(Value::as_array).into_iter().flatten().cloned());
         match page.get("next_cursor").and_then(Value::as_str) {
-            Some(cursor) => next = format!("/audit/stretches?cursor={cursor}"),
+            Some(cursor) => next = format!("{path}&cursor={cursor}"),
             None => return Ok(all),
         }
     }
@@ -199,6 +208,7 @@ fn ocsf(record: &Value) -> Value {
             "product": {"name": "toolloop", "version": env!("CARGO_PKG_VERSION")}},
         "unmapped": {"decision": field("decision"), "rule": field("rule"),
             "pattern": field("pattern"), "definition_hash": field("definition_hash"),
-            "arguments": field("arguments"), "outcome": field("outcome")},
+            "arguments": field("arguments"), "outcome": field("outcome"), "result_bytes": field("result_bytes"),
+            "labels": field("labels")},
     })
 }

@@ -14,10 +14,12 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::output::{print, print_json};
-use crate::agents::Catalogue;
+use crate::agents::{Agent, Catalogue};
 use crate::app;
 use crate::config::{AuthMode, Config, Flags};
+use crate::runtime::jwt::IdentityProvider;
 use crate::runtime::keys;
+use crate::tools::browser;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -91,9 +93,15 @@ async fn examine(config: &Config) -> Vec<Finding> {
     }
     findings.push(machine::listen(config.server.listen).await);
     findings.extend(access(config, has_keys));
+    findings.extend(identity_provider(config).await);
     findings.push(machine::open_files(config.runtime.max_concurrent_runs));
     findings.push(machine::clock(now));
     findings.push(machine::sandbox(app::sandbox(config).kernel().await));
+    let uses_browser = agents.as_ref().is_ok_and(|agents| {
+        let tools = |agent: &Agent| agent.definition.tools.iter().any(|tool| tool == browser::NAME);
+        agents.agents().iter().any(|agent| tools(agent))
+    });
+    findings.push(machine::browser(&config.tools.browser.path, uses_browser));
     findings
 }
 
@@ -162,7 +170,24 @@ fn access(config: &Config, has_keys: Option<bool>) -> Vec<Finding> {
         ),
         (None, None) => Finding::ok("administrator", "unknown: the database was not queried"),
     };
-    vec![Finding::ok("authentication", "API keys"), key]
+    let accepted = match &config.jwt {
+        Some(jwt) => format!("API keys, and JWTs of {}", jwt.issuer),
+        None => "API keys".to_owned(),
+    };
+    vec![Finding::ok("authentication", accepted), key]
+}
+
+/// Whether the keys of the identity provider can be read.
+async fn identity_provider(config: &Config) -> Option<Finding> {
+    let read = IdentityProvider::new(config.jwt.as_ref()?).keys().read().await;
+    Some(match read {
+        Ok(()) => Finding::ok("identity provider", "its keys can be read"),
+        Err(error) => Finding::fail(
+            "identity provider",
+            error.to_string(),
+            "correct [auth.jwt]; until its keys can be read, JWTs are answered 503",
+        ),
+    })
 }
 
 fn text(findings: &[Finding]) -> String {

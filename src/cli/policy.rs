@@ -207,7 +207,7 @@ fn bench(config: &Config, file: &Path, cases: &CaseFile) -> anyhow::Result<Polic
 
 /// What is not as expected.
 fn mismatch(case: &PolicyCase, decided: &Decided) -> Option<String> {
-    let Decided { decision, rule, reason } = decided;
+    let Decided { decision, rule, reason, actions: _ } = decided;
     let is_as_expected =
         *decision == case.expect && case.rule.as_ref().is_none_or(|expected| expected == rule);
     let expected = case.rule.as_ref().map(|rule| format!(" by {rule}")).unwrap_or_default();

@@ -76,6 +76,11 @@ fn shipped_agents_match_the_schema_and_invalid_ones_do_not() {
         "{name: ab, model: m/x, governance: {network: {allow: ['a*.example.com']}}}",
         "{name: ab, model: m/x, governance: {network: {deny: ['*.']}}}",
         "{name: ab, model: m/x, governance: {network: {deny: ['::1']}}}",
+        "{name: ab, model: m/x, governance: {network: {deny: [{pattern: '*.'}]}}}",
+        "{name: ab, model: m/x, governance: {network: {deny: [{host: 'a.test', mode: observe}]}}}",
+        "{name: ab, model: m/x, governance: {paths: {deny: [{pattern: /etc, mode: observe}]}}}",
+        "{name: ab, model: m/x, governance: {paths: {deny: [{pattern: etc, mode: watch}]}}}",
+        "{name: ab, model: m/x, governance: {tool_policies: {shell: {mode: observe}}}}",
         "{name: ab, model: m/x, governance: {network: {allow_private: [localhost]}}}",
         "{name: ab, model: m/x, governance: {network: {hosts: [example.com]}}}",
     ] {
@@ -85,6 +90,8 @@ fn shipped_agents_match_the_schema_and_invalid_ones_do_not() {
     for fine in [
         "{name: ab, model: m/x}",
         "{name: ab, model: m/x:y/z, tools: [a], tool_choice: {tool: a}}",
+        "{name: ab, model: m/x, governance: {paths: {deny: [a, {pattern: b, mode: observe}]}, tool_policies: {a: ask, b: {do: deny, mode: observe}}}}",
+        "{name: ab, model: m/x, governance: {network: {deny: [a.test, {pattern: '*.b.test', mode: observe}]}}}",
         "{name: ab, model: m/x, governance: {network: {allow: [example.com, '*.example.com:8080', '[::1]:81', '*'], allow_private: [10.0.0.0/8, '::1'], max_requests: 5}}}",
     ] {
         assert!(schema.is_valid(&yaml(fine)) && Agent::from_yaml("ab", fine).is_ok(), "{fine}");

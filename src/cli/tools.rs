@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use clap::{Args, Subcommand};
 
 use super::UsageError;
-use super::output::print;
+use super::output::{print, print_notice};
 use crate::tools::declared::openapi::Document;
 use crate::tools::declared::{read_document, written};
 
@@ -40,8 +40,17 @@ pub(super) fn tools(command: ToolsCommand) -> anyhow::Result<()> {
         print(&document.listed().join("\n"))?;
         return Ok(());
     }
-    let entries = operations.iter().map(|id| document.suggested(id));
-    let entries = entries.collect::<Result<Vec<_>, _>>().map_err(UsageError)?;
+    let mut entries = Vec::with_capacity(operations.len());
+    let mut refused = Vec::new();
+    for id in &operations {
+        document.suggested(id).map_or_else(|why| refused.push(why), |entry| entries.push(entry));
+    }
+    if entries.is_empty() {
+        return Err(UsageError(refused.join("\n")).into());
+    }
+    for why in refused {
+        print_notice(&format!("left out: {why}"));
+    }
     let text = written::yaml(document.base_url().as_deref(), &entries);
     match output {
         Some(output) => std::fs::write(&output, text)

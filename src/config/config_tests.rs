@@ -64,6 +64,7 @@ fn every_setting_is_in_default_toml() {
         "runtime",
         "tools",
         "tools.web_fetch",
+        "tools.browser",
         "tools.shell",
         "governance",
         "telemetry",
@@ -83,6 +84,7 @@ fn every_setting_is_in_default_toml() {
                 format!("[{key}]"),
                 format!("[{key}."),
                 format!("[{section}.{key}]"),
+                format!("[{section}.{key}."),
             ];
             assert!(
                 documented.iter().any(|d| DEFAULT_TOML.contains(d)),
@@ -262,8 +264,8 @@ fn errors_in_the_file_name_file_line_and_key() {
         ("[database]\nurl = \"sqlite://\"", "conf/toolloop.toml:2: database.url: names no file"),
         ("[database]\nurl = \"postgres://[\"", "conf/toolloop.toml:2: database.url: is not a URL"),
         (
-            "[auth]\nmode = \"jwt\"",
-            "conf/toolloop.toml:2: auth.mode: unknown variant `…`, expected `api_key` or `none`",
+            "[auth]\nmode = \"oauth\"",
+            "conf/toolloop.toml:2: auth.mode: unknown variant `…`, expected one of `api_key`, `jwt`, `none`",
         ),
         ("server = 1", "conf/toolloop.toml:1: server: invalid type"),
         (
@@ -319,6 +321,19 @@ fn errors_in_the_file_name_file_line_and_key() {
         (
             "[models.openai]\n\nheaders = {\"a b\" = \"x\"}",
             "conf/toolloop.toml:3: models.openai.headers: one of them is not a valid header",
+        ),
+        ("[auth]\nmode = \"jwt\"", "conf/toolloop.toml:2: auth.mode: \"jwt\" needs [auth.jwt]"),
+        (
+            "[auth]\nmode = \"jwt\"\n[auth.jwt]\nissuer = \"i\"\naudience = \"a\"",
+            "conf/toolloop.toml:3: auth.jwt: needs either jwks_file or jwks_url",
+        ),
+        (
+            "[auth]\nmode = \"jwt\"\n[auth.jwt]\nissuer = \"\"\naudience = \"a\"",
+            "conf/toolloop.toml:4: auth.jwt.issuer: must not be empty",
+        ),
+        (
+            "[auth]\nmode = \"jwt\"\n[auth.jwt]\nissuer = \"i\"\naudience = \"a\"\njwks_url = \"ftp://x\"",
+            "conf/toolloop.toml:6: auth.jwt.jwks_url: ",
         ),
         (
             "[models.openai]\ntimeout = \"1ms\"",

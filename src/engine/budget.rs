@@ -13,6 +13,7 @@ use futures::future::BoxFuture;
 
 use super::journal::AppendFailed;
 use crate::run::{Amounts, Descendants, Reserved};
+use crate::tools::requests::SharedReserve;
 
 /// Resolves when so much is reserved, or refused.
 pub type Reserving = BoxFuture<'static, Result<Reserved, AppendFailed>>;
@@ -25,7 +26,7 @@ pub type Counting = BoxFuture<'static, Result<Descendants, AppendFailed>>;
 /// The budget that a run shares with others, as soon as there are others.
 pub struct SharedBudget {
     is_open: Arc<AtomicBool>,
-    reserve: Box<dyn Fn(Amounts) -> Reserving + Send + Sync>,
+    reserve: Arc<dyn Fn(Amounts) -> Reserving + Send + Sync>,
     settle: Box<dyn Fn(Amounts, bool) -> Settling + Send + Sync>,
     descendants: Box<dyn Fn() -> Counting + Send + Sync>,
 }
@@ -40,7 +41,7 @@ impl SharedBudget {
     ) -> Self {
         Self {
             is_open,
-            reserve: Box::new(reserve),
+            reserve: Arc::new(reserve),
             settle: Box::new(settle),
             descendants: Box::new(descendants),
         }
@@ -59,6 +60,18 @@ impl SharedBudget {
     /// Reserves so much.
     pub(super) async fn reserve(&self, wanted: Amounts) -> Result<Reserved, AppendFailed> {
         (self.reserve)(wanted).await
+    }
+
+    /// A way to reserve one request to the network, for what is under way.
+    pub(super) fn requests(&self) -> SharedReserve {
+        let (is_open, reserve) = (Arc::clone(&self.is_open), Arc::clone(&self.reserve));
+        Arc::new(move || {
+            if !is_open.load(Ordering::Acquire) {
+                return Box::pin(std::future::ready(Some(Reserved::Granted)));
+            }
+            let reserving = reserve(Amounts { requests: 1, ..Amounts::default() });
+            Box::pin(async move { reserving.await.ok() })
+        })
     }
 
     /// What the runs have taken that the run started, and those that they started.

@@ -23,7 +23,13 @@ const MAX_SCHEMAS: usize = 64 * 1024;
 
 /// The tools of one caller, compiled.
 #[derive(Debug, Default)]
-pub struct ClientTools(BTreeMap<String, Arc<Schema>>);
+pub struct ClientTools(BTreeMap<String, Compiled>);
+
+#[derive(Debug)]
+struct Compiled {
+    tool: ClientTool,
+    arguments: Arc<Schema>,
+}
 
 impl ClientTools {
     /// Compiles tools. `taken` are names that mean something else already.
@@ -39,7 +45,8 @@ impl ClientTools {
             return Err(wrong("/client_tools".into(), format!("must have at most {MOST} entries")));
         }
         check_together(wanted)?;
-        for (index, ClientTool { name, input_schema, .. }) in wanted.iter().enumerate() {
+        for (index, tool) in wanted.iter().enumerate() {
+            let ClientTool { name, input_schema, .. } = tool;
             let at = |field: &str| format!("/client_tools/{index}/{field}");
             let is_word = name
                 .bytes()
@@ -58,7 +65,7 @@ impl ClientTools {
             }
             let schema = Schema::of_caller(input_schema);
             let schema = schema.map_err(|refused| wrong(at("input_schema"), refused.0))?;
-            tools.insert(name.clone(), schema);
+            tools.insert(name.clone(), Compiled { tool: tool.clone(), arguments: schema });
         }
         Ok(Self(tools))
     }
@@ -83,13 +90,19 @@ impl ClientTools {
     /// What is wrong with arguments, with JSON pointers into them; nothing where the tool is none
     /// of these.
     pub fn errors(&self, tool: &str, arguments: &Value) -> Option<Vec<ValidationError>> {
-        self.0.get(tool).map(|schema| arguments::errors(schema, arguments))
+        self.0.get(tool).map(|compiled| arguments::errors(&compiled.arguments, arguments))
     }
 
-    /// The arguments of a call, or what is wrong with them; nothing where the tool is none of
-    /// these.
-    pub fn arguments(&self, tool: &str, text: &str) -> Option<Result<Value, String>> {
-        self.0.get(tool).map(|schema| arguments_of(text, schema))
+    /// The tool and the arguments of a call, or what is wrong with them; nothing where the tool is
+    /// none of these.
+    pub fn called(&self, tool: &str, text: &str) -> Option<Result<(&ClientTool, Value), String>> {
+        let Compiled { tool, arguments } = self.0.get(tool)?;
+        Some(arguments_of(text, arguments).map(|arguments| (tool, arguments)))
+    }
+
+    /// The tool of that name, if it is one of these.
+    pub fn tool(&self, name: &str) -> Option<&ClientTool> {
+        self.0.get(name).map(|compiled| &compiled.tool)
     }
 }
 
@@ -129,7 +142,13 @@ mod tests {
     use super::*;
 
     fn tool(name: &str, input_schema: Value) -> ClientTool {
-        ClientTool { name: name.into(), description: String::new(), input_schema }
+        ClientTool {
+            name: name.into(),
+            description: String::new(),
+            input_schema,
+            effect: None,
+            destructive: false,
+        }
     }
 
     #[test]
@@ -164,11 +183,11 @@ mod tests {
         let schema = json!({"type": "object", "required": ["question"]});
         let tools = ClientTools::new(&[tool("ask_user-1", schema)], |_| false).unwrap();
         assert_eq!(tools.names().collect::<Vec<_>>(), ["ask_user-1"]);
-        assert_eq!(tools.arguments("other", "{}"), None);
-        let asked = tools.arguments("ask_user-1", r#"{"question": "why?"}"#);
-        assert_eq!(asked, Some(Ok(json!({"question": "why?"}))));
+        assert_eq!(tools.called("other", "{}"), None);
+        let asked = tools.called("ask_user-1", r#"{"question": "why?"}"#).unwrap().unwrap();
+        assert_eq!(asked.1, json!({"question": "why?"}));
         for wrong in ["", "{", "[]", r#"{"answer": 1}"#] {
-            assert!(matches!(tools.arguments("ask_user-1", wrong), Some(Err(_))), "{wrong}");
+            assert!(matches!(tools.called("ask_user-1", wrong), Some(Err(_))), "{wrong}");
         }
     }
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use self::models::{check_selected_model, models};
+use self::models::check_selected_model;
 use super::answer_call::AnswerCall;
 use super::client_tools::{self, ClientTools};
 use super::requirements::{self, Requirements};
@@ -220,7 +220,7 @@ impl Plan {
             tool_choice(overrides, &definition.tool_choice, &contract, &offers, single_shot)?;
         let budget = narrowed_budget(definition.governance.budget.clone(), overrides)?;
         let first = overrides.model.as_ref().unwrap_or(&definition.model);
-        let models = models(first, &definition.fallback_models);
+        let models = definition.models_from(first);
         let sampling = sampling(&definition.sampling, overrides)?;
         let is_react = definition.driver == DriverKind::React && !single_shot;
         Ok(Self {

@@ -31,7 +31,7 @@ use super::validation::{self, Verdict};
 use crate::agents::prompt::{Background, Opening};
 use crate::clock;
 use crate::drivers::Driver;
-use crate::event::{AuditRecord, Event, LabelCause, LabelsChanged, ModelDelta, RunEvent};
+use crate::event::{AuditRecord, CallRate, Event, LabelCause, LabelsChanged, ModelDelta, RunEvent};
 use crate::message::Turn;
 use crate::providers::router::Router;
 use crate::run::{RunStatus, TraceContext};
@@ -54,12 +54,20 @@ pub type Audience = Box<dyn Fn(i64) -> Option<Pieces> + Send + Sync>;
 /// the given number, which may not be durable yet.
 pub type Listeners = Box<dyn Fn(i64) -> Listener + Send + Sync>;
 
-/// Asked before a tool is called, with the tool and what its options say of calls a minute: why the
-/// call may not be made now, if it may not.
+/// Asked before a tool is called, with the tool and what its options say of calls a minute.
 pub type Admission = Box<dyn Fn(&str, Option<u32>) -> Admitting + Send + Sync>;
 
-/// Resolves to the reason against a call, if there is one.
-pub type Admitting = BoxFuture<'static, Result<Option<String>, AppendFailed>>;
+/// Resolves to whether a call may be made now.
+pub type Admitting = BoxFuture<'static, Result<Admitted, AppendFailed>>;
+
+/// Whether a call may be made now.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Admitted {
+    /// Why it may not.
+    pub refused: Option<String>,
+    /// How the limit stands that leaves the least; none where there is no limit.
+    pub rate: Option<CallRate>,
+}
 
 /// How others reach a run that is under way.
 #[derive(Debug, Default)]
@@ -170,6 +178,8 @@ pub struct Run {
     pub audience: Audience,
     /// Who is told how its calls get on.
     pub listeners: Listeners,
+    /// Whether another run delegated to it.
+    pub is_child: bool,
     /// The budget that it shares with other runs; none where there can be none.
     pub shared: Option<SharedBudget>,
     /// Where it is recorded.

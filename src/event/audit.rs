@@ -22,6 +22,12 @@ pub enum AuditAction {
     /// A short-lived token for a run or session was created.
     #[strum(serialize = "token.created")]
     TokenCreated,
+    /// A person signed in to the console with an API key.
+    #[strum(serialize = "console.signed_in")]
+    ConsoleSignedIn,
+    /// A session of the console was ended before it expired.
+    #[strum(serialize = "console.signed_out")]
+    ConsoleSignedOut,
     /// API keys were refused; one entry counts several attempts.
     #[strum(serialize = "login.refused")]
     LoginRefused,
@@ -49,6 +55,9 @@ pub enum AuditAction {
     /// Entries of the audit log were deleted after `audit.retention`.
     #[strum(serialize = "audit.deleted")]
     AuditDeleted,
+    /// What is closed of the audit log is signed from here on, or no more.
+    #[strum(serialize = "audit.signing_changed")]
+    SigningChanged,
 }
 
 impl AuditAction {
@@ -97,4 +106,6 @@ pub struct AuditRecord {
     pub outcome: String,
     /// Milliseconds of execution.
     pub duration_ms: Option<u64>,
+    /// Bytes of what the tool returned, before anything in it was replaced or withheld.
+    pub result_bytes: Option<u64>,
 }

@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::FileChange;
+use super::{Circumstances, FileChange};
 use crate::message::CallTarget;
-use crate::run::{Action, Consumption, Effect, OnUnknownOutcome};
+use crate::run::{Action, Consumption, Effect, OnUnknownOutcome, SandboxLevel};
 
 /// A dispatched call; stored before the tool runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -37,6 +37,13 @@ pub struct ToolCallStarted {
     /// What happens if a crash leaves the call's outcome unknown; absent for `review`.
     #[serde(default, skip_serializing_if = "OnUnknownOutcome::is_review")]
     pub on_unknown_outcome: OnUnknownOutcome,
+    /// What else the call was judged by.
+    #[serde(default, skip_serializing_if = "Circumstances::are_none")]
+    pub circumstances: Circumstances,
+    /// How well the programs of the call are confined; absent for calls that start none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub sandbox: Option<SandboxLevel>,
 }
 
 /// Why a call has an error result.
@@ -102,7 +109,7 @@ pub struct ToolCallCompleted {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub changes: Option<Vec<FileChange>>,
-    /// What the call's programs asked the network; absent where that is nothing.
+    /// What the call asked the network; absent where that is nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub network: Option<NetworkUse>,
@@ -112,7 +119,7 @@ pub struct ToolCallCompleted {
     pub replaced: Option<Replaced>,
 }
 
-/// What the programs of a call asked the network.
+/// What a call asked the network.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct NetworkUse {
@@ -122,9 +129,37 @@ pub struct NetworkUse {
     /// Requests that were refused.
     #[schema(required)]
     pub refused: u64,
+    /// How many of those sent the start of the call counted already.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub announced: u64,
     /// Whether the run's budget refused one of them, which ends the run.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub over_budget: bool,
+    /// Whether that was the budget that the run shares with others; absent where it was its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub shared: Option<SharedRequests>,
+}
+
+/// The requests of all runs that share a budget, when it refused one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SharedRequests {
+    /// Requests sent and reserved.
+    pub used: u64,
+    /// Requests that they may send together.
+    pub max: u64,
+}
+
+impl NetworkUse {
+    /// Requests that were sent beyond those that the start of the call counted.
+    pub fn uncounted(&self) -> u64 {
+        self.requests.saturating_sub(self.announced)
+    }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "what serde asks for")]
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 /// A result that an interceptor replaced; what the tool returned is not kept.
@@ -166,4 +201,7 @@ pub struct ToolCallBlocked {
     #[serde(default, skip_serializing_if = "super::is_unknown")]
     #[schema(value_type = Vec<Action>)]
     pub actions: Arc<[Action]>,
+    /// What else the call was judged by.
+    #[serde(default, skip_serializing_if = "Circumstances::are_none")]
+    pub circumstances: Circumstances,
 }

@@ -8,15 +8,15 @@ use uuid::Uuid;
 use super::{Resolution, RunEvent};
 use crate::run::{Label, Labels};
 
-/// A run has read something that labels it.
+/// A run has read something that labels it, or an approval has taken a label from it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LabelsChanged {
     /// All labels from here on.
     #[schema(value_type = Vec<Label>)]
     pub labels: Labels,
-    /// What labels the run.
+    /// What changed them.
     pub cause: LabelCause,
-    /// The call whose result labels the run.
+    /// The call whose result labels the run, or whose approval takes a label from it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub call_id: Option<Uuid>,
@@ -26,7 +26,7 @@ pub struct LabelsChanged {
     pub tool: Option<String>,
 }
 
-/// What labels a run.
+/// What changes the labels of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, IntoStaticStr, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
@@ -35,6 +35,8 @@ pub enum LabelCause {
     Opening,
     /// The result of a call.
     Result,
+    /// An approval that takes labels from the run.
+    Approval,
 }
 
 impl RunEvent {

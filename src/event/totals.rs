@@ -41,7 +41,7 @@ impl Totals {
             RunEvent::ToolCallCompleted(c) if c.failure == Some(CallFailure::NotExecuted) => {}
             RunEvent::ToolCallCompleted(c) if c.target == CallTarget::Tool => {
                 self.tool_calls_made += 1;
-                let requests = c.network.map_or(0, |asked| asked.requests);
+                let requests = c.network.map_or(0, |asked| asked.uncounted());
                 let asked = &mut self.consumption.network_requests;
                 *asked = asked.saturating_add(requests);
             }

@@ -76,6 +76,11 @@ pub struct Awaited {
     #[serde(default, skip_serializing_if = "super::is_unknown")]
     #[schema(value_type = Vec<Action>)]
     pub actions: Arc<[Action]>,
+    /// What the gate decided, for a call that the caller executes: `allowed`, `warned`, or
+    /// `escalated` after an approval.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub decision: Option<String>,
     /// Absent for a review, which does not expire.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]

@@ -81,11 +81,12 @@ impl CommandRules {
             self.deny.iter().find(|rule| rule.written.observes == observes && rule.matches(argv))
         };
         if let Some(rule) = denies(false) {
-            return blocked(format!("{line} may not run, it is denied by {}", rule.told()));
+            let why = format!("{line} may not run, it is denied by {}", rule.told());
+            return Ruling::Matched(Decision::Blocked, why, rule.told());
         }
         let observed = denies(true).map(|rule| {
             let why = format!("{line} would be denied by {}, which only observes", rule.told());
-            Ruling::Objection(Decision::Warned, why)
+            Ruling::Matched(Decision::Warned, why, rule.told())
         });
         let passes = observed.unwrap_or(Ruling::NoObjection);
         if declared {
@@ -116,13 +117,15 @@ impl CommandRules {
             }
         }
         match asks {
-            Some(rule) if rule.written.observes => Ruling::Objection(
+            Some(rule) if rule.written.observes => Ruling::Matched(
                 Decision::Warned,
                 format!("{line} would need an approval by {}, which only observes", rule.told()),
+                rule.told(),
             ),
-            Some(rule) => Ruling::Objection(
+            Some(rule) => Ruling::Matched(
                 Decision::Escalated,
                 format!("{line} needs an approval by the rule {}", rule.told()),
+                rule.told(),
             ),
             None => passes,
         }
@@ -187,10 +190,8 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
         let ActionKind::Exec { argv, declared } = &action.what else { continue };
         match question.policy.commands.judge(argv, *declared) {
             Ruling::NoObjection => {}
-            Ruling::Objection(Decision::Escalated, reason) => {
-                strictest = Ruling::Objection(Decision::Escalated, reason);
-            }
-            warned @ Ruling::Objection(Decision::Warned, _) => {
+            asks @ Ruling::Matched(Decision::Escalated, ..) => strictest = asks,
+            warned @ Ruling::Matched(Decision::Warned, ..) => {
                 if matches!(strictest, Ruling::NoObjection) {
                     strictest = warned;
                 }

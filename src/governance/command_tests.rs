@@ -31,10 +31,12 @@ fn argv(words: &[&str]) -> Vec<String> {
 fn judged(rules: &CommandRules, words: &[&str]) -> String {
     match rules.judge(&argv(words), false) {
         Ruling::NoObjection => "allowed".into(),
-        Ruling::Objection(Decision::Escalated, _) => "asked".into(),
+        Ruling::Objection(Decision::Escalated, _) | Ruling::Matched(Decision::Escalated, ..) => {
+            "asked".into()
+        }
         Ruling::Objection(_, reason)
         | Ruling::Matched(_, reason, _)
-        | Ruling::Undecided(reason) => reason,
+        | Ruling::Undecided(reason, _) => reason,
     }
 }
 

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::gate::{PolicyError, Question, Ruling};
 use super::{Action, ActionKind, Decision};
-use crate::bounds::expression::Expression;
+use crate::bounds::expression::{Expression, ExpressionError};
 use crate::run::{Effect, FlowDecision, FlowRule, GovernanceMode};
 
 const SETTING: &str = "governance.flow";
@@ -67,37 +67,57 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
     let tool = Value::from(call.tool);
     let undeclared = [Action::new(ActionKind::Call { tool: call.tool.to_owned() }, call.effect)];
     let actions = if call.actions.is_empty() { &undeclared[..] } else { &call.actions };
-    let mut strictest: Option<(Decision, &Rule)> = None;
+    let mut strictest: Option<(Decision, &Rule, Option<String>)> = None;
     for action in actions {
         let action = described(action, call.tool);
         let variables = [("labels", &labels), ("action", &action), ("tool", &tool)];
         for rule in rules {
             let decision = if rule.observes { Decision::Warned } else { rule.decision };
             match rule.when.is_true(&variables) {
-                Ok(true) if strictest.is_none_or(|(so_far, _)| so_far < decision) => {
-                    strictest = Some((decision, rule));
+                Ok(true) if is_first(strictest.as_ref(), decision) => {
+                    strictest = Some((decision, rule, None));
                 }
                 Ok(_) => {}
-                Err(_) if rule.observes => {}
+                Err(error) if rule.observes => {
+                    if is_first(strictest.as_ref(), decision) {
+                        strictest = Some((decision, rule, Some(undecided(rule, &error))));
+                    }
+                }
                 Err(error) => {
-                    return Ruling::Undecided(format!("{} {error}", rule.when.source()));
+                    let pattern = rule.when.source().to_owned();
+                    return Ruling::Undecided(undecided(rule, &error), Some(pattern));
                 }
             }
         }
     }
-    strictest.map_or(Ruling::NoObjection, |(decision, rule)| {
+    strictest.map_or(Ruling::NoObjection, |(decision, rule, undecided)| {
         let (when, observed) = (rule.when.source(), observed(rule));
+        if let Some(why) = undecided {
+            let why = format!("{why}; the rule only observes, it would have blocked it");
+            return Ruling::Matched(decision, why, when.to_owned());
+        }
         let labels = call.labels.names().join(" and ");
         let read = if labels.is_empty() {
             "nothing that is labelled".to_owned()
         } else {
             format!("what is {labels}")
         };
-        Ruling::Objection(
+        Ruling::Matched(
             decision,
             format!("this run has read {read}, and {when} is true of the call{observed}"),
+            when.to_owned(),
         )
     })
+}
+
+/// Why a rule cannot decide.
+fn undecided(rule: &Rule, error: &ExpressionError) -> String {
+    format!("{} ({error})", rule.when.source())
+}
+
+/// Whether nothing as strict was found before.
+fn is_first<T>(strictest: Option<&(Decision, T, Option<String>)>, decision: Decision) -> bool {
+    strictest.is_none_or(|(so_far, ..)| *so_far < decision)
 }
 
 /// What a rule that only observes would have done.

@@ -18,6 +18,8 @@ use super::{
     Action, ActionKind, Decision, Policy, autonomy, command, flow, network, path, scope, skill,
     tool_policy,
 };
+use url::Url;
+
 use crate::bounds::address::Network;
 use crate::event::SkillActivated;
 use crate::run::{Autonomy, Effect, Labels, Target};
@@ -57,9 +59,13 @@ pub(super) enum Ruling {
     Objection(Decision, String),
     /// The same, because of a pattern of the definition.
     Matched(Decision, String, String),
-    /// The rule cannot decide, for this reason; the call is blocked.
-    Undecided(String),
+    /// The rule cannot decide, for this reason, because of a pattern of the definition if there is
+    /// one; the call is blocked.
+    Undecided(String, Option<String>),
 }
+
+/// The rule that decided, its reason, and the pattern of it that did.
+type Decided = (&'static str, String, Option<String>);
 
 /// A policy with its globs compiled.
 pub(super) struct CompiledPolicy {
@@ -236,7 +242,10 @@ impl Permit {
     /// What the rules say to a request of a program that the call has started, and why.
     pub fn ruling_on(&self, target: &Target) -> (Decision, Option<String>) {
         match self.network.objection(target) {
-            None => (Decision::Allowed, None),
+            None => match self.network.observed(target) {
+                None => (Decision::Allowed, None),
+                Some((why, _)) => (Decision::Warned, Some(why)),
+            },
             Some(why) if self.network.observes => (Decision::Warned, Some(why)),
             Some(why) => (Decision::Blocked, Some(why)),
         }
@@ -245,6 +254,11 @@ impl Permit {
     /// Networks that the tool may connect to although they are not public.
     pub fn private_networks(&self) -> &[Network] {
         &self.network.private
+    }
+
+    /// Names of the secrets that are added to requests of programs.
+    pub fn credentials(&self) -> &[String] {
+        &self.network.credentials
     }
 }
 
@@ -285,6 +299,11 @@ impl Gate {
         self.policy.network.permits_any()
     }
 
+    /// What speaks against requests of programs to the host of an address.
+    pub fn objection_to(&self, url: &Url) -> Option<String> {
+        self.policy.network.objection(&Target::of(url, false))
+    }
+
     /// Whether any call could read or write a path of the workspace in that directory of the tenant.
     pub fn reaches(&self, directory: &str, path: &str) -> bool {
         let paths = &self.policy.paths;
@@ -294,19 +313,21 @@ impl Gate {
     /// Judges a call of a run that was started with these scopes.
     pub fn judge(&self, scopes: &[String], call: Call<'_>) -> Verdict {
         let question = Question { policy: &self.policy, scopes, call: &call };
-        let mut strictest: Option<(Decision, &'static str, String, Option<String>)> = None;
+        // By what becomes of the call, and then by what the rule says: one that only observes may
+        // stand behind another one that does.
+        let mut strictest: Option<((Decision, Decision), Decided)> = None;
         for (name, rule) in RULES {
-            let (decision, reason, pattern) = match rule(&question) {
+            let (said, reason, pattern) = match rule(&question) {
                 Ruling::NoObjection => continue,
                 Ruling::Objection(decision, reason) => (decision, reason, None),
                 Ruling::Matched(decision, reason, pattern) => (decision, reason, Some(pattern)),
-                Ruling::Undecided(why) => {
-                    (Decision::Blocked, format!("it cannot decide: {why}"), None)
+                Ruling::Undecided(why, pattern) => {
+                    (Decision::Blocked, format!("it cannot decide: {why}"), pattern)
                 }
             };
-            let (decision, reason) = self.policy.enforced(name, decision, reason);
-            if strictest.as_ref().is_none_or(|(so_far, ..)| *so_far < decision) {
-                strictest = Some((decision, name, reason, pattern));
+            let (decision, reason) = self.policy.enforced(name, said, reason);
+            if strictest.as_ref().is_none_or(|(so_far, _)| *so_far < (decision, said)) {
+                strictest = Some(((decision, said), (name, reason, pattern)));
             }
         }
         let approved_by = call.approved_by;
@@ -317,7 +338,7 @@ impl Gate {
             directory: call.directory,
             has_shown_private: Arc::default(),
         };
-        let Some((decision, rule, reason, pattern)) = strictest else {
+        let Some(((decision, _), (rule, reason, pattern))) = strictest else {
             return Verdict::Pass {
                 permit,
                 decision: Decision::Allowed,

@@ -4,11 +4,12 @@
 //! rules are weighed against one another has a table of its own.
 
 use super::{
-    Action, ActionKind, Call, Decision, Gate, Objection, Policy, PolicyError, ToolPolicy, Verdict,
+    Action, ActionKind, Call, Decision, Gate, Objection, Policy, PolicyError, ToolPolicy, ToolRule,
+    Verdict,
 };
 use crate::event::SkillActivated;
-use crate::run::{Autonomy, Effect, Labels};
-use Decision::{Allowed, Blocked, Escalated};
+use crate::run::{Autonomy, Effect, Labels, Target};
+use Decision::{Allowed, Blocked, Escalated, Warned};
 use Effect::{Idempotent, Once, Read};
 use ToolPolicy::{Allow, Ask, Deny};
 
@@ -22,13 +23,19 @@ fn permissive() -> Policy {
     }
 }
 
-/// `r path` reads, `w path` writes, `x path` writes and loses what is there, `c name` calls.
+fn tools(glob: &str, policy: ToolPolicy, observes: bool) -> ToolRule {
+    ToolRule { tools: glob.to_owned(), policy, observes }
+}
+
+/// `r path` reads, `w path` writes, `x path` writes and loses what is there, `c name` calls, `f
+/// url` fetches.
 fn action(text: &str) -> Action {
     let (kind, name) = text.split_once(' ').unwrap();
     let (what, effect) = match kind {
         "r" => (ActionKind::Read { path: name.into() }, Read),
         "w" | "x" => (ActionKind::Write { path: name.into() }, Once),
         "c" => (ActionKind::Call { tool: name.into() }, Once),
+        "f" => (ActionKind::Fetch(Target::of(&name.parse().unwrap(), false)), Read),
         other => panic!("unknown action {other}"),
     };
     Action { destructive: kind == "x", ..Action::new(what, effect) }
@@ -88,11 +95,49 @@ fn tool_policies_go_by_name_and_the_strictest_match_wins() {
     ];
     for (policies, tool, expected) in table {
         let tool_policies =
-            policies.iter().map(|(glob, policy)| ((*glob).to_owned(), *policy)).collect();
+            policies.iter().map(|(glob, policy)| tools(glob, *policy, false)).collect();
         let (decision, rule, _) =
             judged(&Policy { tool_policies, ..permissive() }, &["tools:execute"], tool, &["r a"]);
         assert_eq!(decision, expected, "{policies:?} on {tool}");
         assert_eq!(rule == "tool_policy", expected != Allowed, "{policies:?} on {tool}");
+    }
+}
+
+#[test]
+fn rules_that_only_observe_warn_behind_those_that_are_enforced() {
+    let policy = Policy {
+        tool_policies: vec![
+            tools("shell", Deny, true),
+            tools("web_fetch", Ask, true),
+            tools("*_ops", Ask, true),
+            tools("mem_ops", Ask, false),
+        ],
+        deny: vec!["secret/**".into()],
+        deny_observed: vec!["**/*.env".into(), "secret/**".into()],
+        deny_in_observed: vec![("other".into(), vec!["**".into()]), (".".into(), vec!["x".into()])],
+        allow_hosts: vec!["*".into()],
+        deny_hosts: vec!["a.test".into()],
+        deny_hosts_observed: vec!["a.test".into(), "*.b.test".into()],
+        ..permissive()
+    };
+    #[rustfmt::skip]
+    let table: [(&str, &[&str], _, _, _); 11] = [
+        ("shell",     &["c a"],                            Warned,    "tool_policy", "would deny every call of shell, but only observes"),
+        ("web_fetch", &["f https://c.test/"],              Warned,    "tool_policy", "would have a person decide"),
+        ("mem_ops",   &["c a"],                            Escalated, "tool_policy", "for mem_ops has a person decide"),
+        ("other",     &["r a"],                            Allowed,   "none",        ""),
+        ("other",     &["r a.env"],                        Warned,    "path",        "would be denied by **/*.env, which only observes"),
+        ("other",     &["w x"],                            Warned,    "path",        "would be denied by x, which only observes"),
+        ("other",     &["r a.env", "r secret/k"],          Blocked,   "path",        "is denied by secret/**"),
+        ("other",     &["f https://x.b.test/"],            Warned,    "network",     "which only observes"),
+        ("other",     &["f https://a.test/"],              Blocked,   "network",     "is denied by"),
+        ("other",     &["f https://x.b.test/", "r a.env"], Warned,    "path",        "which only observes"),
+        ("other",     &["f https://x.b.test/", "f https://a.test/"], Blocked, "network", "is denied by"),
+    ];
+    for (tool, actions, decision, rule, why) in table {
+        let (decided, by, reason) = judged(&policy, &["tools:execute"], tool, actions);
+        assert_eq!((decided, by), (decision, rule), "{tool} {actions:?}: {reason}");
+        assert!(reason.contains(why), "{tool} {actions:?}: {reason}");
     }
 }
 
@@ -306,8 +351,8 @@ fn every_action_of_a_call_must_pass() {
 
 #[test]
 fn the_strictest_decision_wins_and_the_first_rule_among_equals() {
-    let ask = vec![("file_ops".to_owned(), Ask)];
-    let deny = vec![("file_ops".to_owned(), Deny)];
+    let ask = vec![tools("file_ops", Ask, false)];
+    let deny = vec![tools("file_ops", Deny, false)];
     #[rustfmt::skip]
     let table = [
         // asked by two rules, blocked by none
@@ -343,7 +388,7 @@ fn reasons_are_sentences_that_name_the_rule() {
             reason(&policy, &["admin"], "r a/../b"),
             reason(&Policy { autonomy: Autonomy::ReadOnly, ..permissive() }, &["admin"], "w a"),
             reason(&Policy { autonomy: Autonomy::Supervised, ..permissive() }, &["admin"], "x a"),
-            reason(&Policy { tool_policies: vec![("file_*".into(), Ask)], ..permissive() }, &["admin"], "r a"),
+            reason(&Policy { tool_policies: vec![tools("file_*", Ask, false)], ..permissive() }, &["admin"], "r a"),
         ]
         .join("\n"),
         @r#"
@@ -386,7 +431,7 @@ fn a_pattern_that_means_nothing_is_refused() {
             with(pattern).unwrap_or_else(|| panic!("{pattern:?} was accepted"));
         assert_eq!((error.setting, error.pattern.as_str()), ("paths.read", pattern));
     }
-    let tools = Policy { tool_policies: vec![("a[".into(), Deny)], ..Policy::default() };
+    let tools = Policy { tool_policies: vec![tools("a[", Deny, false)], ..Policy::default() };
     assert_eq!(Gate::new(&tools).err().map(|e| e.setting), Some("tool_policies"));
 }
 

@@ -21,6 +21,7 @@ use serde_json::Value;
 use self::marks::{MARKS, marks_in};
 use self::phrases::{PHRASES, phrases_in};
 use self::words::{HIDDEN, LEET, LOOKS_ALIKE, PIECE, words_of};
+use crate::bounds::json::escaped_key;
 use crate::bounds::off_worker;
 use crate::event::{Disguise, InjectionKind, Suspicion};
 
@@ -85,7 +86,7 @@ fn culprit(value: &Value) -> Option<String> {
             .find_map(|(place, item)| Some(format!("/{place}{}", culprit(item)?))),
         Value::Object(fields) => fields.iter().find_map(|(name, value)| {
             let below = scan(name).map(|_| String::new()).or_else(|| culprit(value))?;
-            Some(format!("/{}{below}", name.replace('~', "~0").replace('/', "~1")))
+            Some(format!("/{}{below}", escaped_key(name)))
         }),
         Value::Null | Value::Bool(_) | Value::Number(_) => None,
     }

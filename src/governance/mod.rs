@@ -43,7 +43,7 @@ pub enum ToolPolicy {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Policy {
     /// Globs on tool names; the strictest match wins.
-    pub tool_policies: Vec<(String, ToolPolicy)>,
+    pub tool_policies: Vec<ToolRule>,
     pub autonomy: Autonomy,
     /// Whether calls that would be blocked or need an approval pass with a warning.
     pub observes: bool,
@@ -53,19 +53,37 @@ pub struct Policy {
     pub write: Vec<String>,
     /// Globs of paths that may be neither read nor written.
     pub deny: Vec<String>,
-    /// The same, relative to other directories of the tenant.
+    /// The same, of which it is only recorded.
+    pub deny_observed: Vec<String>,
+    /// Globs of the same, relative to other directories of the tenant.
     pub deny_in: Vec<(String, Vec<String>)>,
+    /// Those of which it is only recorded.
+    pub deny_in_observed: Vec<(String, Vec<String>)>,
     /// Hosts that may be asked, besides those that the operator wrote.
     pub allow_hosts: Vec<String>,
     /// Hosts that may not.
     pub deny_hosts: Vec<String>,
+    /// The same, of which it is only recorded.
+    pub deny_hosts_observed: Vec<String>,
     /// Networks that may be connected to although they are not public.
     pub allow_private: Vec<String>,
+    /// Names of the secrets that are added to requests of programs.
+    pub credentials: Vec<String>,
     /// Globs of paths whose content is private.
     pub private: Vec<String>,
     /// Over what the run has read.
     pub flow: Vec<FlowRule>,
     pub commands: Commands,
+}
+
+/// How tools are treated.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ToolRule {
+    /// Glob on tool names.
+    pub tools: String,
+    pub policy: ToolPolicy,
+    /// Whether calls are executed all the same, with a warning.
+    pub observes: bool,
 }
 
 /// Which programs may run.

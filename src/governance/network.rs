@@ -16,8 +16,12 @@ use crate::run::Target;
 pub(super) struct NetworkRules {
     allow: Vec<(String, HostPattern)>,
     deny: Vec<(String, HostPattern)>,
+    /// Of which it is only recorded.
+    observed: Vec<(String, HostPattern)>,
     /// Networks that may be connected to although they are not public.
     pub(super) private: Vec<Network>,
+    /// Names of the secrets that are added to requests of programs.
+    pub(super) credentials: Vec<String>,
     /// Whether nothing is refused.
     pub(super) observes: bool,
 }
@@ -30,7 +34,9 @@ impl NetworkRules {
         Ok(Self {
             allow: patterns("network.allow", &policy.allow_hosts)?,
             deny: patterns("network.deny", &policy.deny_hosts)?,
+            observed: patterns("network.deny", &policy.deny_hosts_observed)?,
             private: private.collect::<Result<_, _>>()?,
+            credentials: policy.credentials.clone(),
             observes: policy.observes,
         })
     }
@@ -42,21 +48,44 @@ impl NetworkRules {
 
     /// What speaks against a request to that place.
     pub(super) fn objection(&self, target: &Target) -> Option<String> {
+        self.objected(target).map(|(why, _)| why)
+    }
+
+    /// The same, with the entry of a list that decides, if it is one.
+    pub(super) fn objected(&self, target: &Target) -> Option<(String, Option<String>)> {
         let Target { host, port, declared, .. } = target;
-        if let Some((written, _)) = self.deny.iter().find(|(_, hosts)| hosts.forbids(host, *port)) {
-            return Some(format!("{host}:{port} is denied by {written:?} (network.deny)"));
+        if let Some(written) = covering(&self.deny, target) {
+            let why = format!("{host}:{port} is denied by {written:?} (network.deny)");
+            return Some((why, Some(written.to_owned())));
         }
         if *declared || self.allow.iter().any(|(_, hosts)| hosts.permits(host, *port)) {
             return None;
         }
         if self.allow.is_empty() {
-            return Some("this agent may not use the network (network.allow is empty)".to_owned());
+            let why = "this agent may not use the network (network.allow is empty)".to_owned();
+            return Some((why, None));
         }
         let allowed = self.allow.iter().take(SHOWN).map(|(written, _)| written.as_str());
         let allowed = allowed.collect::<Vec<_>>().join(", ");
         let more = if self.allow.len() > SHOWN { ", …" } else { "" };
-        Some(format!("{host}:{port} is not allowed; network.allow has {allowed}{more}"))
+        let why = format!("{host}:{port} is not allowed; network.allow has {allowed}{more}");
+        Some((why, None))
     }
+
+    /// What a rule that only observes says to a request that passes, and its entry.
+    pub(super) fn observed(&self, target: &Target) -> Option<(String, String)> {
+        let Target { host, port, .. } = target;
+        let written = covering(&self.observed, target)?;
+        let why = format!("{host}:{port} would be denied by {written:?}, which only observes");
+        Some((why, written.to_owned()))
+    }
+}
+
+/// The first of these patterns that covers a place.
+fn covering<'a>(patterns: &'a [(String, HostPattern)], target: &Target) -> Option<&'a str> {
+    let Target { host, port, .. } = target;
+    let meant = patterns.iter().find(|(_, hosts)| hosts.forbids(host, *port));
+    meant.map(|(written, _)| written.as_str())
 }
 
 /// Entries that a refusal names.
@@ -64,11 +93,19 @@ const SHOWN: usize = 10;
 
 pub(super) fn judge(question: &Question<'_>) -> Ruling {
     let rules = &question.policy.network;
-    let objection = question.call.actions.iter().find_map(|action| match &action.what {
-        ActionKind::Fetch(target) => rules.objection(target),
-        _ => None,
-    });
-    objection.map_or(Ruling::NoObjection, |why| Ruling::Objection(Decision::Blocked, why))
+    let mut observed = Ruling::NoObjection;
+    for action in question.call.actions.iter() {
+        let ActionKind::Fetch(target) = &action.what else { continue };
+        match rules.objected(target) {
+            Some((why, None)) => return Ruling::Objection(Decision::Blocked, why),
+            Some((why, Some(entry))) => return Ruling::Matched(Decision::Blocked, why, entry),
+            None => {}
+        }
+        if let Some((why, entry)) = rules.observed(target) {
+            observed = Ruling::Matched(Decision::Warned, why, entry);
+        }
+    }
+    observed
 }
 
 fn patterns(

@@ -16,10 +16,38 @@ use crate::bounds::glob::Glob;
 pub(super) struct PathRules {
     read: Patterns,
     write: Patterns,
-    deny: Patterns,
     private: Patterns,
+    denied: Denied,
+    /// Of which it is only recorded.
+    observed: Denied,
+}
+
+/// What may be neither read nor written.
+#[derive(Debug)]
+struct Denied {
+    here: Patterns,
     /// With the directory beneath the tenant's that the globs are relative to.
-    deny_in: Vec<(String, Patterns)>,
+    elsewhere: Vec<(String, Patterns)>,
+}
+
+impl Denied {
+    fn new(here: &[String], elsewhere: &[(String, Vec<String>)]) -> Result<Self, PolicyError> {
+        let elsewhere = elsewhere.iter().map(|(directory, globs)| {
+            Ok((directory.clone(), Patterns::new("paths.deny_in", globs)?))
+        });
+        let elsewhere = elsewhere.collect::<Result<_, _>>()?;
+        Ok(Self { here: Patterns::new("paths.deny", here)?, elsewhere })
+    }
+
+    /// The pattern that covers the path, or a directory above it, in the workspace at that directory
+    /// beneath the tenant's.
+    fn by(&self, workspace: &str, path: &str) -> Option<&str> {
+        self.here.covering(path).or_else(|| {
+            self.elsewhere.iter().find_map(|(directory, denied)| {
+                denied.covering(&seen_from(directory, workspace, path)?)
+            })
+        })
+    }
 }
 
 /// Rules that the kernel can hold as they are, for it knows directories and no globs.
@@ -41,26 +69,19 @@ struct Patterns {
 
 impl PathRules {
     pub(super) fn new(policy: &Policy) -> Result<Self, PolicyError> {
-        let deny_in = policy.deny_in.iter().map(|(directory, globs)| {
-            Ok((directory.clone(), Patterns::new("paths.deny_in", globs)?))
-        });
         Ok(Self {
             read: Patterns::new("paths.read", &policy.read)?,
             write: Patterns::new("paths.write", &policy.write)?,
-            deny: Patterns::new("paths.deny", &policy.deny)?,
             private: Patterns::new("paths.private", &policy.private)?,
-            deny_in: deny_in.collect::<Result<_, _>>()?,
+            denied: Denied::new(&policy.deny, &policy.deny_in)?,
+            observed: Denied::new(&policy.deny_observed, &policy.deny_in_observed)?,
         })
     }
 
     /// The pattern that denies the path, or a directory above it, in the workspace at that directory
     /// beneath the tenant's.
     pub(super) fn denied_by(&self, workspace: &str, path: &str) -> Option<&str> {
-        self.deny.covering(path).or_else(|| {
-            self.deny_in.iter().find_map(|(directory, deny)| {
-                deny.covering(&seen_from(directory, workspace, path)?)
-            })
-        })
+        self.denied.by(workspace, path)
     }
 
     pub(super) fn is_private(&self, path: &str) -> bool {
@@ -85,8 +106,8 @@ impl PathRules {
 
     /// What is denied seen from the workspace; rules of other directories count as globs.
     pub(super) fn denied(&self) -> Whole {
-        let mut denied = self.deny.whole();
-        denied.by_glob |= self.deny_in.iter().any(|(_, deny)| !deny.written.is_empty());
+        let mut denied = self.denied.here.whole();
+        denied.by_glob |= self.denied.elsewhere.iter().any(|(_, deny)| !deny.written.is_empty());
         denied
     }
 
@@ -193,6 +214,7 @@ fn globs(pattern: &str) -> Result<Vec<String>, &'static str> {
 
 pub(super) fn judge(question: &Question<'_>) -> Ruling {
     let rules = &question.policy.paths;
+    let mut observed = Ruling::NoObjection;
     for action in question.call.actions.iter() {
         let (verb, path, allowed) = match &action.what {
             ActionKind::Read { path } => ("read", path, &rules.read),
@@ -203,7 +225,7 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
             | ActionKind::Delegate { .. } => continue,
         };
         if path != "." && path.split('/').any(|part| matches!(part, "" | "." | "..")) {
-            return Ruling::Undecided(format!("{path:?} is not a normalised path"));
+            return Ruling::Undecided(format!("{path:?} is not a normalised path"), None);
         }
         let reason = if let Some(pattern) = rules.denied_by(&question.call.directory, path) {
             let reason = format!(
@@ -213,9 +235,13 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
         } else if allowed.matching(path).is_none() {
             format!("{path:?} may not be {verb}; what may be {verb} is {}", allowed.listed())
         } else {
+            if let Some(pattern) = rules.observed.by(&question.call.directory, path) {
+                let why = format!("{path:?} would be denied by {pattern}, which only observes");
+                observed = Ruling::Matched(Decision::Warned, why, pattern.to_owned());
+            }
             continue;
         };
         return Ruling::Objection(Decision::Blocked, reason);
     }
-    Ruling::NoObjection
+    observed
 }

@@ -3,44 +3,58 @@
 //! `allow` is not a grant, only the absence of an objection: the other rules still judge.
 
 use super::gate::{PolicyError, Question, Ruling};
-use super::{Decision, ToolPolicy};
+use super::{Decision, ToolPolicy, ToolRule};
 use crate::bounds::glob::Glob;
 
 /// Globs on tool names. `*` matches `/` too, so that `"*": deny` covers every tool.
-pub(super) struct ToolPolicies(Vec<(Glob, ToolPolicy)>);
+pub(super) struct ToolPolicies(Vec<Compiled>);
+
+struct Compiled {
+    tools: Glob,
+    policy: ToolPolicy,
+    observes: bool,
+}
 
 impl ToolPolicies {
-    pub(super) fn new(policies: &[(String, ToolPolicy)]) -> Result<Self, PolicyError> {
-        let compile = |(pattern, policy): &(String, ToolPolicy)| match Glob::of_names(pattern) {
-            Ok(glob) => Ok((glob, *policy)),
+    pub(super) fn new(rules: &[ToolRule]) -> Result<Self, PolicyError> {
+        let compile = |rule: &ToolRule| match Glob::of_names(&rule.tools) {
+            Ok(tools) => Ok(Compiled { tools, policy: rule.policy, observes: rule.observes }),
             Err(error) => Err(PolicyError {
                 setting: "tool_policies",
-                pattern: pattern.clone(),
+                pattern: rule.tools.clone(),
                 message: error.0,
             }),
         };
-        policies.iter().map(compile).collect::<Result<_, _>>().map(Self)
+        rules.iter().map(compile).collect::<Result<_, _>>().map(Self)
     }
 }
 
 pub(super) fn judge(question: &Question<'_>) -> Ruling {
     let tool = question.call.tool;
-    let matching = question.policy.tools.0.iter().filter(|(glob, _)| glob.is_match(tool));
-    let objections = matching.filter_map(|(glob, policy)| match policy {
-        ToolPolicy::Allow => None,
-        ToolPolicy::Ask => Some((Decision::Escalated, glob)),
-        ToolPolicy::Deny => Some((Decision::Blocked, glob)),
+    let matching = question.policy.tools.0.iter().filter(|rule| rule.tools.is_match(tool));
+    let objections = matching.filter_map(|rule| {
+        let would_be = match rule.policy {
+            ToolPolicy::Allow => return None,
+            ToolPolicy::Ask => Decision::Escalated,
+            ToolPolicy::Deny => Decision::Blocked,
+        };
+        let decision = if rule.observes { Decision::Warned } else { would_be };
+        Some((decision, would_be, rule.tools.written()))
     });
-    objections.max_by_key(|(decision, ..)| *decision).map_or(
-        Ruling::NoObjection,
-        |(decision, glob)| {
-            let policy = glob.written();
-            let reason = if decision == Decision::Escalated {
-                format!("the policy for {policy} has a person decide on every call of {tool}")
-            } else {
-                format!("the policy for {policy} denies every call of {tool}; do without it")
-            };
-            Ruling::Matched(decision, reason, policy.to_owned())
-        },
-    )
+    let strictest = objections.max_by_key(|(decision, would_be, _)| (*decision, *would_be));
+    let Some((decision, would_be, policy)) = strictest else { return Ruling::NoObjection };
+    let reason = match (decision, would_be) {
+        (Decision::Warned, Decision::Escalated) => format!(
+            "the policy for {policy} would have a person decide on every call of {tool}, but only \
+             observes"
+        ),
+        (Decision::Warned, _) => {
+            format!("the policy for {policy} would deny every call of {tool}, but only observes")
+        }
+        (Decision::Escalated, _) => {
+            format!("the policy for {policy} has a person decide on every call of {tool}")
+        }
+        _ => format!("the policy for {policy} denies every call of {tool}; do without it"),
+    };
+    Ruling::Matched(decision, reason, policy.to_owned())
 }

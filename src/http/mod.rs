@@ -19,11 +19,13 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use self::document::{docs, openapi};
+use self::edge::console_cookie::EndedSessions;
 use self::edge::problem::{Code, Problem};
 use self::edge::{front, key_cache, layer, metrics};
 use self::resources::{
-    agents, approvals, audit, audit_stretches, changes, events, files, health, invoke, keys,
-    memory, policy, run_parts, runs, session_messages, sessions, stats, tokens, tools, webhooks,
+    agents, approvals, audit, audit_stretches, changes, events, files, health, invoke,
+    judged_calls, keys, memory, policy, run_parts, runs, session_messages, sessions, stats, tokens,
+    tools, webhooks,
 };
 use self::state::{App, Shared};
 
@@ -42,6 +44,7 @@ pub fn router(state: HttpState, settings: HttpSettings) -> Router {
         settings,
         keys: key_cache::KeyCache::new(),
         open: Arc::default(),
+        ended: EndedSessions::default(),
     });
     let (routes, _) = table().split_for_parts();
     let routes = routes.method_not_allowed_fallback(wrong_method);
@@ -69,6 +72,7 @@ fn table() -> OpenApiRouter<App> {
         .routes(routes!(agents::list_agents))
         .routes(routes!(agents::get_agent))
         .routes(routes!(policy::replay_policy))
+        .routes(routes!(judged_calls::judge_call))
         .routes(routes!(invoke::invoke_agent))
         .routes(routes!(invoke::invoke_agent_iterative))
         .routes(routes!(invoke::stream_agent))

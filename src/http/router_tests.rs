@@ -34,6 +34,7 @@ fn settings() -> HttpSettings {
         expose: Exposed { metrics: true, docs: true, console: true },
         cors: CorsOrigins::default(),
         requests_per_key: 100,
+        console_session: Duration::from_hours(1),
         rate_limit: RateLimit { per_minute: 60, burst: 10 },
     }
 }
@@ -59,6 +60,7 @@ async fn state(auth: Auth) -> HttpState {
     let registry = Arc::new(crate::tools::registry::Registry::builtin());
     let settings = runtime::Settings {
         max_concurrent_runs: 1,
+        run_limits: crate::store::RunLimits::default(),
         max_queued_runs: 1,
         queue_workers: 1,
         lease: Duration::from_secs(15),
@@ -310,6 +312,7 @@ async fn a_panic_is_answered_500_and_a_timeout_504() {
         settings: settings(),
         keys: key_cache::KeyCache::new(),
         open: Arc::default(),
+        ended: EndedSessions::default(),
     };
     let app: App = Arc::new(shared);
     let routes = Router::new()

@@ -4,6 +4,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::edge::console_cookie::EndedSessions;
 use super::edge::cors::CorsOrigins;
 use super::edge::key_cache::{Auth, KeyCache};
 use super::edge::metrics_sink::MetricsSink;
@@ -47,6 +48,8 @@ pub struct HttpSettings {
     pub cors: CorsOrigins,
     /// Maximum number of concurrent requests of a key.
     pub requests_per_key: usize,
+    /// How long a person stays signed in to the console.
+    pub console_session: Duration,
     /// The limit of keys that have none of their own.
     pub rate_limit: RateLimit,
 }
@@ -66,6 +69,7 @@ pub(super) struct Shared {
     pub(super) settings: HttpSettings,
     pub(super) keys: KeyCache,
     pub(super) open: Arc<OpenRequests>,
+    pub(super) ended: EndedSessions,
 }
 
 impl Deref for Shared {

@@ -60,6 +60,9 @@ const OF_THE_CONNECTION: [HeaderName; 9] = [
 /// The IP addresses that a name stands for.
 pub type LookUp = Arc<dyn Fn(String) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> + Send + Sync>;
 
+/// Told of every hop that is about to be sent: nothing, or what speaks against it.
+pub type Announce = dyn Fn() -> BoxFuture<'static, Result<(), String>> + Send + Sync;
+
 /// Sends requests. Cheap to clone; what it holds is shared.
 #[derive(Clone)]
 pub struct Client {
@@ -176,7 +179,21 @@ impl Client {
         request: Request,
         terms: &Terms<'_>,
     ) -> Result<Response, OutboundError> {
-        tokio::time::timeout(terms.deadline, self.follow(request, terms))
+        self.send_each(request, terms, &|| Box::pin(async { Ok(()) })).await
+    }
+
+    /// The same, where each hop is announced when everything else speaks for it. What speaks against
+    /// it is an answer in words for the caller.
+    ///
+    /// # Errors
+    /// [`OutboundError`].
+    pub async fn send_each(
+        &self,
+        request: Request,
+        terms: &Terms<'_>,
+        announce: &Announce,
+    ) -> Result<Response, OutboundError> {
+        tokio::time::timeout(terms.deadline, self.follow(request, terms, announce))
             .await
             .unwrap_or(Err(OutboundError::Late(terms.deadline)))
     }
@@ -185,11 +202,13 @@ impl Client {
         &self,
         mut request: Request,
         terms: &Terms<'_>,
+        announce: &Announce,
     ) -> Result<Response, OutboundError> {
         let allowed = terms.redirects.min(MAX_REDIRECTS);
         let mut requests = 0;
         loop {
             (terms.judge)(&request.url).map_err(OutboundError::Refused)?;
+            announce().await.map_err(OutboundError::Refused)?;
             requests += 1;
             let answer = self.once(&request, terms, allowed > 0).await?;
             if allowed == 0 || !answer.is_redirect() {

@@ -10,6 +10,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{
@@ -28,6 +29,8 @@ use super::exchange::{MAX_HEAD, MAX_HEADERS, Stream, connect, phrase};
 use super::{AddressPolicy, Client, OutboundError};
 use crate::bounds::address;
 
+/// How long a tunnel may carry nothing.
+const IDLE: Duration = Duration::from_mins(2);
 /// Bytes of a tunnel that are read at once.
 const PIECE: usize = 16 * 1024;
 /// What is about one connection, and so not for the next one.
@@ -70,7 +73,7 @@ pub struct Passage {
 }
 
 impl Client {
-    /// Connects to the host of an address, without TLS.
+    /// Connects to the host of an address, with TLS where its scheme says so.
     ///
     /// # Errors
     /// [`OutboundError`] where it may not be connected to, or cannot.
@@ -79,9 +82,31 @@ impl Client {
         url: &Url,
         addresses: &AddressPolicy,
     ) -> Result<Passage, OutboundError> {
+        self.connected(url, addresses, url.scheme() == "https").await
+    }
+
+    /// The same without TLS, for what is encrypted already.
+    ///
+    /// # Errors
+    /// [`OutboundError`] where it may not be connected to, or cannot.
+    pub async fn tunnel_end(
+        &self,
+        url: &Url,
+        addresses: &AddressPolicy,
+    ) -> Result<Passage, OutboundError> {
+        self.connected(url, addresses, false).await
+    }
+
+    async fn connected(
+        &self,
+        url: &Url,
+        addresses: &AddressPolicy,
+        with_tls: bool,
+    ) -> Result<Passage, OutboundError> {
         let host = address::shown_host(url);
         let resolved = self.resolved(url, &host, addresses).await?;
-        let stream = connect(&resolved, None, &host).await?;
+        let secured = with_tls.then(|| self.secured(url, &host)).transpose()?;
+        let stream = connect(&resolved, secured, &host).await?;
         Ok(Passage { stream, host })
     }
 }
@@ -90,7 +115,7 @@ impl Passage {
     /// Passes bytes on in both directions until both have ended.
     ///
     /// # Errors
-    /// Either side fails, or the meter has run out.
+    /// Either side fails, nothing comes for too long, or the meter has run out.
     pub async fn tunnel(
         self,
         with: impl AsyncRead + AsyncWrite + Unpin,
@@ -98,8 +123,9 @@ impl Passage {
     ) -> io::Result<()> {
         let (mut near_reads, mut near_writes) = tokio::io::split(with);
         let (mut far_reads, mut far_writes) = tokio::io::split(self.stream);
-        let out = piped(&mut near_reads, &mut far_writes, meter);
-        let back = piped(&mut far_reads, &mut near_writes, meter);
+        let pieces = AtomicU64::new(0);
+        let out = piped(&mut near_reads, &mut far_writes, meter, &pieces);
+        let back = piped(&mut far_reads, &mut near_writes, meter, &pieces);
         tokio::try_join!(out, back).map(|_| ())
     }
 
@@ -152,10 +178,18 @@ async fn piped(
     from: &mut (impl AsyncRead + Unpin),
     to: &mut (impl AsyncWrite + Unpin),
     meter: &Meter,
+    pieces: &AtomicU64,
 ) -> io::Result<()> {
     let mut piece = vec![0; PIECE];
     loop {
-        let read = from.read(&mut piece).await?;
+        let seen = pieces.load(Ordering::Relaxed);
+        let read = match tokio::time::timeout(IDLE, from.read(&mut piece)).await {
+            Ok(read) => read?,
+            // The other direction may be busy.
+            Err(_) if pieces.load(Ordering::Relaxed) != seen => continue,
+            Err(elapsed) => return Err(elapsed.into()),
+        };
+        pieces.fetch_add(1, Ordering::Relaxed);
         if read == 0 {
             return to.shutdown().await;
         }

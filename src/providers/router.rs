@@ -1,23 +1,26 @@
 //! Resolves models to providers; the only place with retries and fallbacks.
 //!
-//! A try is made when the provider has a free slot and the model's [`breaker`] is closed, after
-//! [`adapt`] removed what the model does not support. Transient failures are retried ([`retry`]);
+//! A try is made when the provider has a free slot, is not known to refuse ([`gate`]), and the
+//! model's [`breaker`] is closed, after [`adapt`] removed what the model does not support. Transient
+//! failures are retried ([`retry`]), refusals by all calls of a model together;
 //! when that does not help, the next fallback model is tried, unless our request or key was
 //! rejected. Providers never retry. The caller enforces the run's deadline and cancellation by
 //! dropping the future; the engine keeps using a fallback for the rest of a run.
 
 mod adapt;
 mod breaker;
+mod gate;
 mod retry;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, sleep, timeout};
 
-use self::breaker::Breakers;
+use self::breaker::{Breakers, Call};
+use self::gate::{Gate, Gates, Held, Hope, Outlook, Passes};
 use super::capabilities::{Capabilities, CapabilityTable};
 use super::prices::{Price, PriceTable};
 use super::received::{self, Unusable};
@@ -85,6 +88,8 @@ struct ProviderState {
     /// Fair: first come, first served.
     slots: Option<Semaphore>,
     breakers: Breakers,
+    /// What is known of refusals of the whole account.
+    account: Gate,
 }
 
 /// A model name that cannot be resolved.
@@ -150,6 +155,7 @@ impl Router {
                 .max_concurrency
                 .map(|slots| Semaphore::new(slots.clamp(1, Semaphore::MAX_PERMITS))),
             breakers: Breakers::default(),
+            account: Gate::default(),
             entry,
         };
         let providers = providers.into_iter().map(|(name, entry)| (name, state(entry))).collect();
@@ -184,8 +190,27 @@ impl Router {
         Ok(Route { provider, model, capabilities, price: self.prices.of(provider, model), state })
     }
 
-    /// Makes one model call, with retries and fallbacks. The models are tried in order from index
-    /// `first`; any but the one at 0 is a fallback. Sets `request.model` and
+    /// What a run that begins now would be told by its providers, where each of its models is known
+    /// to be refused. Waits while that is being found out. Cancel-safe.
+    pub async fn refusal(&self, models: &[String]) -> Option<ProviderError> {
+        let mut first = None;
+        for model in models {
+            let Ok(route) = self.resolve(model) else { continue };
+            let call = route.state.breakers.call(route.model);
+            let refusal = loop {
+                match route.state.gates(&call).outlook(Instant::now()) {
+                    (_, Outlook::Open) => return None,
+                    (_, Outlook::Refused(refusal)) => break refusal,
+                    (gate, Outlook::Undecided(until)) => gate.changed(until).await,
+                }
+            };
+            first = first.or(Some(refusal));
+        }
+        first
+    }
+
+    /// Makes one model call, with retries and fallbacks. The models are tried in order from the one
+    /// of `call`; any but the one at 0 is a fallback. Sets `request.model` and
     /// `request.capabilities`; `request.step` increases with every try. No delay reaches past
     /// `deadline`, but a running try is not aborted by it. Cancel-safe: dropping the future closes
     /// the connection.
@@ -195,11 +220,10 @@ impl Router {
     pub async fn complete(
         &self,
         models: &[String],
-        first: usize,
+        mut call: ModelCall,
         request: &ModelRequest<'_>,
         deadline: Option<Instant>,
     ) -> Result<Answer, ModelFailure> {
-        let mut call = ModelCall::beginning(first);
         loop {
             match self.try_once(models, &mut call, request, deadline).await? {
                 Tried::Answered(answer) => return Ok(*answer),
@@ -222,6 +246,7 @@ impl Router {
         let place = call.place.min(models.len().saturating_sub(1));
         let model = models.get(place).map_or("", String::as_str);
         let next = models.get(place + 1);
+        let failed_before = call.failed;
         let on_try = self.on_try.as_ref();
         let (error, wait) = match self.resolve(model) {
             Ok(route) => {
@@ -243,7 +268,8 @@ impl Router {
         match (wait, &fallback) {
             (Some(wait), _) => {
                 tracing::warn!(run_id, model, %error, ?wait, "model call is repeated");
-                call.retries += 1;
+                // A wait for others to find out whether the provider still refuses is no retry.
+                call.retries += call.failed - failed_before;
             }
             (None, Some(next)) => {
                 tracing::warn!(run_id, model, next, %error, "a fallback model takes over");
@@ -269,13 +295,21 @@ pub struct ModelCall {
     retries: u32,
     /// Failed tries so far, of all models.
     failed: u32,
+    /// Whether a provider that is known to refuse is asked even so, where there is no other.
+    insists: bool,
     started: Instant,
 }
 
 impl ModelCall {
     /// With the model at this index.
     pub fn beginning(place: usize) -> Self {
-        Self { place, retries: 0, failed: 0, started: Instant::now() }
+        Self { place, retries: 0, failed: 0, insists: false, started: Instant::now() }
+    }
+
+    /// The call asks a provider that is known to refuse, once, where it has no other.
+    #[must_use]
+    pub fn insisting(self, insists: bool) -> Self {
+        Self { insists, ..self }
     }
 
     /// The model at this index is asked next.
@@ -324,12 +358,18 @@ impl CallState<'_, '_> {
         let breaker = route.state.breakers.call(route.model);
         let mut request = adapt::adapted(self.request, route.model, &route.capabilities);
         request.step = self.request.step + self.call.failed;
-        let slot = match &route.state.slots {
-            Some(slots) => slots.acquire().await.ok(),
-            None => None,
-        };
-        let tried = Instant::now();
         let is_final = |error: &ProviderError| is_last_model || !may_fall_back(error.kind);
+        let entered = self.enter(route, &breaker, is_last_model).await;
+        let tried = Instant::now();
+        let (slot, passes) = match entered {
+            Ok(entered) => entered,
+            Err((refusal, wait)) => {
+                if wait.is_none() {
+                    self.report(route, tried, Some(&refusal), is_final(&refusal));
+                }
+                return Err((refusal, wait));
+            }
+        };
         let admission = match breaker.admit(tried) {
             Ok(admission) => admission,
             Err(refusal) => {
@@ -342,6 +382,7 @@ impl CallState<'_, '_> {
         let outcome = outcome.unwrap_or_else(|_| Err(route.timed_out()));
         let outcome = outcome.and_then(|completion| route.bounded(completion));
         admission.ended(&outcome, Instant::now());
+        let hope = passes.ended(&outcome, entry.max_retries, Instant::now());
         drop(slot);
         let error = match outcome {
             Ok(completion) => {
@@ -351,16 +392,55 @@ impl CallState<'_, '_> {
             Err(error) => error,
         };
         self.call.failed += 1;
-        let left = self.deadline.map(|at| at.saturating_duration_since(Instant::now()));
         let retries = self.call.retries;
-        let may_repeat = retries < entry.max_retries;
-        let wait = may_repeat.then(|| retry::delay(&error, retries, left)).flatten();
+        let wait = match hope {
+            Hope::Own => retry::delay(&error, retries, None),
+            Hope::After(cool_down) => Some(cool_down),
+            Hope::Nothing => None,
+        };
+        let wait = wait.filter(|wait| retries < entry.max_retries && self.has_time_for(*wait));
         self.report(route, tried, Some(&error), wait.is_none() && is_final(&error));
         if wait.is_none() {
             let (run_id, provider, model) = (run_id(self.request), route.provider, route.model);
             tracing::warn!(run_id, provider, model, %error, tries = retries + 1, "model call failed");
         }
         Err((error, wait))
+    }
+
+    /// A slot of the provider, and the permission to ask it: where it is being probed, afterwards.
+    /// With the error: the wait before the call may want to enter again, if it may.
+    async fn enter<'g>(
+        &self,
+        route: &Route<'g>,
+        breaker: &'g Call,
+        is_last_model: bool,
+    ) -> Result<(Option<SemaphorePermit<'g>>, Passes<'g>), (ProviderError, Option<Duration>)> {
+        let gates = route.state.gates(breaker);
+        let mut insists = self.call.insists && is_last_model && self.call.retries == 0;
+        loop {
+            let slot = match &route.state.slots {
+                Some(slots) => slots.acquire().await.ok(),
+                None => None,
+            };
+            match gates.enter(Instant::now(), insists) {
+                Ok(passes) => return Ok((slot, passes)),
+                Err(Held::IsProbed(gate, until)) => {
+                    drop(slot);
+                    insists = false; // what the probe finds out holds for this call too
+                    gate.settled(until).await;
+                }
+                Err(Held::CoolsDown(refusal, wait)) => {
+                    return Err((refusal, Some(wait).filter(|wait| self.has_time_for(*wait))));
+                }
+                Err(Held::Refused(refusal)) => return Err((refusal, None)),
+            }
+        }
+    }
+
+    /// Whether the call's time is not up by then.
+    fn has_time_for(&self, wait: Duration) -> bool {
+        let left = self.deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        left.is_none_or(|left| wait < left)
     }
 
     fn report(
@@ -374,6 +454,12 @@ impl CallState<'_, '_> {
         let (provider, model, trace) = (route.provider, route.model, self.request.trace);
         let (took, call_took) = (tried.elapsed(), self.call.started.elapsed());
         on_try(&Try { provider, model, trace, took, call_took, error, is_last });
+    }
+}
+
+impl ProviderState {
+    fn gates<'a>(&'a self, call: &'a Call) -> Gates<'a> {
+        Gates { account: &self.account, model: call.gate() }
     }
 }
 

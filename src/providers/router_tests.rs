@@ -108,7 +108,8 @@ async fn ask(
         trace: None,
     };
     let models: Vec<String> = models.iter().map(|model| (*model).to_owned()).collect();
-    router.complete(&models, first, &request, deadline.map(|left| Instant::now() + left)).await
+    let deadline = deadline.map(|left| Instant::now() + left);
+    router.complete(&models, ModelCall::beginning(first), &request, deadline).await
 }
 
 fn router(entries: Vec<(&str, ProviderEntry)>) -> Router {
@@ -257,6 +258,143 @@ async fn a_dead_model_is_left_alone_and_its_fallback_asked_at_once() {
         ask(&router, &["p/a"], 0, None).await.is_ok()
             && ask(&router, &["p/a"], 0, None).await.is_ok()
     );
+}
+
+/// The same, after a moment: calls of one instant are under way together.
+struct Slow(Arc<Queue>);
+
+#[async_trait]
+impl Provider for Slow {
+    async fn complete(&self, request: &ModelRequest<'_>) -> Said {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        self.0.complete(request).await
+    }
+}
+
+/// So many refusals, then answers.
+fn refused(times: usize, retry_after: Option<Duration>) -> Arc<Queue> {
+    let mut answers = vec![fault(FailureKind::RateLimited, retry_after); times];
+    answers.extend(vec![Ok(completion()); 200]);
+    queue(answers)
+}
+
+async fn ask_at_once(router: &Router, calls: usize) -> Vec<Result<Answer, ModelFailure>> {
+    futures::future::join_all((0..calls).map(|_| ask(router, &["p/a"], 0, None))).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_that_a_provider_refuses_wait_together() {
+    let (second, ten) = (Some(Duration::from_secs(1)), Some(Duration::from_secs(10)));
+    // Refusals, with which wait, and what becomes of 64 calls at once: answers, requests, seconds.
+    let table = [
+        (64, second, 64, 128, 1),
+        (65, second, 64, 129, 2),
+        (66, second, 0, 66, 2),
+        (64, ten, 64, 128, 10),
+        (1, second, 64, 65, 1),
+    ];
+    for (refusals, wait, answered, requests, seconds) in table {
+        let provider = refused(refusals, wait);
+        let router = router(vec![("p", ProviderEntry::new(Arc::new(Slow(provider.clone()))))]);
+        let began = Instant::now();
+        let outcomes = ask_at_once(&router, 64).await;
+        let answers = outcomes.iter().filter(|outcome| outcome.is_ok()).count();
+        let took = began.elapsed().as_secs();
+        let asked = provider.asked.lock().unwrap().len();
+        assert_eq!((answers, asked, took), (answered, requests, seconds), "{refusals} {wait:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_patience_that_is_at_an_end_is_at_an_end_for_all() {
+    let provider = refused(3, None);
+    let router = router(vec![("p", ProviderEntry::new(provider.clone()))]);
+    let asked = || provider.asked.lock().unwrap().len();
+    assert_eq!(ask(&router, &["p/a"], 0, None).await.unwrap_err().attempts, 3);
+    let failed = ask(&router, &["p/a"], 0, None).await.unwrap_err();
+    assert_eq!((failed.attempts, failed.error.kind, asked()), (0, FailureKind::RateLimited, 3));
+    assert_eq!(failed.error.message, "not asked for another 10 s: m");
+    let models = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+    assert!(router.refusal(&models(&["p/a"])).await.is_some());
+    assert!(router.refusal(&models(&["p/a", "p/b"])).await.is_none());
+    assert!(ask(&router, &["p/b"], 0, None).await.is_ok(), "limits are of models");
+    tokio::time::advance(Duration::from_secs(10)).await;
+    assert!(router.refusal(&models(&["p/a"])).await.is_none());
+    assert!(ask_at_once(&router, 9).await.iter().all(Result::is_ok));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_spent_quota_is_asked_for_once_in_ten_seconds() {
+    let quota = |code: Option<&str>| {
+        let Err(error) = fault(FailureKind::QuotaExhausted, None) else { unreachable!() };
+        Err(ProviderError { code: code.map(str::to_owned), ..error })
+    };
+    // With the provider's code it is the account's, without one it may be the model's.
+    for (code, other_asked) in [(Some("insufficient_quota"), 0), (None, 1)] {
+        let provider = queue(vec![quota(code); 9]);
+        let router = router(vec![("p", ProviderEntry::new(provider.clone()))]);
+        for called in 0..20 {
+            let failed = ask(&router, &["p/a"], 0, None).await.unwrap_err();
+            assert_eq!(
+                (failed.attempts, failed.error.code.as_deref()),
+                (u32::from(called == 0), code)
+            );
+        }
+        let failed = ask(&router, &["p/b"], 0, None).await.unwrap_err();
+        assert_eq!(
+            (failed.attempts, failed.error.kind),
+            (other_asked, FailureKind::QuotaExhausted)
+        );
+        tokio::time::advance(Duration::from_secs(10)).await;
+        assert_eq!(ask_at_once(&router, 20).await.iter().filter(|it| it.is_err()).count(), 20);
+        let asked = provider.asked.lock().unwrap().len();
+        assert_eq!(asked, 2 + other_asked as usize, "{code:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_probe_that_is_given_up_or_takes_long_holds_nobody_up() {
+    let second = Duration::from_secs(1);
+    let provider = queue(vec![fault(FailureKind::RateLimited, Some(second))]);
+    let router =
+        Arc::new(router(vec![("p", ProviderEntry::new(Arc::new(Slow(provider.clone()))))]));
+    let calls: Vec<_> = (0..3)
+        .map(|_| {
+            let router = Arc::clone(&router);
+            tokio::spawn(async move { ask(&router, &["p/a"], 0, None).await })
+        })
+        .collect();
+    let asked = || provider.asked.lock().unwrap().len();
+    // The queue is empty then: the two others and every probe are never answered.
+    tokio::time::sleep(second / 2).await;
+    assert_eq!(asked(), 3);
+    let late = {
+        let router = Arc::clone(&router);
+        tokio::spawn(async move { ask(&router, &["p/a"], 0, None).await })
+    };
+    tokio::time::sleep(second).await;
+    assert_eq!(asked(), 4, "one probe");
+    for call in calls {
+        call.abort();
+    }
+    tokio::time::sleep(second).await;
+    late.abort();
+    let _ = late.await;
+    provider.answers.lock().unwrap().push_back(Ok(completion()));
+    assert!(ask(&router, &["p/a"], 0, None).await.is_ok(), "a probe that was given up is repeated");
+
+    provider.answers.lock().unwrap().push_back(fault(FailureKind::RateLimited, Some(second)));
+    let began = Instant::now();
+    let waits = async {
+        tokio::time::sleep(second * 2).await;
+        ask(&router, &["p/a"], 0, Some(Duration::from_secs(8))).await
+    };
+    let (probe, waited) = tokio::join!(
+        tokio::time::timeout(second * 9, ask(&router, &["p/a"], 0, None)),
+        tokio::time::timeout(second * 9, waits)
+    );
+    assert!(probe.is_err() && waited.is_err(), "nobody answers");
+    assert_eq!((asked(), began.elapsed().as_secs()), (9, 9));
 }
 
 #[tokio::test]

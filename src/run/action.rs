@@ -107,6 +107,15 @@ impl Action {
         Self { what, effect, destructive: false, egress: false, lines: 0, makes: Vec::new() }
     }
 
+    /// Whether it does something that another one does not: at another place, or with more effect.
+    pub fn goes_beyond(&self, other: &Self) -> bool {
+        self.what != other.what
+            || self.effect > other.effect
+            || (self.destructive && !other.destructive)
+            || (self.egress && !other.egress)
+            || self.makes.iter().any(|made| !other.makes.contains(made))
+    }
+
     /// The actions as the journal keeps them: all, or none where they are too large for an event.
     pub fn recorded(actions: &Arc<[Self]>) -> Arc<[Self]> {
         let size = |action: &Self| {

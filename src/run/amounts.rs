@@ -17,6 +17,8 @@ pub struct Amounts {
     pub files: u64,
     /// Lines changed.
     pub lines: u64,
+    /// Requests to the network.
+    pub requests: u64,
 }
 
 /// The caps of a shared budget.
@@ -34,6 +36,8 @@ pub struct Caps {
     pub files: u64,
     /// Lines changed.
     pub lines: u64,
+    /// Requests to the network; absent: no cap.
+    pub requests: Option<u64>,
 }
 
 /// The result of a reservation.
@@ -64,6 +68,7 @@ impl Amounts {
             iterations: totals.iterations.into(),
             files: totals.consumption.files_modified.len() as u64,
             lines: totals.consumption.lines_changed,
+            requests: totals.consumption.network_requests,
         }
     }
 
@@ -76,13 +81,14 @@ impl Amounts {
             iterations: self.iterations.saturating_add(other.iterations),
             files: self.files.saturating_add(other.files),
             lines: self.lines.saturating_add(other.lines),
+            requests: self.requests.saturating_add(other.requests),
         }
     }
 }
 
 impl Caps {
     /// The caps of a run's budget that its children share.
-    pub fn of(budget: &Budget) -> Self {
+    pub fn of(budget: &Budget, max_network_requests: Option<u64>) -> Self {
         Self {
             tokens: budget.max_total_tokens,
             micro_usd: budget.max_cost_usd.map(Usd::micro).map(i64::unsigned_abs),
@@ -90,6 +96,7 @@ impl Caps {
             iterations: budget.max_iterations,
             files: budget.max_files_modified,
             lines: budget.max_lines_changed,
+            requests: max_network_requests,
         }
     }
 
@@ -102,6 +109,7 @@ impl Caps {
             ("max_iterations", used.iterations, wanted.iterations, Some(self.iterations)),
             ("max_files_modified", used.files, wanted.files, Some(self.files)),
             ("max_lines_changed", used.lines, wanted.lines, Some(self.lines)),
+            ("network.max_requests", used.requests, wanted.requests, self.requests),
         ];
         caps.into_iter().find_map(|(limit, used, wanted, max)| {
             let max = max.filter(|max| wanted > 0 && used.saturating_add(wanted) > *max)?;
@@ -123,6 +131,7 @@ mod tests {
             iterations: 3,
             files: 4,
             lines: 5,
+            requests: Some(6),
         };
         let used = Amounts {
             tokens: 90,
@@ -131,6 +140,7 @@ mod tests {
             iterations: 2,
             files: 3,
             lines: 5,
+            requests: 6,
         };
         let none = Amounts::default();
         let table = [
@@ -141,6 +151,7 @@ mod tests {
             (Amounts { tokens: 10, iterations: 2, ..none }, Some(("max_iterations", 2, 3))),
             (Amounts { files: 1, ..none }, None),
             (Amounts { files: 2, ..none }, Some(("max_files_modified", 3, 4))),
+            (Amounts { requests: 1, ..none }, Some(("network.max_requests", 6, 6))),
             (Amounts { files: 1, lines: 1, ..none }, Some(("max_lines_changed", 5, 5))),
         ];
         for (wanted, expected) in table {

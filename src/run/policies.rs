@@ -3,7 +3,10 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use strum::IntoStaticStr;
 use utoipa::ToSchema;
+
+use super::{Action, ActionKind, Effect};
 
 /// What expressions of interceptors of calls may use.
 pub const OF_CALLS: [&str; 5] = ["args", "inputs", "reads", "tool", "writes"];
@@ -147,4 +150,44 @@ pub struct ClientTool {
     pub description: String,
     /// JSON Schema 2020-12 of the arguments, of type object.
     pub input_schema: Value,
+    /// What repeating a call does; `once` where that is not declared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub effect: Option<Effect>,
+    /// Whether a call loses what exists.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub destructive: bool,
+}
+
+impl ClientTool {
+    /// What the gate judges of a call.
+    pub fn action(&self) -> Action {
+        let effect = self.effect.unwrap_or(Effect::Once);
+        let what = ActionKind::Call { tool: self.name.clone() };
+        Action { destructive: self.destructive, ..Action::new(what, effect) }
+    }
+}
+
+/// How well programs are confined.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    IntoStaticStr,
+    ToSchema,
+)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
+pub enum SandboxLevel {
+    #[default]
+    Unavailable,
+    Partial,
+    Enforced,
 }

@@ -11,7 +11,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
 use super::Runtime;
-use crate::store::{CheckedStretch, Closing, Page, StoreError};
+use crate::store::{CheckedStretch, Closing, IsSigned, Page, Signatures, StoreError};
 
 /// Records of a stretch.
 const RECORDS: usize = 1000;
@@ -22,27 +22,36 @@ const SETTLED: TimeDelta = TimeDelta::minutes(5);
 /// How often there is a look.
 const LOOK: Duration = Duration::from_secs(30);
 
-/// Signs stretches: HMAC-SHA256 of their hashes.
+/// Signs stretches: HMAC-SHA256 of their hashes. Keys that were replaced still verify what they
+/// signed.
 #[derive(Clone)]
-pub struct AuditKey(Hmac<Sha256>);
+pub struct AuditKey {
+    signing: Hmac<Sha256>,
+    replaced: Vec<Hmac<Sha256>>,
+}
 
 impl AuditKey {
-    pub fn new(key: &[u8]) -> Option<Self> {
-        Hmac::new_from_slice(key).ok().map(Self)
+    /// The key that signs is the first; none without one.
+    pub fn new<'k>(keys: impl IntoIterator<Item = &'k [u8]>) -> Option<Self> {
+        let mut keys = keys.into_iter().map(|key| Hmac::new_from_slice(key).ok());
+        let signing = keys.next()??;
+        Some(Self { signing, replaced: keys.flatten().collect() })
     }
 
     /// The signature of a hash.
     pub fn sign(&self, hash: &[u8]) -> Vec<u8> {
-        let mut mac = self.0.clone();
+        let mut mac = self.signing.clone();
         mac.update(hash);
         mac.finalize().into_bytes().to_vec()
     }
 
-    /// Whether that is the signature of a hash.
+    /// Whether that is the signature of a hash by one of the keys.
     pub fn has_signed(&self, hash: &[u8], signature: &[u8]) -> bool {
-        let mut mac = self.0.clone();
-        mac.update(hash);
-        mac.verify_slice(signature).is_ok()
+        std::iter::once(&self.signing).chain(&self.replaced).any(|key| {
+            let mut mac = key.clone();
+            mac.update(hash);
+            mac.verify_slice(signature).is_ok()
+        })
     }
 }
 
@@ -83,7 +92,8 @@ impl Runtime {
         Ok(())
     }
 
-    /// A page of a tenant's stretches, each compared with its records and its signature.
+    /// A page of a tenant's stretches, each compared with its records and its signature. Where there
+    /// is a key, only those up to `unsigned_until` may be without a signature.
     ///
     /// # Errors
     /// Where the store cannot be read.
@@ -91,10 +101,13 @@ impl Runtime {
         &self,
         tenant: &str,
         page: &Page<i64>,
+        unsigned_until: i64,
     ) -> Result<Vec<CheckedStretch>, StoreError> {
         let key = self.inner.settings.audit_key.as_ref();
         let is_signed =
-            |hash: &[u8], signature: &[u8]| key.is_none_or(|key| key.has_signed(hash, signature));
-        self.inner.store.checked_stretches(tenant, page, &is_signed).await
+            key.map(|key| |hash: &[u8], signature: &[u8]| key.has_signed(hash, signature));
+        let is_signed = is_signed.as_ref().map(|it| it as IsSigned<'_>);
+        let signatures = Signatures { is_signed, unsigned_until };
+        self.inner.store.checked_stretches(tenant, page, signatures).await
     }
 }

@@ -3,18 +3,17 @@
 //! It is looked up once, when the run is opened, and then stands in the run's journal: a run that
 //! goes on elsewhere reads it there.
 
-use serde::Deserialize;
-use serde_json::Value;
 use uuid::Uuid;
 
 use super::Runtime;
 use super::history::history;
+use super::input_labels::labels_of_inputs;
 use crate::agents::prompt::{ActiveSkill, Background};
 use crate::agents::{Definition, Skill};
 use crate::bounds::text::quoted;
 use crate::engine::Plan;
 use crate::event::{Event, RunEvent, ValidationError};
-use crate::run::{Caller, Labels, OnInjection, Overrides, Yield};
+use crate::run::{Caller, Labels, OnInjection, Overrides};
 use crate::store::{NewRun, StoreError};
 use crate::tools::scan::{scan_inputs, scan_memories};
 
@@ -117,16 +116,4 @@ fn labels_of(journals: &[Event]) -> Labels {
     journals
         .chunk_by(|a, b| a.run_id == b.run_id)
         .fold(Labels::default(), |labels, journal| labels.and(of_run(journal)))
-}
-
-/// What the inputs that are there yield, by the `x-yields` of their schema.
-fn labels_of_inputs(schema: Option<&Value>, inputs: &Value) -> Labels {
-    let fields = schema.and_then(|schema| schema.get("properties")?.as_object());
-    let is_there = |(name, _): &(&String, &Value)| inputs.get(name.as_str()).is_some();
-    fields.into_iter().flatten().filter(is_there).fold(Labels::default(), |labels, (_, field)| {
-        let yields = field.get("x-yields").map(Vec::<Yield>::deserialize);
-        labels.and(yields.map_or_else(Labels::default, |yields| {
-            yields.map_or(Labels::UNTRUSTED.and(Labels::PRIVATE), |yields| Labels::yielded(&yields))
-        }))
-    })
 }

@@ -1,7 +1,7 @@
 //! Who follows which run: durable events on their way to readers on this replica.
 //!
-//! A run has a channel while it has followers. The writer publishes what it has committed; for a
-//! run that another replica drives, a poller reads the journal instead. The ring of a channel is
+//! A run has a channel while it has followers. The writer publishes what it has committed; for runs
+//! that other replicas drive, a poller reads the journal instead ([`super::journal_poller`]). The ring of a channel is
 //! bounded and shared by all its readers, and never waits for one: a reader that falls behind, or
 //! meets a gap, reads the journal ([`super::follow`]). Nothing is decided here about what readers see.
 
@@ -11,7 +11,7 @@ use std::sync::{Arc, Weak};
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::{OnceCell, broadcast};
+use tokio::sync::{Notify, OnceCell, broadcast};
 use uuid::Uuid;
 
 use crate::clock;
@@ -72,13 +72,23 @@ impl Published {
 /// The channels of all followed runs.
 #[derive(Debug, Default)]
 pub(super) struct Bus {
-    channels: Mutex<HashMap<Uuid, Weak<Channel>>>,
+    channels: Mutex<Channels>,
+    /// A channel was made.
+    joined: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Channels {
+    by_run: HashMap<Uuid, Weak<Channel>>,
+    /// Whether a task looks for what other replicas write.
+    are_polled: bool,
 }
 
 /// One followed run.
 #[derive(Debug)]
 pub(super) struct Channel {
-    run: Uuid,
+    pub(super) tenant: String,
+    pub(super) run: Uuid,
     bus: Weak<Bus>,
     sender: broadcast::Sender<Arc<Published>>,
     published: Mutex<Progress>,
@@ -96,18 +106,39 @@ struct Progress {
 }
 
 impl Bus {
-    /// The run's channel, and whether it was made just now. `after` is the last event known to the
-    /// one who asks.
-    pub(super) fn channel(self: &Arc<Self>, run: Uuid, after: i64) -> (Arc<Channel>, bool) {
+    /// The run's channel, and whether the caller has to start the poller. `after` is the last event
+    /// known to the one who asks.
+    pub(super) fn channel(
+        self: &Arc<Self>,
+        tenant: &str,
+        run: Uuid,
+        after: i64,
+    ) -> (Arc<Channel>, bool) {
         let mut channels = lock(&self.channels);
-        if let Some(channel) = channels.get(&run).and_then(Weak::upgrade) {
+        if let Some(channel) = channels.by_run.get(&run).and_then(Weak::upgrade) {
             return (channel, false);
         }
         let (sender, _) = broadcast::channel(RING);
         let published = Mutex::new(Progress { last: after, waiting: None, early: Vec::new() });
-        let channel = Arc::new(Channel { run, bus: Arc::downgrade(self), sender, published });
-        channels.insert(run, Arc::downgrade(&channel));
-        (channel, true)
+        let (tenant, bus) = (tenant.to_owned(), Arc::downgrade(self));
+        let channel = Arc::new(Channel { tenant, run, bus, sender, published });
+        channels.by_run.insert(run, Arc::downgrade(&channel));
+        self.joined.notify_one();
+        (channel, !std::mem::replace(&mut channels.are_polled, true))
+    }
+
+    /// Resolves when another run is followed.
+    pub(super) async fn joined(&self) {
+        self.joined.notified().await;
+    }
+
+    /// The channels of all followed runs, for the poller. Where there are none it ends, and the next
+    /// channel starts another one.
+    pub(super) fn to_poll(&self) -> Option<Vec<Arc<Channel>>> {
+        let mut channels = lock(&self.channels);
+        let followed: Vec<_> = channels.by_run.values().filter_map(Weak::upgrade).collect();
+        channels.are_polled = !followed.is_empty();
+        channels.are_polled.then_some(followed)
     }
 
     /// Tells the run's readers, if it has any. The events are durable.
@@ -119,7 +150,7 @@ impl Bus {
 
     /// The run's channel, if it has followers.
     pub(super) fn followed(&self, run: Uuid) -> Option<Arc<Channel>> {
-        lock(&self.channels).get(&run).and_then(Weak::upgrade)
+        lock(&self.channels).by_run.get(&run).and_then(Weak::upgrade)
     }
 }
 
@@ -195,8 +226,8 @@ impl Drop for Channel {
         if let Some(bus) = self.bus.upgrade() {
             let mut channels = lock(&bus.channels);
             // A new channel may have taken the place.
-            if channels.get(&self.run).is_some_and(|channel| channel.strong_count() == 0) {
-                channels.remove(&self.run);
+            if channels.by_run.get(&self.run).is_some_and(|channel| channel.strong_count() == 0) {
+                channels.by_run.remove(&self.run);
             }
         }
     }
@@ -223,7 +254,7 @@ mod tests {
     #[test]
     fn a_whole_answer_waits_for_the_event_before_it_and_comes_before_the_one_after_it() {
         let bus = Arc::new(Bus::default());
-        let (channel, _) = bus.channel(Uuid::nil(), 3);
+        let (channel, _) = bus.channel("t", Uuid::nil(), 3);
         let mut reader = channel.subscribe();
         channel.publish_answer(4, vec![piece("late")]);
         channel.publish([event(3), event(4), event(5)].into_iter());
@@ -242,7 +273,7 @@ mod tests {
     #[test]
     fn what_a_call_says_comes_behind_its_start() {
         let bus = Arc::new(Bus::default());
-        let (channel, _) = bus.channel(Uuid::nil(), 3);
+        let (channel, _) = bus.channel("t", Uuid::nil(), 3);
         let mut reader = channel.subscribe();
         let said =
             |n: usize| ToolProgress { call_id: Uuid::nil(), tool: "t".into(), progress: n.into() };

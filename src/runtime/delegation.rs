@@ -20,6 +20,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use super::refused_children::RefusedAgents;
 use super::slots::{ParentSlot, RunSlot};
 use super::start::{Checked, Launch, Mode, StartError, StartRequest, Started, opening};
 use super::worker::RunIdentity;
@@ -34,7 +35,7 @@ use crate::run::{
     Amounts, Autonomy, BudgetOverrides, Caller, Caps, Delegation, Labels, Overrides, RunKind,
     RunStatus, SpanPlace,
 };
-use crate::store::{Ownership, RunRecord, Settled, StoreError};
+use crate::store::{Ownership, QueuePlace, RunRecord, Settled, StoreError};
 use crate::tools::subagent::{ChildCall, ChildFailed, ChildResult, StartRun, Task};
 use crate::tools::workspace;
 
@@ -63,6 +64,8 @@ pub(super) struct Parent {
     pub(super) directory: Arc<str>,
     /// Its slot, lent to its children.
     pub(super) slot: ParentSlot,
+    /// Agents whose providers are known to refuse.
+    pub(super) refused: RefusedAgents,
 }
 
 /// The parents that are driven here, by id.
@@ -310,6 +313,12 @@ impl Runtime {
     ) -> Result<RunRecord, ChildFailed> {
         let id = self.inner.child_ids.of_call(&call.effect_key);
         let tenant = parent.identity.caller.tenant.clone();
+        let refused =
+            self.refused_child(&parent.control, &parent.refused, (&tenant, id), &call.agent);
+        let refused = given_up.run_until_cancelled(refused);
+        if let Some(Some(refused)) = refused.await {
+            return Err(refused);
+        }
         let slot = given_up.run_until_cancelled(self.inner.slots.for_child(&parent.slot)).await;
         if let Some(slot) = slot.flatten() {
             let started = self.start_child(&parent, call, id, slot, &given_up).await?;
@@ -405,6 +414,7 @@ impl Runtime {
             overrides: parent.bounds(now),
             webhook: None, // its parent's, as that was accepted
             uploads: None,
+            queue: QueuePlace::default(),
         };
         let agent = self.narrowed_by_parent(&call.agent, parent.autonomy(now), parent)?;
         let mut checked = self.check(agent, request, now.skills().to_vec())?;
@@ -421,8 +431,9 @@ impl Runtime {
         if !parent.is_open.load(Ordering::Acquire) {
             let under_way =
                 Amounts { tool_calls: now.calls_under_way() as u64, ..Amounts::default() };
-            let (caps, spent) =
-                (Caps::of(&parent.plan.rules.budget), Amounts::of(now.totals()).and(under_way));
+            let rules = &parent.plan.rules;
+            let caps = Caps::of(&rules.budget, rules.max_network_requests);
+            let spent = Amounts::of(now.totals()).and(under_way);
             let by = Ownership { owner: &self.inner.owner, epoch: parent.identity.epoch };
             self.inner.store.open_budget(lineage.root, by, caps, spent).await?;
             parent.is_open.store(true, Ordering::Release);

@@ -49,10 +49,10 @@ impl Runtime {
         let claimed = ClaimedRun { definition, run: run.clone() };
         let journal = self.journal_of(&run.tenant, run.id).await?;
         let (loaded, plan) = self.plan_of(&claimed, &journal)?;
-        let of_caller = plan.client_tools.errors(&asked.tool, arguments);
-        let is_of_caller = of_caller.is_some();
+        let of_caller = plan.client_tools.tool(&asked.tool);
+        let wrong = plan.client_tools.errors(&asked.tool, arguments);
         let errors =
-            of_caller.unwrap_or_else(|| loaded.executor.argument_errors(&asked.tool, arguments));
+            wrong.unwrap_or_else(|| loaded.executor.argument_errors(&asked.tool, arguments));
         if !errors.is_empty() {
             let in_body = |error: ValidationError| ValidationError {
                 pointer: format!("/arguments{}", error.pointer),
@@ -70,11 +70,16 @@ impl Runtime {
         let scope = run_scope(&identity_of(&claimed, 0.0), &plan, workspace, &state, standing);
         let shown = state.waiting().find(|awaited| awaited.call_id == asked.call_id);
         let basis = shown.map(|awaited| awaited.basis.clone()).unwrap_or_default();
-        let granted = Granted { by: &approver.subject, arguments: Some(arguments), basis: &basis };
-        if is_of_caller {
+        let granted = Granted {
+            by: &approver.subject,
+            arguments: Some(arguments),
+            basis: &basis,
+            actions: &[],
+        };
+        if let Some(tool) = of_caller {
             let judged = loaded.executor.judge_client_call(
                 &pending.call,
-                arguments.clone(),
+                (tool, arguments.clone()),
                 &scope,
                 Some(granted),
             );

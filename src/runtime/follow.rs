@@ -5,7 +5,7 @@
 //! last one send it back to the journal. How events look on the wire is `http/`'s.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::broadcast::Receiver;
@@ -21,11 +21,6 @@ use crate::store::{RunRecord, StoreError};
 
 /// Journal entries read at once.
 const PAGE: u32 = 100;
-/// Poll interval for the journal of a run that another replica drives: at first, and when quiet.
-const BRISK: Duration = Duration::from_millis(50);
-const CALM: Duration = Duration::from_millis(500);
-/// How often it is looked whether a run is still driven here, whose events come by themselves.
-const SAFETY: Duration = Duration::from_secs(1);
 /// How often a waiter looks whether the run was parked without an event.
 const LOOK: Duration = Duration::from_secs(2);
 
@@ -113,35 +108,6 @@ impl Runtime {
             }
         }
     }
-
-    /// Publishes what other replicas write, as long as there are readers.
-    async fn poll(self, tenant: String, run: Uuid, channel: Weak<Channel>) {
-        let mut pause = BRISK;
-        loop {
-            let is_here = self.inner.live.get(run).is_some();
-            tokio::select! {
-                () = self.inner.drained.cancelled() => return,
-                () = tokio::time::sleep(if is_here { SAFETY } else { pause }) => {}
-            }
-            let Some(channel) = channel.upgrade() else { return };
-            if is_here && self.inner.live.get(run).is_some() {
-                continue; // its events come by themselves
-            }
-            match self.inner.store.events(&tenant, run, channel.last(), PAGE).await {
-                Ok(events) if events.is_empty() => pause = CALM.min(pause * 2),
-                Ok(events) => {
-                    let has_ended =
-                        events.last().is_some_and(|event| event.what.ending().is_some());
-                    channel.publish(events.into_iter());
-                    if has_ended {
-                        return;
-                    }
-                    pause = BRISK;
-                }
-                Err(_) => pause = CALM, // the readers meet the same error when they need the journal
-            }
-        }
-    }
 }
 
 impl Follower {
@@ -216,13 +182,10 @@ impl Follower {
     }
 
     fn subscribe(&mut self) {
-        let (channel, is_new) = self.runtime.inner.bus.channel(self.run, self.seen);
-        if is_new {
-            tokio::spawn(self.runtime.clone().poll(
-                self.tenant.clone(),
-                self.run,
-                Arc::downgrade(&channel),
-            ));
+        let (channel, needs_poller) =
+            self.runtime.inner.bus.channel(&self.tenant, self.run, self.seen);
+        if needs_poller {
+            tokio::spawn(self.runtime.clone().poll_journals());
         }
         let events = channel.subscribe();
         self.live = Some(Live { channel, events, journal_until: None });

@@ -9,14 +9,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::RwLock;
+use serde_json::Value;
+use uuid::Uuid;
 
 use crate::agents::catalogue::missing;
 use crate::agents::definition::{
-    Cache, CommandRule, CommandsSection, GovernanceSection, Interceptors, ToolOptions,
+    Cache, CommandRule, CommandsSection, DenyRule, GovernanceSection, Interceptors, ToolOptions,
     ToolPolicySetting,
 };
 use crate::agents::{Agent, Catalogue, Definition, DefinitionError, Skills};
 use crate::bounds::glob::{self, Glob};
+use crate::bounds::json::unescaped_key;
 use crate::governance::{self, Gate, Policy, ToolPolicy};
 use crate::run::{Autonomy, Delegation, Effect, GovernanceMode, Labels};
 use crate::store::DefinitionSnapshot;
@@ -29,8 +32,8 @@ use crate::tools::registry::Registry;
 use crate::tools::shell;
 use crate::tools::subagent::{ChildAgent, StartRun, Subagent};
 use crate::tools::use_skill::{self, UseSkill};
-use crate::tools::web_fetch;
 use crate::tools::{Defaults, Tool};
+use crate::tools::{browser, web_fetch};
 
 /// More versions than this are not kept ready.
 const KEPT: usize = 1024;
@@ -62,6 +65,11 @@ pub(super) struct LoadedAgents {
 }
 
 impl LoadedAgents {
+    /// What definitions are made ready with.
+    pub(super) fn tools(&self) -> (&Registry, &Arc<Skills>) {
+        (&self.registry, self.catalogue.skills())
+    }
+
     /// None yet.
     pub(super) fn new(
         registry: Arc<Registry>,
@@ -85,6 +93,11 @@ impl LoadedAgents {
             Some(loaded) => Ok(loaded),
             None => self.load(Arc::new(Agent::from_json(json).map_err(LoadError)?)),
         }
+    }
+
+    /// This replica does not drive a run any more.
+    pub(super) fn run_left(&self, run: Uuid, is_parked: bool) {
+        self.registry.run_left(run, is_parked);
     }
 
     fn known(&self, hash: &str) -> Option<LoadedAgent> {
@@ -162,7 +175,8 @@ pub(super) fn executor(
     let names = |tool: &str| definition.tools.iter().any(|name| name == tool);
     tools.retain(|tool| {
         let name = tool.info().name.as_str();
-        name != web_fetch::NAME || !asks_nobody || names(web_fetch::NAME) // a glob may mean it
+        let asks = [web_fetch::NAME, browser::NAME].contains(&name);
+        !asks || !asks_nobody || names(name) // a glob may mean it
     });
     tools.extend(subagents);
     tools.retain(|tool| tool.info().name != use_skill::NAME);
@@ -171,6 +185,7 @@ pub(super) fn executor(
     }
     check_tool_settings(definition, &tools)?;
     let gate = Gate::new(&policy(&definition.governance)).map_err(|e| error(&e))?;
+    check_credentials(registry, &gate, &definition.governance.network.credentials)?;
     for tool in tools.iter_mut().filter(|tool| tool.info().name == shell::NAME) {
         if let Some(shell) = registry.shell(gate.commands(), gate.has_network()) {
             *tool = Arc::new(shell);
@@ -188,6 +203,18 @@ pub(super) fn executor(
         call_options(&definition.tool_options, tool, defaults)
     };
     Ok(Executor::new(tools, gate, options).map_err(|e| error(&e))?.intercepted(interceptors))
+}
+
+/// Each is there, and for a host that the agent's programs may ask.
+fn check_credentials(registry: &Registry, gate: &Gate, names: &[String]) -> Result<(), LoadError> {
+    for (i, name) in names.iter().enumerate() {
+        let wrong = |why: String| at(&format!("governance.network.credentials[{i}]"), why);
+        let credential = registry.credential(name).map_err(wrong)?;
+        if let Some(why) = gate.objection_to(&credential.url) {
+            return Err(wrong(format!("{name:?} is for {}, but {why}", credential.url)));
+        }
+    }
+    Ok(())
 }
 
 fn at(key: &str, message: String) -> LoadError {
@@ -229,6 +256,7 @@ fn check_tool_settings(definition: &Definition, tools: &[Arc<dyn Tool>]) -> Resu
             return Err(at(&format!("{key}.cache"), message));
         }
     }
+    check_declared_paths(definition, tools)?;
     let Interceptors { before, after } = &definition.interceptors;
     let before = before.iter().enumerate().map(|(i, rule)| (format!("before[{i}]"), &rule.tool));
     let after = after.iter().enumerate().map(|(i, rule)| (format!("after[{i}]"), &rule.tool));
@@ -240,6 +268,26 @@ fn check_tool_settings(definition: &Definition, tools: &[Arc<dyn Tool>]) -> Resu
                 &format!("interceptors.{key}.tool"),
                 format!("{name:?} is none of this agent's tools, which are: {there}"),
             ));
+        }
+    }
+    Ok(())
+}
+
+/// An argument that no tool has would leave its rules without effect.
+fn check_declared_paths(definition: &Definition, tools: &[Arc<dyn Tool>]) -> Result<(), LoadError> {
+    for (name, options) in &definition.tool_options {
+        let is_meant = |tool: &&Arc<dyn Tool>| glob::means(name, &tool.info().name) == Some(true);
+        for (i, pointer) in options.paths.iter().enumerate() {
+            let argument = unescaped_key(pointer.split('/').nth(1).unwrap_or_default());
+            let has = |tool: &Arc<dyn Tool>| {
+                let properties =
+                    tool.info().input_schema.get("properties").and_then(Value::as_object);
+                properties.is_none_or(|properties| properties.contains_key(&argument))
+            };
+            if !tools.iter().filter(is_meant).any(has) {
+                let key = format!("tool_options.{name}.paths[{i}]");
+                return Err(at(&key, format!("{name:?} has no argument {argument:?}")));
+            }
         }
     }
     Ok(())
@@ -297,6 +345,7 @@ fn call_options(
             .unwrap_or_default(),
         yields: declared.unwrap_or_else(|| usual_yields(tool)),
         declares_yields: declared.is_some(),
+        paths: meant.iter().flat_map(|options| options.paths.iter().cloned()).collect(),
         sanitizes: meant
             .iter()
             .fold(Labels::default(), |all, options| all.and(options.sanitizes.clone().into())),
@@ -337,23 +386,37 @@ pub(super) fn policy(section: &GovernanceSection) -> Policy {
         ToolPolicySetting::Ask => ToolPolicy::Ask,
         ToolPolicySetting::Deny => ToolPolicy::Deny,
     };
+    let elsewhere = |observed: bool| {
+        let rules = section.paths.deny_in.iter();
+        rules
+            .map(|(directory, rules)| (directory.clone(), DenyRule::patterns(rules, observed)))
+            .collect()
+    };
     Policy {
         tool_policies: section
             .tool_policies
             .iter()
-            .map(|(glob, s)| (glob.clone(), setting(*s)))
+            .map(|(glob, rule)| governance::ToolRule {
+                tools: glob.clone(),
+                policy: setting(rule.setting()),
+                observes: rule.observes(),
+            })
             .collect(),
         autonomy: section.autonomy,
         observes: section.mode == GovernanceMode::Observe,
         read: section.paths.read.clone(),
         write: section.paths.write.clone(),
-        deny: section.paths.deny.clone(),
+        deny: DenyRule::patterns(&section.paths.deny, false),
+        deny_observed: DenyRule::patterns(&section.paths.deny, true),
         private: section.paths.private.clone(),
         flow: section.flow_rules(),
-        deny_in: section.paths.deny_in.clone().into_iter().collect(),
+        deny_in: elsewhere(false),
+        deny_in_observed: elsewhere(true),
         allow_hosts: section.network.allow.clone(),
-        deny_hosts: section.network.deny.clone(),
+        deny_hosts: DenyRule::patterns(&section.network.deny, false),
+        deny_hosts_observed: DenyRule::patterns(&section.network.deny, true),
         allow_private: section.network.allow_private.clone(),
+        credentials: section.network.credentials.clone(),
         commands: commands(&section.commands),
     }
 }

@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use serde_json::json;
 
 use super::Runtime;
+use super::jwt::JwtRefusal;
 use super::keys::DEFAULT_TENANT;
 use crate::event::{Act, AuditAction};
 use crate::store::ApiKeyRecord;
@@ -35,11 +36,12 @@ pub enum Refusal {
     Expired,
     ForgedToken,
     ExpiredToken,
+    Jwt(JwtRefusal),
 }
 
 impl Refusal {
-    fn sentence(self) -> &'static str {
-        match self {
+    fn sentence(self) -> String {
+        let known = match self {
             Self::Malformed => "The token is not an API key.",
             Self::UnknownKey => "There is no key with this id.",
             Self::WrongSecret => "The key has another secret.",
@@ -47,7 +49,9 @@ impl Refusal {
             Self::Expired => "The key has expired.",
             Self::ForgedToken => "The short-lived token was not signed by this service.",
             Self::ExpiredToken => "The short-lived token has expired.",
-        }
+            Self::Jwt(why) => return why.to_string(),
+        };
+        known.to_owned()
     }
 }
 
@@ -175,7 +179,7 @@ impl Runtime {
                 subject: group.subject,
                 action: AuditAction::LoginRefused,
                 run_id: None,
-                reason: Some(group.why.sentence().to_owned()),
+                reason: Some(group.why.sentence()),
                 details: json!({"source": source, "count": count}),
             };
             if let Err(error) = store.record_act(act).await {

@@ -18,18 +18,25 @@ mod follow;
 mod health;
 mod heartbeat;
 mod history;
+mod input_labels;
+mod journal_poller;
+mod jwks;
+pub mod jwt;
 pub mod keys;
 mod live;
 mod loaded;
 mod logins;
 mod memory;
 mod ownership;
+mod places;
 mod policy_cases;
 mod probation;
 mod queue;
 mod rate_limits;
 mod recovery;
+mod refused_children;
 mod replay;
+mod replay_limits;
 mod replica;
 mod retention;
 mod revoking;
@@ -59,6 +66,7 @@ use crate::event::Event;
 use crate::message::Conversation;
 use crate::providers::router::Router;
 use crate::run::RunStatus;
+use crate::store::RunLimits;
 use crate::store::writer::{OnDurable, Writer};
 use crate::store::{CancelOutcome, RateLimit, RunWrite, Store, StoreError};
 use crate::tools::Tool;
@@ -95,6 +103,8 @@ const END: Duration = Duration::from_secs(2);
 pub struct Settings {
     /// Runs that this replica drives at once, whatever way they came.
     pub max_concurrent_runs: usize,
+    /// How many of them may be of one tenant, or of one key, on all replicas together.
+    pub run_limits: RunLimits,
     /// Runs that may wait in the queue, of all replicas together.
     pub max_queued_runs: u64,
     /// How many of them may have been begun from the queue; recovered ones were begun before.
@@ -150,6 +160,7 @@ struct Inner {
     parents: delegation::Parents,
     rate_limits: rate_limits::RateLimits,
     slots: slots::RunSlots,
+    places: places::Places,
     queue: Arc<queue::Queue>,
     /// Told when there is something to be sent to webhooks.
     outbox: Arc<Notify>,
@@ -220,6 +231,7 @@ impl Runtime {
             router,
             handlers: Arc::new(Handlers::new()),
             slots: slots::RunSlots::new(settings.max_concurrent_runs, settings.queue_workers),
+            places: places::Places::new(settings.run_limits),
             queue,
             outbox,
             deliveries: TaskTracker::new(),

@@ -13,8 +13,9 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use super::Runtime;
 use super::loaded::executor;
-use crate::agents::{Definition, Skills};
+use crate::agents::{Agent, Definition, Skills};
 use crate::event::{RunEvent, ToolCallBlocked};
 use crate::governance::{Action, Call, Objection, Verdict};
 use crate::message::{CallTarget, ToolCall};
@@ -61,11 +62,13 @@ pub struct PolicyCase {
 }
 
 /// What the gate decided.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Decided {
     pub decision: String,
     pub rule: String,
     pub reason: Option<String>,
+    /// What the call would do; empty where that could not be told.
+    pub actions: Arc<[Action]>,
 }
 
 fn every_tool() -> Vec<String> {
@@ -135,7 +138,12 @@ impl PolicyBench {
                 (decision, rule, Some(reason))
             }
         };
-        Decided { decision: decision.as_str().to_owned(), rule: rule.to_owned(), reason }
+        Decided {
+            decision: decision.as_str().to_owned(),
+            rule: rule.to_owned(),
+            reason,
+            actions: actions.into(),
+        }
     }
 
     async fn prepare(
@@ -175,14 +183,29 @@ impl PolicyBench {
                 decision: ready.started().decision.clone(),
                 rule: ready.rule().to_owned(),
                 reason: ready.started().reason.clone(),
+                actions: Arc::clone(&ready.started().actions),
             }),
             Prepared::Escalated(escalated) => Ok(Decided {
                 decision: escalated.audit.decision,
                 rule: escalated.audit.rule,
                 reason: Some(escalated.reason),
+                actions: escalated.actions,
             }),
             Prepared::Answered(finished) => answered(finished.event),
         }
+    }
+}
+
+impl Runtime {
+    /// What the gate of an agent says of a call that is not made, in an empty workspace.
+    ///
+    /// # Errors
+    /// Why the call does not come before the gate.
+    pub async fn judge_call(&self, agent: &Agent, case: &PolicyCase) -> Result<Decided, String> {
+        let (registry, skills) = self.inner.loaded.tools();
+        let bench = PolicyBench::new(registry, skills, &agent.definition)?;
+        let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
+        bench.decide(case, directory.path()).await
     }
 }
 
@@ -194,6 +217,6 @@ fn answered(event: RunEvent) -> Result<Decided, String> {
     let RunEvent::ToolCallBlocked(blocked) = event else {
         return Err("the call was answered without a decision".to_owned());
     };
-    let ToolCallBlocked { decision, rule, reason, .. } = blocked;
-    Ok(Decided { decision, rule, reason: Some(reason) })
+    let ToolCallBlocked { decision, rule, reason, actions, .. } = blocked;
+    Ok(Decided { decision, rule, reason: Some(reason), actions })
 }

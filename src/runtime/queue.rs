@@ -18,6 +18,8 @@ use crate::store::{ClaimedRun, StoreError};
 
 /// Runs that are taken at once, at most.
 const MAX_CLAIM: usize = 64;
+/// Runs whose time has come that are put into the line at once, at most.
+const MAX_DUE: u32 = 1000;
 /// How long a count is trusted.
 const FRESH: Duration = Duration::from_secs(1);
 
@@ -119,7 +121,9 @@ impl Runtime {
         inner.queue.shrank(claimed.len() as u64);
         for (claimed, ownership) in claimed {
             tracing::debug!(run_id = %claimed.run.id, epoch = claimed.run.epoch, "run claimed");
-            let (runtime, slot) = (self.clone(), slot(&inner.slots));
+            let place = inner.places.of_begun(&claimed.run);
+            let slot = slot(&inner.slots).map(|slot| slot.with_place(place));
+            let runtime = self.clone();
             inner.tasks.spawn(async move { runtime.resume(claimed, ownership, slot).await });
         }
     }
@@ -181,6 +185,7 @@ impl Runtime {
         }
         self.claim_begun().await?;
         let inner = &self.inner;
+        inner.store.end_delays(MAX_DUE).await?;
         loop {
             let room = inner.slots.room().min(MAX_CLAIM);
             if room == 0 {
@@ -191,13 +196,14 @@ impl Runtime {
             }
             let last_served = inner.queue.last_served.lock().clone();
             let limit = u32::try_from(room).unwrap_or(u32::MAX);
-            let claim = inner.store.claim(&inner.owner, limit, &last_served);
+            let mut running = self.running().await?;
+            let claim = inner.store.claim_within(&inner.owner, limit, &last_served, &mut running);
             let claimed = self.claimed(claim).await?;
             let has_more = claimed.len() == room;
             if let Some((last, _)) = claimed.last() {
                 last.run.tenant.clone_into(&mut inner.queue.last_served.lock());
             }
-            inner.queue.has_more.store(has_more, Ordering::Relaxed);
+            inner.queue.has_more.store(has_more || running.has_held_back(), Ordering::Relaxed);
             self.resume_all(claimed, RunSlots::for_worker);
             if !has_more {
                 return Ok(());

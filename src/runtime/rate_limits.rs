@@ -16,7 +16,8 @@ use parking_lot::Mutex;
 use tokio::sync::Mutex as AsyncMutex;
 
 use super::Runtime;
-use crate::engine::run::Admission;
+use crate::engine::run::{Admission, Admitted};
+use crate::event::CallRate;
 use crate::run::Caller;
 use crate::store::{RateLimit, StoreError, Taken};
 
@@ -59,18 +60,18 @@ impl Runtime {
         Box::new(move |tool, own| {
             let (runtime, caller, tool) = (runtime.clone(), Arc::clone(&caller), tool.to_owned());
             Box::pin(async move {
-                runtime.patiently(|| runtime.refused_call(&caller.subject, &tool, own)).await
+                runtime.patiently(|| runtime.admitted_call(&caller.subject, &tool, own)).await
             })
         })
     }
 
-    /// Why a call may not be made now.
-    async fn refused_call(
+    /// Whether a call may be made now.
+    async fn admitted_call(
         &self,
         subject: &str,
         tool: &str,
         own: Option<u32>,
-    ) -> Result<Option<String>, StoreError> {
+    ) -> Result<Admitted, StoreError> {
         let sentence = |what: &str, limit: RateLimit, wait: Duration| {
             let seconds = wait.as_millis().div_ceil(1000).max(1);
             format!(
@@ -78,20 +79,25 @@ impl Runtime {
                 limit.per_minute
             )
         };
+        let mut admitted = Admitted::default();
         if let Some(limit) = self.call_limit(subject).await? {
             let allowance = self.take_token(&format!("calls {subject}"), limit).await?;
+            admitted.rate = Some(tighter(admitted.rate, limit, allowance));
             if let Some(wait) = allowance.retry_after {
-                return Ok(Some(sentence("of tools", limit, wait)));
+                let refused = Some(sentence("of tools", limit, wait));
+                return Ok(Admitted { refused, ..admitted });
             }
         }
         if let Some(per_minute) = own {
             let limit = RateLimit { per_minute, burst: per_minute };
             let allowance = self.take_token(&format!("calls {subject} {tool}"), limit).await?;
+            admitted.rate = Some(tighter(admitted.rate, limit, allowance));
             if let Some(wait) = allowance.retry_after {
-                return Ok(Some(sentence(&format!("of {tool}"), limit, wait)));
+                let refused = Some(sentence(&format!("of {tool}"), limit, wait));
+                return Ok(Admitted { refused, ..admitted });
             }
         }
-        Ok(None)
+        Ok(admitted)
     }
 
     /// How many calls of tools the runs of a key may make; none where there are no keys.
@@ -129,6 +135,12 @@ impl Runtime {
         *known = BucketView::told(asked?, now);
         Ok(known.answer(now))
     }
+}
+
+/// Of two limits, the one that leaves less.
+fn tighter(known: Option<CallRate>, limit: RateLimit, allowance: Allowance) -> CallRate {
+    let rate = CallRate { limit: limit.per_minute, remaining: allowance.remaining };
+    known.filter(|known| known.remaining < rate.remaining).unwrap_or(rate)
 }
 
 /// Tokens to take at once: what a tenth of a second gives, but no more than a tenth of the burst.

@@ -24,10 +24,10 @@ use super::worker::{DrivenRun, Notify, RunIdentity, write};
 use crate::agents::prompt::ActiveSkill;
 use crate::clock;
 use crate::engine::{Disposal, Entry, FoldError, Plan, Rules, State};
-use crate::event::{AuditRecord, Event, RunEvent};
+use crate::event::{AuditRecord, Event, LabelCause, LabelsChanged, RunEvent};
 use crate::run::{Caller, Overrides, RunOrigin};
 use crate::store::writer::AppendError;
-use crate::store::{ClaimedRun, DefinitionSnapshot, GivenBack, NewRun, StoreError};
+use crate::store::{ClaimedRun, DefinitionSnapshot, GivenBack, NewRun, QueuePlace, StoreError};
 use crate::tools::Workspace;
 use crate::tools::results::lost;
 use crate::tools::workspace::WorkspaceError;
@@ -190,6 +190,8 @@ impl Runtime {
         }
         let was_begun = recovered.state.started_at().is_some();
         let slot = slot.or_else(|| self.free_slot(was_begun)).ok_or(ResumeError::NoFreeSlot)?;
+        let slot =
+            if slot.has_place() { slot } else { slot.with_place(self.inner.places.of_begun(row)) };
         let (loaded, plan) = planned?;
         let directory = loaded.agent.workspace_of(row.id, row.session_id.as_deref());
         let workspace = self.workspace(&row.tenant, &directory).await?;
@@ -219,7 +221,17 @@ impl Runtime {
             for answer in self.answers_to(row, &recovered.state).await? {
                 recovered.audit.extend(expiry(&answer));
                 if let Some(resolved) = answer.resolved() {
+                    let before = recovered.state.labels();
                     recovered.record(RunEvent::ApprovalResolved(resolved))?;
+                    let labels = recovered.state.labels();
+                    if labels != before {
+                        recovered.record(RunEvent::LabelsChanged(LabelsChanged {
+                            labels,
+                            cause: LabelCause::Approval,
+                            call_id: Some(answer.call_id),
+                            tool: Some(answer.tool.clone()),
+                        }))?;
+                    }
                 }
             }
         }
@@ -433,6 +445,7 @@ pub(super) fn identity_of(claimed: &ClaimedRun, sample_ratio: f64) -> RunIdentit
         idempotency: None, // the same
         traceparent: row.traceparent.clone(),
         webhook: row.webhook.clone(),
+        queue: QueuePlace::default(), // the same
     };
     let scopes = row.scopes.clone();
     let caller = Caller { subject: row.subject.clone(), tenant: row.tenant.clone(), scopes };

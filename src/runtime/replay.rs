@@ -1,5 +1,5 @@
-//! Replay of a policy: recorded tool calls, judged again under a definition, with the scopes, skills
-//! and labels of that moment.
+//! Replay of a policy: recorded tool calls, judged again under a definition, with the scopes, skills,
+//! labels and budgets of that moment.
 //!
 //! A model that had heard another decision would have gone on differently: after the first one that
 //! it would have noticed, the rest of its run is not judged but counted as unknown. So is a call
@@ -15,12 +15,13 @@ use uuid::Uuid;
 
 use super::Runtime;
 use super::loaded::policy;
+use super::replay_limits::ReplayLimits;
 use crate::agents::Agent;
 use crate::engine::plan::Rules;
 use crate::engine::state::State;
 use crate::event::{Event, RunEvent, WaitKind};
 use crate::governance::{self, Action, Call, Decision, Gate, Objection, PolicyError, Verdict};
-use crate::run::{Effect, Overrides};
+use crate::run::{Budget, Consumption, Effect, Overrides};
 use crate::store::{Page, RunCursor, RunFilter, RunRecord, StoreError};
 
 /// Runs whose journals are in memory at once.
@@ -113,6 +114,9 @@ pub enum ReplayError {
     /// The definition that judges is unusable.
     #[error(transparent)]
     Policy(#[from] PolicyError),
+    /// The definition cannot run here, e.g. because it names a tool that there is not.
+    #[error("{0}")]
+    Definition(String),
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -122,6 +126,7 @@ pub enum ReplayError {
 struct Judged {
     run: RunRecord,
     gate: Arc<Gate>,
+    limits: Arc<ReplayLimits>,
     directory: Arc<str>,
 }
 
@@ -136,6 +141,10 @@ impl Runtime {
         query: &ReplayQuery,
     ) -> Result<Replay, ReplayError> {
         let gate = Arc::new(Gate::new(&policy(&query.agent.definition.governance))?);
+        let loaded = self.inner.loaded.get(&query.agent);
+        let loaded = loaded.map_err(|error| ReplayError::Definition(error.to_string()))?;
+        let tools = loaded.executor.infos().map(|tool| tool.name.as_str());
+        let limits = Arc::new(ReplayLimits::new(&query.agent.definition, tools));
         let filter = RunFilter {
             agent: Some(query.agent.definition.name.clone()),
             created_after: query.since,
@@ -166,7 +175,7 @@ impl Runtime {
                     }
                 };
                 let directory = query.agent.workspace_of(run.id, run.session_id.as_deref()).into();
-                judged.push(Judged { run, gate, directory });
+                judged.push(Judged { run, gate, limits: Arc::clone(&limits), directory });
             }
             let so_far = replay;
             let judging = move || judge_all(so_far, &judged, &journals);
@@ -227,12 +236,17 @@ fn judge_all(mut replay: Replay, runs: &[Judged], journals: &[Event]) -> Replay 
     replay
 }
 
+/// A decision by the definition: with the rule that decides, and its reason.
+type NewDecision = (Decision, &'static str, Option<String>);
+
 /// A decision as the journal keeps it.
 struct Recorded<'e> {
     call_id: Uuid,
     tool: &'e str,
     effect: Effect,
     actions: &'e Arc<[Action]>,
+    /// What it took of the budget, where the call was dispatched.
+    consumes: Option<&'e Consumption>,
     /// None where it let the call pass, with a warning or without.
     was: Option<&'e str>,
     /// Whether something else than the policy decided.
@@ -243,9 +257,14 @@ struct Recorded<'e> {
 struct RunReplay<'r> {
     judged: &'r Judged,
     client_tools: HashSet<String>,
+    budget: Budget,
     state: State,
+    /// The limit that would have ended the run by now.
+    ended_by: Option<&'static str>,
     /// Calls that were counted.
     seen: HashSet<Uuid>,
+    /// Calls that are asked about as before, and may be dispatched then.
+    asked: HashSet<Uuid>,
     /// Calls that would not be asked about any more, and since when they were.
     released: HashMap<Uuid, DateTime<Utc>>,
     /// Whether the model would have heard something else by now.
@@ -256,12 +275,16 @@ impl<'r> RunReplay<'r> {
     fn new(judged: &'r Judged) -> Self {
         let overrides: Overrides =
             serde_json::from_value(judged.run.overrides.clone()).unwrap_or_default();
+        let budget = judged.limits.budget_of(&overrides);
         let names = overrides.client_tools.into_iter().flatten().map(|tool| tool.name);
         Self {
             judged,
+            budget,
             client_tools: names.collect(),
             state: State::new(Rules::default()),
+            ended_by: None,
             seen: HashSet::new(),
+            asked: HashSet::new(),
             released: HashMap::new(),
             has_diverged: false,
         }
@@ -275,8 +298,16 @@ impl<'r> RunReplay<'r> {
             {
                 replay.waited += (event.at - asked_at).to_std().unwrap_or_default();
             }
-            if let Some(recorded) = recorded(&event.what).filter(|r| self.seen.insert(r.call_id)) {
-                self.judge_one(replay, &recorded, event.at);
+            let begins = matches!(event.what, RunEvent::IterationStarted { limit: None, .. });
+            if begins && self.ended_by.is_none() {
+                self.ended_by = self.judged.limits.ended_by(&self.state, &self.budget);
+            }
+            if let Some(recorded) = recorded(&event.what) {
+                if self.seen.insert(recorded.call_id) {
+                    self.judge_one(replay, &recorded, event.at);
+                } else if self.asked.remove(&recorded.call_id) {
+                    self.judge_dispatch(replay, &recorded);
+                }
             }
             if self.state.apply(event).is_err() {
                 break; // written by another version: what follows is not understood
@@ -303,12 +334,33 @@ impl<'r> RunReplay<'r> {
         let was = recorded.was.unwrap_or(if passes { would_be.as_str() } else { "allowed" });
         if was == would_be.as_str() {
             replay.unchanged += 1;
+            if would_be == Decision::Escalated {
+                self.asked.insert(recorded.call_id);
+            }
             return;
         }
         if was == Decision::Escalated.as_str() && passes {
             self.released.insert(recorded.call_id, at);
         }
         self.has_diverged = !passes || !["allowed", "warned"].contains(&was);
+        self.change(replay, recorded, was, (would_be, rule, reason));
+    }
+
+    /// A call that is asked about as before: whether the budget lets it be made after that.
+    fn judge_dispatch(&mut self, replay: &mut Replay, recorded: &Recorded<'_>) {
+        let Some(over) = self.over_budget(recorded).filter(|_| !self.has_diverged) else { return };
+        replay.unchanged -= 1;
+        self.has_diverged = true;
+        self.change(replay, recorded, Decision::Escalated.as_str(), over);
+    }
+
+    fn change(
+        &self,
+        replay: &mut Replay,
+        recorded: &Recorded<'_>,
+        was: &str,
+        (would_be, rule, reason): NewDecision,
+    ) {
         replay.newly.count(would_be);
         if replay.examples.len() < MAX_EXAMPLES {
             replay.examples.push(Change {
@@ -323,7 +375,20 @@ impl<'r> RunReplay<'r> {
         }
     }
 
-    fn decision(&self, recorded: &Recorded<'_>) -> (Decision, &'static str, Option<String>) {
+    /// What it means that the call would exceed a budget.
+    fn over_budget(&self, recorded: &Recorded<'_>) -> Option<NewDecision> {
+        let limits = &self.judged.limits;
+        let exceeded = || limits.exceeded_by(recorded.consumes, &self.state, &self.budget);
+        let limit = self.ended_by.or_else(exceeded)?;
+        Some((Decision::Blocked, "budget", Some(format!("The budget {limit} is used up."))))
+    }
+
+    fn decision(&self, recorded: &Recorded<'_>) -> NewDecision {
+        let is_of_caller = self.client_tools.contains(recorded.tool);
+        if !is_of_caller && !self.judged.limits.have(recorded.tool) {
+            let why = "The definition does not have this tool.".to_owned();
+            return (Decision::Blocked, "tools", Some(why));
+        }
         let call = Call {
             tool: recorded.tool,
             effect: recorded.effect,
@@ -334,18 +399,20 @@ impl<'r> RunReplay<'r> {
             directory: Arc::clone(&self.judged.directory),
         };
         let own_tools;
-        let scopes: &[String] = if self.client_tools.contains(recorded.tool) {
+        let scopes: &[String] = if is_of_caller {
             own_tools = [format!("tools:{}", recorded.tool)];
             &own_tools
         } else {
             &self.judged.run.scopes
         };
-        match self.judged.gate.judge(scopes, call) {
+        let judged = match self.judged.gate.judge(scopes, call) {
             Verdict::Pass { decision, rule, reason, .. } => (decision, rule, reason),
             Verdict::Stop(Objection { decision, rule, reason, .. }) => {
                 (decision, rule, Some(reason))
             }
-        }
+        };
+        let stops = judged.0 == Decision::Blocked;
+        if stops { judged } else { self.over_budget(recorded).unwrap_or(judged) }
     }
 }
 
@@ -359,6 +426,7 @@ fn recorded(event: &RunEvent) -> Option<Recorded<'_>> {
             tool: &call.tool,
             effect: call.effect,
             actions: &call.actions,
+            consumes: Some(&call.consumes),
             was: Some(&call.decision),
             is_foreign: false,
         },
@@ -367,6 +435,7 @@ fn recorded(event: &RunEvent) -> Option<Recorded<'_>> {
             tool: &call.tool,
             effect: strongest(&call.actions),
             actions: &call.actions,
+            consumes: None,
             was: Some(&call.decision),
             is_foreign: !governance::is_rule(&call.rule),
         },
@@ -375,6 +444,7 @@ fn recorded(event: &RunEvent) -> Option<Recorded<'_>> {
             tool: &asked.tool,
             effect: strongest(&asked.actions),
             actions: &asked.actions,
+            consumes: None,
             was: Some(Decision::Escalated.as_str()),
             is_foreign: false,
         },
@@ -383,6 +453,7 @@ fn recorded(event: &RunEvent) -> Option<Recorded<'_>> {
             tool: &asked.tool,
             effect: strongest(&asked.actions),
             actions: &asked.actions,
+            consumes: None,
             was: None,
             is_foreign: false,
         },

@@ -42,6 +42,12 @@ impl Runtime {
                 return Err(StartError::RunIdTaken(checked.new.id));
             }
             let mut placed = checked.clone();
+            let is_delayed = checked.new.queue.available_at.is_some();
+            if is_delayed && (live.is_empty() || busy != OnSessionBusy::Reject) {
+                // It joins the line when its time has come, and holds up no other run before.
+                placed.new.session_place = Some(SessionPlace::Waits);
+                return self.admit(placed, Mode::Queued).await;
+            }
             if let Some(holder) = live.first() {
                 let place = match busy {
                     OnSessionBusy::Reject => return Err(StartError::SessionBusy(*holder)),

@@ -4,10 +4,12 @@
 //! parked run has none. A run that waits for a child lends it its slot, to one child at a time, so a
 //! tree of runs needs no more slots than its root.
 
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::places::Place;
 
 /// The slots of this replica.
 #[derive(Debug)]
@@ -30,6 +32,8 @@ struct Shared {
     taken: Mutex<Option<Taken>>,
     /// One permit, for the child to which the slot is lent.
     lent: Arc<Semaphore>,
+    /// The run's place within the limits of its tenant and key, which its children share.
+    place: OnceLock<Place>,
 }
 
 #[derive(Debug)]
@@ -87,11 +91,23 @@ impl RunSlots {
 impl RunSlot {
     fn new(taken: Taken) -> Self {
         let lent = Arc::new(Semaphore::new(1));
-        Self(Arc::new(Shared { taken: Mutex::new(Some(taken)), lent }))
+        Self(Arc::new(Shared { taken: Mutex::new(Some(taken)), lent, place: OnceLock::new() }))
     }
 
     fn taken(&self) -> MutexGuard<'_, Option<Taken>> {
         self.0.taken.lock()
+    }
+
+    /// Keeps the run's place as long as its slot; the first one counts.
+    pub(super) fn with_place(self, place: Option<Place>) -> Self {
+        if let Some(place) = place {
+            let _ = self.0.place.set(place);
+        }
+        self
+    }
+
+    pub(super) fn has_place(&self) -> bool {
+        self.0.place.get().is_some()
     }
 
     pub(super) fn parent_slot(&self) -> ParentSlot {

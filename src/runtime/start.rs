@@ -4,6 +4,7 @@
 //! starts nothing: it finds the run that it stands for.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use chrono::{SubsecRound, TimeDelta};
@@ -29,11 +30,16 @@ use crate::event::{
 };
 use crate::run::{Caller, OnInjection, Overrides, RunKind, RunStatus, Totals};
 use crate::store::writer::AppendError;
-use crate::store::{Idempotency, NewRun, RunRecord, StoreError};
+use crate::store::{Idempotency, LimitReached, NewRun, QueuePlace, RunRecord, StoreError};
 use crate::tools::scan::scan_inputs;
 
 /// For how long a repeated idempotency key finds its run.
 const KEY_KEPT: TimeDelta = TimeDelta::hours(24);
+
+/// How much a caller may prefer some of its queued runs to others.
+const PRIORITIES: RangeInclusive<i64> = -100..=100;
+/// How long a run may be kept in the queue by its caller.
+const LONGEST_DELAY: TimeDelta = TimeDelta::days(30);
 
 /// Who drives a run, and when its acceptance is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,6 +83,8 @@ pub struct StartRequest {
     pub webhook: Option<String>,
     /// Files for the run's workspace.
     pub uploads: Option<Arc<Uploads>>,
+    /// When it is taken from the queue.
+    pub queue: QueuePlace,
 }
 
 /// Why no run was started.
@@ -115,6 +123,9 @@ pub enum StartError {
     /// Too many runs at once, or in the queue.
     #[error("too many runs are in progress")]
     Overloaded,
+    /// The caller's tenant or key has as many runs under way as it may.
+    #[error(transparent)]
+    TooManyRuns(LimitReached),
     /// The service is stopping.
     #[error("the service is shutting down")]
     Draining,
@@ -262,6 +273,10 @@ impl Runtime {
         {
             return Err(StartError::RunIdTaken(id)); // before its files are replaced
         }
+        if request.queue.available_at.is_some() && mode != Mode::Queued {
+            let why = "is for runs that are queued: with the header Prefer: respond-async";
+            return Err(StartError::InvalidOverride(at("/available_at", why.into())));
+        }
         let busy = request.overrides.on_session_busy;
         let checked = self.check(self.agent(&request.agent)?, request, Vec::new())?;
         match session_id {
@@ -295,7 +310,8 @@ impl Runtime {
         if inner.health.fault().is_some() {
             return Err(StartError::NoWorkspace);
         }
-        let slot = inner.slots.free().ok_or(StartError::Overloaded)?;
+        let place = self.place_of(&checked.caller).await?;
+        let slot = inner.slots.free().ok_or(StartError::Overloaded)?.with_place(place);
         self.receive(&checked).await?;
         self.start_here(checked, slot, mode).await.map(Accepted::Started)
     }
@@ -329,6 +345,7 @@ impl Runtime {
         inherited: Vec<SkillActivated>,
     ) -> Result<Checked, StartError> {
         let inner = &self.inner;
+        check_queue(request.queue)?;
         secrets::remove_known(&mut request.inputs);
         let webhook = self.webhook(request.webhook.as_deref())?;
         agent.check_inputs(&request.inputs).map_err(StartError::InvalidInputs)?;
@@ -365,6 +382,10 @@ impl Runtime {
             idempotency: request.idempotency,
             traceparent: request.traceparent,
             webhook,
+            queue: QueuePlace {
+                available_at: request.queue.available_at.filter(|at| *at > clock::now()),
+                ..request.queue
+            },
             created_at: clock::now().trunc_subsecs(6),
         };
         Ok(Checked {
@@ -464,6 +485,17 @@ impl Runtime {
 }
 
 /// Refuses a run whose every tool call would be blocked for want of a scope.
+fn check_queue(queue: QueuePlace) -> Result<(), StartError> {
+    let refused = |pointer, why: &str| Err(StartError::InvalidOverride(at(pointer, why.into())));
+    if !PRIORITIES.contains(&queue.priority) {
+        return refused("/priority", "must be from -100 to 100");
+    }
+    if queue.available_at.is_some_and(|at| at > clock::now() + LONGEST_DELAY) {
+        return refused("/available_at", "must be at most 30 days ahead");
+    }
+    Ok(())
+}
+
 fn check_tools(plan: &Plan, caller: &Caller) -> Result<(), StartError> {
     let tools = plan.callable();
     let is_allowed = |tool: &String| {

@@ -171,7 +171,8 @@ impl Runtime {
             return Err(AnswerError::MissingScope("runs:approve".to_owned()));
         }
         let why = format!("Executed by {}.", caller.subject);
-        let audit = executed_by_caller(place.call, &asked.tool, &asked.arguments, is_error, why);
+        let (call, tool, arguments) = (place.call, &asked.tool, &asked.arguments);
+        let audit = executed_by_caller(call, tool, arguments, &content, is_error, why);
         let content = capped(secrets::without_known(&content).into_owned());
         let resolution = Resolution::Result { content, is_error };
         let answer = Answer {

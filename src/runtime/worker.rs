@@ -16,6 +16,7 @@ use super::claimed::{ResumeError, Resumption};
 use super::delegation::{Lineage, Parent, ParentGuard};
 use super::deltas::{listener_of, pieces_for};
 use super::ownership::OwnedRun;
+use super::refused_children::RefusedAgents;
 use super::slots::RunSlot;
 use super::{Follower, Runtime};
 use crate::drivers::{DecisionFields, Driver, Native, React};
@@ -138,8 +139,10 @@ impl DrivenRun {
             is_open: Arc::clone(&is_open),
             directory,
             slot: slot.parent_slot(),
+            refused: RefusedAgents::default(),
         };
         let run = Run {
+            is_child: identity.origin.is_child,
             shared: runtime.sharing(&identity, &plan, &is_open),
             plan,
             executor,
@@ -203,6 +206,7 @@ impl DrivenRun {
             };
             self.runtime.inner.live.remove(id, &control);
             self.runtime.inner.probation.leave(id);
+            self.runtime.inner.loaded.run_left(id, matches!(ended, Ok(Ok(Driven::Parked))));
             match ended {
                 Ok(Ok(Driven::Parked)) => {
                     // A child may have ended since it was looked at.

@@ -1,18 +1,16 @@
-//! The audit log: rows are added, and deleted by nothing but its own retention.
+//! The records of the audit log. They are added, and deleted by nothing but a retention of their
+//! own. What callers wrote, e.g. the name of a key or a reason, is recorded without what looks like
+//! a secret.
 
-use std::collections::BTreeMap;
-
-use chrono::{DateTime, SubsecRound, Utc};
-use serde_json::{Value, json};
+use chrono::SubsecRound;
+use serde_json::Value;
 use uuid::Uuid;
 
-use super::audit_chain::{TENANTS, delete_stretches};
 use super::backend::{Transaction, Work};
 use super::projection::audit_id;
-use super::sql::Query;
 use super::tables::{AuditRow, insert};
 use super::{Store, StoreError};
-use crate::bounds::secrets::redacted;
+use crate::bounds::secrets::{redact_texts, redacted};
 use crate::clock;
 use crate::event::{Act, AuditAction, AuditRecord, SERVICE};
 
@@ -34,7 +32,7 @@ impl AuditRow {
             run_id: Some(run),
             call_id: Some(record.call_id),
             subject: subject.to_owned(),
-            tool: Some(record.tool),
+            tool: Some(redacted(&record.tool).into_owned()),
             rule: Some(record.rule),
             decision: record.decision,
             reason: record.reason.map(|reason| redacted(&reason).into_owned()),
@@ -42,12 +40,14 @@ impl AuditRow {
             labels: record.labels.names(),
             outcome: record.outcome,
             duration_ms: record.duration_ms,
+            result_bytes: record.result_bytes,
             definition_hash,
             pattern: record.pattern,
         }
     }
 
-    pub(super) fn of_act(act: Act) -> Self {
+    pub(super) fn of_act(mut act: Act) -> Self {
+        redact_texts(&mut act.details);
         let is_refused = act.action == AuditAction::LoginRefused;
         let (decision, outcome) =
             if is_refused { ("blocked", "blocked") } else { ("allowed", "succeeded") };
@@ -62,11 +62,12 @@ impl AuditRow {
             tool: None,
             rule: None,
             decision: decision.to_owned(),
-            reason: act.reason,
+            reason: act.reason.map(|reason| redacted(&reason).into_owned()),
             arguments: act.details.to_string(),
             labels: Vec::new(),
             outcome: outcome.to_owned(),
             duration_ms: None,
+            result_bytes: None,
             definition_hash: None,
             pattern: None,
         }
@@ -88,48 +89,5 @@ impl Store {
     pub async fn record_act(&self, act: Act) -> Result<(), StoreError> {
         let row = insert("audit_log", AuditRow::of_act(act));
         self.backend.write(Work::Data, row).await.map(drop)
-    }
-
-    /// Deletes about `limit` entries of all tenants that were written before that instant, and records
-    /// that; how many. What is closed goes in whole stretches, the oldest first, so that the chain of
-    /// those that are left can be followed.
-    pub async fn delete_audit(&self, before: DateTime<Utc>, limit: u32) -> Result<u64, StoreError> {
-        let mut tx = self.backend.begin(Work::Data).await?;
-        let turn = tx.run(Query::new("SELECT {try_audit} AS is_mine")).await?;
-        if !turn.first().map_or(Ok(false), |row| row.read("is_mine"))? {
-            tx.commit().await?;
-            return Ok(0);
-        }
-        let mut deleted = 0;
-        let mut counts = BTreeMap::<String, (u64, Option<i64>)>::new();
-        for (tenant, records, through) in delete_stretches(&mut *tx, before, limit).await? {
-            deleted += records;
-            counts.insert(tenant, (records, Some(through)));
-        }
-        let left = limit.saturating_sub(u32::try_from(deleted).unwrap_or(u32::MAX));
-        let delete = Query::new(TENANTS).push(
-            "DELETE FROM audit_log WHERE (tenant, at, id) IN (SELECT a.tenant, a.at, a.id \
-             FROM audit_log a WHERE a.tenant IN (SELECT tenant FROM tenants) AND a.at < :before \
-             AND NOT EXISTS (SELECT 1 FROM audit_stretches s WHERE s.tenant = a.tenant \
-             AND s.last_at >= a.at) LIMIT :limit) RETURNING tenant, action",
-        );
-        let open = tx.run(delete.bind("before", before).bind("limit", left)).await?;
-        for row in &open {
-            // Otherwise the record of a deletion would be followed by that of its own, for ever.
-            let counted = row.read::<AuditAction>("action")? != AuditAction::AuditDeleted;
-            counts.entry(row.read("tenant")?).or_default().0 += u64::from(counted);
-        }
-        for (tenant, (records, through)) in counts {
-            if records == 0 && through.is_none() {
-                continue;
-            }
-            let mut details = json!({"records": records, "before": before});
-            if let Some(through) = through {
-                details["through"] = through.into();
-            }
-            note(&mut *tx, by_service(tenant, AuditAction::AuditDeleted, details)).await?;
-        }
-        tx.commit().await?;
-        Ok(deleted + open.len() as u64)
     }
 }

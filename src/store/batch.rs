@@ -45,7 +45,7 @@ const FENCE: [Column; 2] =
 /// turn is free, is ensured by unique indexes.
 const IN_TURN: &str = "w.session_place IS NULL OR w.session_place <> 'holds' OR NOT EXISTS \
     (SELECT 1 FROM runs r WHERE r.tenant = w.tenant AND r.session_id = w.session_id \
-    AND r.status = 'queued' AND r.session_place <> 'holds')";
+    AND r.status = 'queued' AND r.session_place <> 'holds' AND r.available_at <= w.created_at)";
 
 impl Batch {
     pub(super) fn of(dialect: Dialect, owner: &str, changes: Changes) -> Self {
@@ -125,9 +125,17 @@ fn new_runs(dialect: Dialect, mut runs: Vec<RunChange>) -> Step {
     };
     let select = |column: &Column| match column.name {
         // By the clock of the database, where it has one.
-        "available_at" if dialect == Dialect::Postgres => {
-            "CASE WHEN w.available_at IS NOT NULL THEN clock_timestamp() END".to_owned()
+        "available_at" => match dialect {
+            Dialect::Postgres => {
+                "CASE WHEN w.available_at IS NOT NULL \
+                THEN greatest(w.available_at, clock_timestamp()) END"
+            }
+            Dialect::Sqlite => {
+                "CASE WHEN w.available_at IS NOT NULL \
+                THEN max(w.available_at, w.created_at) END"
+            }
         }
+        .to_owned(),
         name => format!("w.{name}"),
     };
     let select: Vec<String> = columns.iter().map(select).collect();

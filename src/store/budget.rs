@@ -59,6 +59,7 @@ impl SharedBudget {
             iterations: row.read("max_iterations")?,
             files: row.read("max_files")?,
             lines: row.read("max_lines")?,
+            requests: row.read("max_requests")?,
         };
         let reserved = Amounts {
             tokens: row.read("reserved_tokens")?,
@@ -67,6 +68,7 @@ impl SharedBudget {
             iterations: row.read("reserved_iterations")?,
             files: row.read("reserved_files")?,
             lines: row.read("reserved_lines")?,
+            requests: row.read("reserved_requests")?,
         };
         Ok(Self { caps, spent: spent(row)?, reserved })
     }
@@ -80,10 +82,11 @@ fn spent(row: &Row) -> Result<Amounts, StoreError> {
         iterations: row.read("spent_iterations")?,
         files: row.read("spent_files")?,
         lines: row.read("spent_lines")?,
+        requests: row.read("spent_requests")?,
     })
 }
 
-/// Binds `:tokens`, `:micro_usd`, `:tool_calls`, `:iterations`, `:files` and `:lines`.
+/// Binds `:tokens`, `:micro_usd`, `:tool_calls`, `:iterations`, `:files`, `:lines` and `:requests`.
 fn amounts(query: Query, amounts: Amounts) -> Query {
     query
         .bind("tokens", amounts.tokens)
@@ -92,6 +95,7 @@ fn amounts(query: Query, amounts: Amounts) -> Query {
         .bind("iterations", amounts.iterations)
         .bind("files", amounts.files)
         .bind("lines", amounts.lines)
+        .bind("requests", amounts.requests)
 }
 
 impl Store {
@@ -107,11 +111,11 @@ impl Store {
         let mut tx = self.backend.begin(Work::Data).await?;
         let open = Query::new(
             "INSERT INTO budgets (root_run_id, max_tokens, max_micro_usd, max_tool_calls, \
-             max_iterations, max_files, max_lines, spent_tokens, spent_micro_usd, \
-             spent_tool_calls, spent_iterations, spent_files, spent_lines) \
+             max_iterations, max_files, max_lines, max_requests, spent_tokens, spent_micro_usd, \
+             spent_tool_calls, spent_iterations, spent_files, spent_lines, spent_requests) \
              SELECT :root, :max_tokens, :max_micro_usd, :max_tool_calls, :max_iterations, \
-             :max_files, :max_lines, :tokens, :micro_usd, :tool_calls, :iterations, :files, \
-             :lines WHERE ",
+             :max_files, :max_lines, :max_requests, :tokens, :micro_usd, :tool_calls, \
+             :iterations, :files, :lines, :requests WHERE ",
         );
         let open =
             open.push(IS_OURS).push(" ON CONFLICT (root_run_id) DO NOTHING RETURNING root_run_id");
@@ -122,13 +126,14 @@ impl Store {
             .bind("max_tool_calls", caps.tool_calls)
             .bind("max_iterations", caps.iterations)
             .bind("max_files", caps.files)
-            .bind("max_lines", caps.lines);
+            .bind("max_lines", caps.lines)
+            .bind("max_requests", caps.requests);
         if !tx.run(amounts(open, spent)).await?.is_empty() {
             let hold = Query::new(
                 "INSERT INTO budget_holds (run_id, root_run_id, spent_tokens, spent_micro_usd, \
-                 spent_tool_calls, spent_iterations, spent_files, spent_lines) \
+                 spent_tool_calls, spent_iterations, spent_files, spent_lines, spent_requests) \
                  VALUES (:root, :root, :tokens, :micro_usd, :tool_calls, :iterations, :files, \
-                 :lines) \
+                 :lines, :requests) \
                  ON CONFLICT (run_id) DO NOTHING",
             );
             tx.run(amounts(hold.bind("root", root), spent)).await?;
@@ -178,7 +183,8 @@ impl Store {
              reserved_tool_calls = reserved_tool_calls + :tool_calls, \
              reserved_iterations = reserved_iterations + :iterations, \
              reserved_files = reserved_files + :files, \
-             reserved_lines = reserved_lines + :lines WHERE root_run_id = :root \
+             reserved_lines = reserved_lines + :lines, \
+             reserved_requests = reserved_requests + :requests WHERE root_run_id = :root \
              AND (:tokens = 0 OR max_tokens IS NULL \
              OR reserved_tokens + spent_tokens + :tokens <= max_tokens) \
              AND (:micro_usd = 0 OR max_micro_usd IS NULL \
@@ -188,7 +194,9 @@ impl Store {
              AND (:iterations = 0 \
              OR reserved_iterations + spent_iterations + :iterations <= max_iterations) \
              AND (:files = 0 OR reserved_files + spent_files + :files <= max_files) \
-             AND (:lines = 0 OR reserved_lines + spent_lines + :lines <= max_lines) AND ",
+             AND (:lines = 0 OR reserved_lines + spent_lines + :lines <= max_lines) \
+             AND (:requests = 0 OR max_requests IS NULL \
+             OR reserved_requests + spent_requests + :requests <= max_requests) AND ",
         );
         let reserve = ours(reserve.push(IS_OURS).push(" RETURNING root_run_id"), run, by);
         let granted = !tx.run(amounts(reserve.bind("root", root), wanted)).await?.is_empty();
@@ -197,15 +205,16 @@ impl Store {
             let hold = Query::new(
                 "INSERT INTO budget_holds (run_id, root_run_id, reserved_tokens, \
                  reserved_micro_usd, reserved_tool_calls, reserved_iterations, reserved_files, \
-                 reserved_lines) VALUES (:run, :root, :tokens, :micro_usd, :tool_calls, \
-                 :iterations, :files, :lines) \
+                 reserved_lines, reserved_requests) VALUES (:run, :root, :tokens, :micro_usd, \
+                 :tool_calls, :iterations, :files, :lines, :requests) \
                  ON CONFLICT (run_id) DO UPDATE SET \
                  reserved_tokens = budget_holds.reserved_tokens + excluded.reserved_tokens, \
                  reserved_micro_usd = budget_holds.reserved_micro_usd + excluded.reserved_micro_usd, \
                  reserved_tool_calls = budget_holds.reserved_tool_calls + excluded.reserved_tool_calls, \
                  reserved_iterations = budget_holds.reserved_iterations + excluded.reserved_iterations, \
                  reserved_files = budget_holds.reserved_files + excluded.reserved_files, \
-                 reserved_lines = budget_holds.reserved_lines + excluded.reserved_lines",
+                 reserved_lines = budget_holds.reserved_lines + excluded.reserved_lines, \
+                 reserved_requests = budget_holds.reserved_requests + excluded.reserved_requests",
             );
             tx.run(amounts(hold.bind("root", root).bind("run", run), wanted)).await?;
         }
@@ -250,7 +259,8 @@ impl Store {
              FROM budget_holds h JOIN runs r ON r.id = h.run_id \
              WHERE h.ended = 0 AND (r.finished_at IS NOT NULL OR (r.status <> 'running' \
              AND h.reserved_tokens + h.reserved_micro_usd + h.reserved_tool_calls \
-             + h.reserved_iterations + h.reserved_files + h.reserved_lines > 0)) LIMIT :limit",
+             + h.reserved_iterations + h.reserved_files + h.reserved_lines \
+             + h.reserved_requests > 0)) LIMIT :limit",
         );
         for row in self.backend.read(Work::Data, unsettled.bind("limit", CHUNK)).await? {
             let (root, run) = (row.read("root_run_id")?, row.read("run_id")?);
@@ -262,6 +272,7 @@ impl Store {
                 iterations: row.read("spent_iterations")?,
                 files: consumption.files_modified.len() as u64,
                 lines: consumption.lines_changed,
+                requests: consumption.network_requests,
             };
             let mut tx = self.backend.begin(Work::Data).await?;
             lock(&mut *tx, root).await?;
@@ -316,6 +327,7 @@ async fn settle(
          reserved_iterations = budgets.reserved_iterations - h.reserved_iterations, \
          reserved_files = budgets.reserved_files - h.reserved_files, \
          reserved_lines = budgets.reserved_lines - h.reserved_lines, \
+         reserved_requests = budgets.reserved_requests - h.reserved_requests, \
          spent_tokens = budgets.spent_tokens + {greatest}(:tokens - h.spent_tokens, 0), \
          spent_micro_usd = \
          budgets.spent_micro_usd + {greatest}(:micro_usd - h.spent_micro_usd, 0), \
@@ -324,19 +336,23 @@ async fn settle(
          spent_iterations = \
          budgets.spent_iterations + {greatest}(:iterations - h.spent_iterations, 0), \
          spent_files = budgets.spent_files + {greatest}(:files - h.spent_files, 0), \
-         spent_lines = budgets.spent_lines + {greatest}(:lines - h.spent_lines, 0) \
+         spent_lines = budgets.spent_lines + {greatest}(:lines - h.spent_lines, 0), \
+         spent_requests = \
+         budgets.spent_requests + {greatest}(:requests - h.spent_requests, 0) \
          FROM budget_holds h WHERE h.run_id = :run AND budgets.root_run_id = h.root_run_id",
     );
     tx.run(amounts(state.bind("run", run), spent)).await?;
     let release = Query::new(
         "UPDATE budget_holds SET reserved_tokens = 0, reserved_micro_usd = 0, \
          reserved_tool_calls = 0, reserved_iterations = 0, reserved_files = 0, \
-         reserved_lines = 0, spent_tokens = {greatest}(spent_tokens, :tokens), \
+         reserved_lines = 0, reserved_requests = 0, \
+         spent_tokens = {greatest}(spent_tokens, :tokens), \
          spent_micro_usd = {greatest}(spent_micro_usd, :micro_usd), \
          spent_tool_calls = {greatest}(spent_tool_calls, :tool_calls), \
          spent_iterations = {greatest}(spent_iterations, :iterations), \
          spent_files = {greatest}(spent_files, :files), \
          spent_lines = {greatest}(spent_lines, :lines), \
+         spent_requests = {greatest}(spent_requests, :requests), \
          ended = CASE WHEN :ended = 1 THEN 1 ELSE ended END \
          WHERE run_id = :run",
     );

@@ -10,7 +10,7 @@ use super::sql::{Dialect, Query, Row};
 use super::tables::Record;
 use super::{
     ApiKeyRecord, ApprovalFilter, ApprovalRecord, AuditFilter, AuditRow, Delivery, DeliveryFilter,
-    DeliveryStatus, Page, RunCursor, RunFilter, RunRecord, Store, StoreError,
+    DeliveryStatus, LookedAt, Page, RunCursor, RunFilter, RunRecord, Store, StoreError,
 };
 use crate::event::{AuditAction, WaitKind};
 
@@ -63,23 +63,7 @@ impl Store {
         filter: &RunFilter,
         page: &Page<RunCursor>,
     ) -> Result<Vec<RunRecord>, StoreError> {
-        let mut query = Query::new("SELECT * FROM runs WHERE runs.tenant = :tenant");
-        query = query.bind("tenant", tenant);
-        if let Some(status) = filter.status {
-            // A constant, so that the planner can see which partial index it implies.
-            query = query.push(" AND status = '").push(status.as_str()).push("'");
-        }
-        if filter.termination_reason.as_ref().is_some_and(|reason| reason != "completed") {
-            query = query.push(" AND termination_reason <> 'completed'");
-        }
-        let reason = filter.termination_reason.as_deref();
-        query = query
-            .and("termination_reason = :reason", "reason", reason)
-            .and("agent = :agent", "agent", filter.agent.as_deref())
-            .and("session_id = :session", "session", filter.session_id.as_deref())
-            .and("parent_run_id = :parent", "parent", filter.parent_run_id)
-            .and("runs.created_at > :since", "since", filter.created_after)
-            .and("runs.created_at < :until", "until", filter.created_before);
+        let query = filtered(tenant, filter);
         if filter.metadata.is_empty() {
             return self.list(query, &RUNS, page).await;
         }
@@ -97,6 +81,55 @@ impl Store {
             }
         }
         self.list(self.labelled(query, filter), &RUNS, page).await
+    }
+
+    /// So many of the newest runs, and of which of them the row or the last write has each of the
+    /// words somewhere, whatever the case of A to Z. Where in them is for the caller to see.
+    pub async fn search_runs(
+        &self,
+        tenant: &str,
+        filter: &RunFilter,
+        words: &[&str],
+        page: &Page<RunCursor>,
+    ) -> Result<Vec<LookedAt>, StoreError> {
+        let newest = RUNS.after(self.labelled(filtered(tenant, filter), filter), page);
+        let newest = RUNS.order(newest).push(" LIMIT :limit").bind("limit", page.limit);
+        let (is_in, c) = match self.backend.dialect() {
+            Dialect::Postgres => ("strpos", " COLLATE \"C\""),
+            Dialect::Sqlite => ("instr", ""),
+        };
+        let has = |column: &str, word: &str| format!("{is_in}(lower({column}{c}), :{word}) > 0");
+        let found = (0..words.len()).map(|number| {
+            let (word, json) = (format!("word{number}"), format!("json{number}"));
+            let places = [
+                has("newest.agent", &word),
+                has("CAST(newest.id AS text)", &word),
+                has("newest.inputs", &json),
+                has("CAST(newest.metadata AS text)", &json),
+                has("COALESCE(e.events, '')", &json),
+            ];
+            format!("({})", places.join(" OR "))
+        });
+        let found: Vec<String> = std::iter::once("true".to_owned()).chain(found).collect();
+        let found = found.join(" AND ");
+        let mut search = newest
+            .after(&format!("SELECT newest.id, newest.created_at, ({found}) AS may_match FROM ("));
+        search = search.push(
+            ") AS newest LEFT JOIN run_events e ON e.run_id = newest.id \
+             AND e.seq = newest.next_seq - 1 AND newest.finished_at IS NOT NULL",
+        );
+        for (number, word) in words.iter().enumerate() {
+            let word = word.to_ascii_lowercase();
+            let json = serde_json::Value::from(&*word).to_string();
+            search = search
+                .bind(format!("json{number}"), &json[1..json.len() - 1])
+                .bind(format!("word{number}"), &*word);
+        }
+        let rows = self.backend.read(Work::Data, search).await?;
+        let mut looked_at =
+            rows.iter().map(Record::read).collect::<Result<Vec<LookedAt>, StoreError>>()?;
+        looked_at.sort_by_key(|run| std::cmp::Reverse((run.created_at, run.id)));
+        Ok(looked_at)
     }
 
     /// Adds the labels that are asked for.
@@ -216,6 +249,27 @@ impl Store {
             limit += page.limit - u32::try_from(records.len()).unwrap_or(page.limit);
         }
     }
+}
+
+/// The runs that a filter leaves, but for its labels.
+fn filtered(tenant: &str, filter: &RunFilter) -> Query {
+    let mut query = Query::new("SELECT * FROM runs WHERE runs.tenant = :tenant");
+    query = query.bind("tenant", tenant);
+    if let Some(status) = filter.status {
+        // A constant, so that the planner can see which partial index it implies.
+        query = query.push(" AND status = '").push(status.as_str()).push("'");
+    }
+    if filter.termination_reason.as_ref().is_some_and(|reason| reason != "completed") {
+        query = query.push(" AND termination_reason <> 'completed'");
+    }
+    let reason = filter.termination_reason.as_deref();
+    query
+        .and("termination_reason = :reason", "reason", reason)
+        .and("agent = :agent", "agent", filter.agent.as_deref())
+        .and("session_id = :session", "session", filter.session_id.as_deref())
+        .and("parent_run_id = :parent", "parent", filter.parent_run_id)
+        .and("runs.created_at > :since", "since", filter.created_after)
+        .and("runs.created_at < :until", "until", filter.created_before)
 }
 
 /// The rows that can be read; the others are reported.

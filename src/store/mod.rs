@@ -9,11 +9,14 @@
 mod approvals;
 mod audit;
 mod audit_chain;
+mod audit_check;
+mod audit_retention;
 mod backend;
 mod batch;
 mod budget;
 mod commit;
 mod definitions;
+mod ended_tokens;
 #[cfg(debug_assertions)]
 mod explain;
 mod failure;
@@ -32,6 +35,7 @@ mod recall;
 mod replicas;
 mod retention;
 pub mod rows;
+mod running;
 mod runs;
 mod secrets;
 mod sessions;
@@ -54,7 +58,8 @@ use self::sql::Query;
 use crate::clock;
 
 pub use approvals::{Answer, ApprovalFilter, ApprovalStatus};
-pub use audit_chain::{CheckedStretch, Closing};
+pub use audit_chain::Closing;
+pub use audit_check::{CheckedStretch, IsSigned, Signatures};
 pub use budget::{Ownership, Settled, SharedBudget};
 pub use keys::{KeyStored, Revocation, Revoked};
 pub use memory::{MemoryFilter, ObservationId};
@@ -63,9 +68,10 @@ pub use ownership::{CancelOutcome, GivenBack};
 pub use rate_limit::{RateLimit, Taken};
 pub use replicas::{Swept, Watch};
 pub use rows::*;
+pub use running::{LimitReached, RunLimits, Running};
 pub use tables::{
     ApiKeyRecord, ApprovalRecord, AuditRow, ClaimedRun, Delivery, IdempotentRun, IterationRecord,
-    ListedSession, Observation, RunRecord, SessionRecord, SessionRunRecord, Stretch,
+    ListedSession, LookedAt, Observation, RunRecord, SessionRecord, SessionRunRecord, Stretch,
     ToolCallRecord, ToolStats, UsageStats,
 };
 pub use webhooks::{DeliveryFilter, DeliveryStatus, Tried};

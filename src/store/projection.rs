@@ -10,7 +10,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt::Write;
 
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{DateTime, TimeDelta};
 use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -143,6 +143,8 @@ impl RunRecord {
             mixed_usage: self.mixed_usage,
             consumption: self.consumption.clone(),
             labels: run::Labels::named(&self.labels),
+            waited_ms: self.waited_ms,
+            waiting_since: self.waiting_since,
         }
     }
 }
@@ -181,6 +183,8 @@ fn run_change(owner: &str, write: &RunWrite) -> Result<RunChange, StoreError> {
         error: outcome.and_then(Outcome::error).cloned(),
         termination_reason: outcome.map(|outcome| outcome.reason().as_str().to_owned()),
         partial: matches!(outcome, Some(Outcome::Completed { partial: true, .. })),
+        waited_ms: totals.waited_ms,
+        waiting_since: totals.waiting_since,
         latency_ms: ending.map(|ending| i64::try_from(ending.latency_ms).unwrap_or(i64::MAX)),
         finished_at: ending.map(|_| last.at),
         usage: totals.usage,
@@ -215,7 +219,11 @@ fn opening(new: &NewRun, caller: &Caller) -> RunOpening {
         request_hash: new.idempotency.as_ref().map(|idempotency| idempotency.request_hash.clone()),
         traceparent: new.traceparent.clone(),
         webhook: new.webhook.clone(),
-        available_at: (new.status == RunStatus::Queued).then(Utc::now),
+        priority: new.queue.priority,
+        delayed: new.queue.available_at.is_some() && new.session_id.is_none(),
+        // At once is any time before its acceptance, from which the database makes that.
+        available_at: (new.status == RunStatus::Queued)
+            .then(|| new.queue.available_at.unwrap_or(DateTime::UNIX_EPOCH)),
     }
 }
 
@@ -290,7 +298,11 @@ impl RunCalls<'_> {
             }
             RunEvent::ApprovalRequested(awaited) => self.ask(awaited),
             RunEvent::ToolCallAwaitingClient(awaited) => {
-                self.row(awaited.call_id).state = "awaiting_client".into();
+                let effect = awaited.actions.iter().map(|action| action.effect).max();
+                let row = self.row(awaited.call_id);
+                row.state = "awaiting_client".into();
+                row.effect = effect.map(|effect| effect.as_str().into());
+                row.decision.clone_from(&awaited.decision);
             }
             RunEvent::ToolCallCompleted(call) => {
                 if call.target != CallTarget::Tool {

@@ -6,7 +6,9 @@ use serde_json::json;
 use chrono::DateTime;
 
 use super::*;
-use crate::event::{ToolCallBlocked, ToolCallCompleted, ToolCallStarted, ValidationError};
+use crate::event::{
+    Circumstances, ToolCallBlocked, ToolCallCompleted, ToolCallStarted, ValidationError,
+};
 use crate::message::FinishReason;
 use crate::message::{AssistantMessage, ToolCall, Turn, Usage};
 use crate::run::{Consumption, Effect, Labels, Totals};
@@ -49,6 +51,8 @@ fn started(call: &ToolCall) -> RunEvent {
         actions: Arc::default(),
         consumes: Consumption::default(),
         on_unknown_outcome: crate::run::OnUnknownOutcome::Review,
+        sandbox: None,
+        circumstances: Circumstances::default(),
     })
 }
 
@@ -71,6 +75,7 @@ fn answered(call: &ToolCall, failure: Option<CallFailure>) -> RunEvent {
 fn blocked(call: &ToolCall) -> RunEvent {
     RunEvent::ToolCallBlocked(ToolCallBlocked {
         actions: Arc::default(),
+        circumstances: Circumstances::default(),
         call_id: call.id,
         tool: call.name.clone(),
         rule: "scope".into(),
@@ -227,6 +232,7 @@ fn an_audit_record_has_the_same_id_each_time_it_is_written() {
         arguments: "{}".into(),
         outcome: "succeeded".into(),
         duration_ms: None,
+        result_bytes: None,
     };
     let (first, second) = (Uuid::now_v7(), Uuid::now_v7());
     assert_eq!(audit_id(&record(first)), audit_id(&record(first)));

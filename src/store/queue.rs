@@ -10,10 +10,13 @@ use super::backend::Work;
 use super::listing::readable;
 use super::sql::Query;
 use super::tables::Record;
-use super::{ClaimedRun, FORMAT, Store, StoreError};
+use super::{ClaimedRun, FORMAT, Running, Store, StoreError};
+use crate::clock;
 
 /// Tenants that are looked at in one claim.
 const MAX_TENANTS: u32 = 64;
+/// How often one claim looks for tenants that are not at their limits.
+const MAX_LOOKS: u32 = 64;
 
 /// Runs that wait for a replica and for nothing else, as their index has it.
 macro_rules! in_line {
@@ -24,7 +27,9 @@ macro_rules! in_line {
             $table,
             "session_place IS NULL OR ",
             $table,
-            "session_place = 'holds')"
+            "session_place = 'holds') AND NOT ",
+            $table,
+            "delayed"
         )
     };
 }
@@ -51,7 +56,7 @@ impl Store {
             in_line!(""),
             ") + (SELECT count(*) FROM runs WHERE ",
             waits!(""),
-            ") AS queued"
+            ") + (SELECT count(*) FROM runs WHERE status = 'queued' AND delayed) AS queued"
         ));
         let rows = self.backend.read(Work::Control, count).await?;
         rows.first().map_or(Ok(0), |row| row.read("queued"))
@@ -77,33 +82,65 @@ impl Store {
     /// it then. One whose row cannot be read is taken and left out.
     ///
     /// Tenants take turns, beginning with the one behind `last_served`, so that none waits for
-    /// all the runs of another; the runs of one tenant are taken in the order of their acceptance.
+    /// all the runs of another; the runs of one tenant are taken by priority, and
+    /// then in the order of their acceptance, or of the time before which they may not begin.
+    /// A session has its own order, without priorities.
+    /// Those for which the limits leave no room, by what is `running`, are passed by.
     ///
     /// # Errors
     /// [`StoreError`] where nothing was taken.
-    pub async fn claim(
+    pub async fn claim_within(
         &self,
         owner: &str,
         limit: u32,
         last_served: &str,
+        running: &mut Running,
     ) -> Result<Vec<ClaimedRun>, StoreError> {
-        let mut claimed = Vec::new();
+        let mut from = last_served.to_owned();
+        for _ in 0..MAX_LOOKS {
+            let tenants = self.tenants_in_line(&from).await?;
+            let next = tenants.last().filter(|_| tenants.len() == MAX_TENANTS as usize).cloned();
+            let claimed = self.claim_in_turn(owner, limit, tenants, running).await?;
+            match next.filter(|_| claimed.is_empty() && running.has_held_back) {
+                Some(next) => from = next, // those looked at may all be at their limits
+                None => return Ok(claimed),
+            }
+        }
+        Ok(Vec::new())
+    }
+
+    /// Takes up to `limit` queued runs of these tenants, who take turns.
+    async fn claim_in_turn(
+        &self,
+        owner: &str,
+        limit: u32,
+        mut tenants: Vec<String>,
+        running: &mut Running,
+    ) -> Result<Vec<ClaimedRun>, StoreError> {
+        let mut claimed: Vec<ClaimedRun> = Vec::new();
         let mut left = limit;
-        let mut tenants = self.tenants_in_line(last_served).await?;
         while !tenants.is_empty() && left > 0 {
             let share = (left / u32::try_from(tenants.len()).unwrap_or(u32::MAX)).max(1);
             let mut have_more = Vec::new();
             for tenant in tenants {
-                let wanted = share.min(left);
-                if wanted == 0 {
+                if left == 0 {
                     break;
                 }
-                let taken = match self.claim_of(owner, &tenant, wanted).await {
+                let wanted = share.min(left).min(running.room(&tenant));
+                let full_keys = running.full_keys(&tenant);
+                running.has_held_back |= wanted == 0 || !full_keys.is_empty();
+                if wanted == 0 {
+                    continue;
+                }
+                let taken = match self.claim_of(owner, &tenant, wanted, &full_keys).await {
                     Ok(taken) => taken,
                     // What was taken is driven; the next claim meets the same error.
                     Err(_) if !claimed.is_empty() => return Ok(claimed),
                     Err(error) => return Err(error),
                 };
+                for taken in taken.iter().filter(|taken| taken.run.parent_run_id.is_none()) {
+                    running.add(&tenant, &taken.run.subject, 1);
+                }
                 let count = u32::try_from(taken.len()).unwrap_or(u32::MAX);
                 left = left.saturating_sub(count);
                 if count == wanted {
@@ -114,6 +151,19 @@ impl Store {
             tenants = have_more;
         }
         Ok(claimed)
+    }
+
+    /// The same without limits.
+    ///
+    /// # Errors
+    /// The same.
+    pub async fn claim(
+        &self,
+        owner: &str,
+        limit: u32,
+        last_served: &str,
+    ) -> Result<Vec<ClaimedRun>, StoreError> {
+        self.claim_within(owner, limit, last_served, &mut Running::default()).await
     }
 
     /// Tenants with queued runs, in the order of their turns: some of them where there are many.
@@ -149,36 +199,45 @@ impl Store {
         rows.iter().map(|row| row.read("tenant")).collect()
     }
 
-    /// Takes up to `limit` queued runs of one tenant.
+    /// Takes up to `limit` queued runs of one tenant, and none of these keys.
     async fn claim_of(
         &self,
         owner: &str,
         tenant: &str,
         limit: u32,
+        full_keys: &[String],
     ) -> Result<Vec<ClaimedRun>, StoreError> {
+        // Constants where they are not needed, so that the plan is that of the usual claim.
+        let (of_others, of_others_too) = match full_keys {
+            [] => ("", ""),
+            _ => (" AND NOT (subject IN :full_keys)", " AND NOT (w.subject IN :full_keys)"),
+        };
         // First in each line for a session: those whose turn it is if no run holds it.
         // Materialised, so that the limits hold.
-        let claim = Query::new(concat!(
-            "WITH RECURSIVE heads (id) AS (SELECT * FROM (SELECT id FROM runs WHERE tenant = :tenant AND ",
-            waits!(""),
-            " ORDER BY session_id, session_place, available_at, id LIMIT 1) AS first \
+        let claim = format!(
+            concat!(
+                "WITH RECURSIVE heads (id) AS (SELECT * FROM (SELECT id FROM runs WHERE tenant = :tenant AND ",
+                waits!(""),
+                " ORDER BY session_id, session_place, available_at, id LIMIT 1) AS first \
              UNION ALL SELECT (SELECT r.id FROM runs r WHERE r.tenant = :tenant AND ",
-            waits!("r."),
-            " AND r.session_id > h.session_id \
+                waits!("r."),
+                " AND r.session_id > h.session_id \
              ORDER BY r.session_id, r.session_place, r.available_at, r.id LIMIT 1) \
              FROM heads JOIN runs h ON h.id = heads.id), \
-             turned AS MATERIALIZED (SELECT id, available_at FROM runs w \
+             turned AS MATERIALIZED (SELECT id, priority, available_at FROM runs w \
              WHERE id IN (SELECT id FROM heads) AND ",
-            waits!("w."),
-            " AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.tenant = w.tenant \
+                waits!("w."),
+                " AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.tenant = w.tenant \
              AND r.session_id = w.session_id AND r.session_place = 'holds' \
-             AND r.finished_at IS NULL) AND w.format <= :format LIMIT :limit{skip_locked}), \
-             due AS MATERIALIZED (SELECT id, available_at FROM runs WHERE ",
-            in_line!(""),
-            " AND tenant = :tenant AND available_at <= {now} AND format <= :format \
-             ORDER BY available_at, id LIMIT :limit{skip_locked}), \
+             AND r.finished_at IS NULL) AND w.available_at <= {{now}} \
+             AND w.format <= :format{of_others_too} \
+             ORDER BY w.priority DESC, w.available_at, w.id LIMIT :limit{{skip_locked}}), \
+             due AS MATERIALIZED (SELECT id, priority, available_at FROM runs WHERE ",
+                in_line!(""),
+                " AND tenant = :tenant AND available_at <= {{now}} AND format <= :format{of_others} \
+             ORDER BY priority DESC, available_at, id LIMIT :limit{{skip_locked}}), \
              next AS MATERIALIZED (SELECT id AS next_id FROM (SELECT * FROM turned \
-             UNION ALL SELECT * FROM due) AS both_lines ORDER BY available_at, id LIMIT :limit) \
+             UNION ALL SELECT * FROM due) AS both_lines ORDER BY priority DESC, available_at, id LIMIT :limit) \
              UPDATE runs SET status = 'running', owner = :owner, epoch = epoch + 1, format = :format, \
              available_at = NULL, \
              session_place = CASE WHEN session_place IS NOT NULL THEN 'holds' END, \
@@ -187,9 +246,35 @@ impl Store {
              WHERE r.tenant = runs.tenant AND r.session_id = runs.session_id \
              AND r.session_turn IS NOT NULL) ELSE session_turn END \
              FROM next WHERE id = next_id",
-            claimed!(),
-        ));
+                claimed!(),
+            ),
+            of_others = of_others,
+            of_others_too = of_others_too
+        );
+        let claim = Query::new(claim);
+        let claim = if full_keys.is_empty() { claim } else { claim.bind("full_keys", full_keys) };
         self.claimed(claim.bind("owner", owner).bind("tenant", tenant).bind("limit", limit)).await
+    }
+
+    /// Puts up to `limit` queued runs into the line whose time has come.
+    pub async fn end_delays(&self, limit: u32) -> Result<(), StoreError> {
+        let first = Query::new(
+            "SELECT min(available_at) AS at FROM runs WHERE status = 'queued' AND delayed",
+        );
+        let rows = self.backend.read(Work::Control, first).await?;
+        let Some(row) = rows.first() else { return Ok(()) };
+        let first: Option<DateTime<Utc>> = row.read("at")?;
+        if first.is_none_or(|first| first > clock::now()) {
+            return Ok(()); // and nothing is written
+        }
+        // By the clock of the database; read once, so that it bounds what is looked at.
+        let due = Query::new(
+            "UPDATE runs SET delayed = false WHERE id IN (SELECT id FROM runs \
+             WHERE status = 'queued' AND delayed AND available_at <= (SELECT {now}) \
+             ORDER BY available_at LIMIT :limit{skip_locked})",
+        );
+        self.backend.write(Work::Control, due.bind("limit", limit)).await?;
+        Ok(())
     }
 
     /// Takes up to `limit` queued runs that were begun before: they had a place then.

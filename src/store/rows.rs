@@ -22,6 +22,15 @@ pub struct DefinitionSnapshot {
     pub json: String,
 }
 
+/// When a queued run is taken, among those of its tenant.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct QueuePlace {
+    /// Higher ones first.
+    pub priority: i64,
+    /// Not before this time; absent: at once.
+    pub available_at: Option<DateTime<Utc>>,
+}
+
 /// The row of a run that starts now.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewRun {
@@ -58,6 +67,8 @@ pub struct NewRun {
     pub traceparent: Option<String>,
     /// Where events of the run are sent; a child run has its parent's.
     pub webhook: Option<String>,
+    /// When it is taken from the queue.
+    pub queue: QueuePlace,
 }
 
 /// A run's place in its session when it is accepted. One live run holds a session; others wait, and

@@ -10,6 +10,9 @@ use super::tables::{JournalRow, Record};
 use super::{IdempotentRun, IterationRecord, Page, RunRecord, Store, StoreError, ToolCallRecord};
 use crate::event::Event;
 
+/// Runs that one statement asks about.
+const ASKED_AT_ONCE: usize = 1000;
+
 /// That the run is the tenant's.
 const IS_OURS: &str = "EXISTS (SELECT 1 FROM runs WHERE id = :run AND tenant = :tenant)";
 
@@ -85,6 +88,18 @@ impl Store {
         events.retain(|event| event.seq > after);
         events.truncate(limit as usize);
         Ok(events)
+    }
+
+    /// The numbers of the newest events of these runs; those that do not exist have none.
+    pub async fn newest_events(&self, runs: &[Uuid]) -> Result<Vec<(Uuid, i64)>, StoreError> {
+        let mut newest = Vec::with_capacity(runs.len());
+        for some in runs.chunks(ASKED_AT_ONCE) {
+            let query = Query::new("SELECT id, next_seq FROM runs WHERE id IN :runs");
+            for row in self.backend.read(Work::Data, query.bind("runs", some)).await? {
+                newest.push((row.read("id")?, row.read::<i64>("next_seq")? - 1));
+            }
+        }
+        Ok(newest)
     }
 
     /// The journals of these runs, one after the other.

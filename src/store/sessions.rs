@@ -30,7 +30,8 @@ impl Store {
              SELECT id, session_place, available_at FROM runs WHERE tenant = :tenant \
              AND session_id = :session AND session_place = 'holds' AND finished_at IS NULL \
              UNION ALL SELECT id, session_place, available_at FROM runs WHERE tenant = :tenant \
-             AND session_id = :session AND status = 'queued' AND session_place <> 'holds') alive) \
+             AND session_id = :session AND status = 'queued' AND session_place <> 'holds' \
+             AND available_at <= {now}) alive) \
              AS live, \
              (SELECT COALESCE(max(session_turn), 0) FROM runs WHERE tenant = :tenant \
              AND session_id = :session AND session_turn IS NOT NULL) AS turn, \

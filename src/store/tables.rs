@@ -187,6 +187,8 @@ table! {
             request_hash: Option<String>,
             traceparent: Option<String>,
             webhook: Option<String>,
+            priority: i64,
+            delayed: bool,
             available_at: Option<DateTime<Utc>>,
         }
         /// What each write of the run leaves.
@@ -209,6 +211,8 @@ table! {
             error: Option<RunError>,
             termination_reason: Option<String>,
             partial: bool,
+            waited_ms: i64,
+            waiting_since: Option<DateTime<Utc>>,
             latency_ms: Option<i64>,
             finished_at: Option<DateTime<Utc>>,
             ..usage: Usage,
@@ -320,6 +324,7 @@ table! {
         labels: Vec<String>,
         outcome: String,
         duration_ms: Option<u64>,
+        result_bytes: Option<u64>,
         definition_hash: Option<String>,
         pattern: Option<String>,
     }
@@ -489,6 +494,15 @@ table! {
         p50_ms: Option<u64>,
         p95_ms: Option<u64>,
         p99_ms: Option<u64>,
+    }
+}
+
+table! {
+    /// A run that a search looked at.
+    read LookedAt {
+        id: Uuid,
+        created_at: DateTime<Utc>,
+        may_match: bool,
     }
 }
 

@@ -157,7 +157,8 @@ impl Store {
         self.backend.write(Work::Data, release).await.map(drop)
     }
 
-    /// Makes a delivery due again, whatever became of it; `None`: this tenant has no such delivery.
+    /// Makes a delivery due again, whatever became of it; `None`: this tenant has no such delivery. A
+    /// receiver that wanted no more of the run is asked again, for this delivery and later ones.
     pub async fn redeliver(&self, tenant: &str, id: Uuid) -> Result<Option<Delivery>, StoreError> {
         let again = Query::new(
             "UPDATE webhook_outbox SET status = 'pending', tries = 0, due_at = {now}, \
@@ -165,8 +166,17 @@ impl Store {
         );
         let again = again.push(DELIVERY_URL).bind("id", id).bind("tenant", tenant);
         let again = again.bind("day", TRIED_FOR.to_std().unwrap_or_default());
-        let rows = self.backend.write(Work::Data, again).await?;
-        Ok(readable(&rows).next())
+        let mut tx = self.backend.begin(Work::Data).await?;
+        let delivery: Option<Delivery> = readable(&tx.run(again).await?).next();
+        if let Some(Delivery { run_id, .. }) = &delivery {
+            let wanted = Query::new(
+                "UPDATE webhook_outbox SET status = 'disabled' \
+                 WHERE run_id = :run AND status = 'failed' AND response_status = 410",
+            );
+            tx.run(wanted.bind("run", *run_id)).await?;
+        }
+        tx.commit().await?;
+        Ok(delivery)
     }
 
     /// The deliveries of a run whose last try failed, in the order of their events.

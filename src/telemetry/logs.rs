@@ -1,6 +1,7 @@
 //! Non-blocking logging to standard error, which may be slow, blocked or closed.
 //!
-//! `TOOLLOOP_LOG` filters them (`debug`, `toolloop=trace,sqlx=warn`, …). Nothing that a caller sent
+//! `TOOLLOOP_LOG` filters them (`debug`, `toolloop=trace,sqlx=warn`, …); what libraries say below
+//! `warn` is shown where they are named. Nothing that a caller sent
 //! and no secret is logged at `info` or above, but for what scripts of the operator write to standard
 //! error. Lines are copied into a bounded buffer, which a
 //! dedicated thread writes. Lines that do not fit are dropped and counted.
@@ -88,7 +89,7 @@ impl Logs {
         default: &str,
     ) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
         let filter = match std::env::var(FILTER_VARIABLE) {
-            Ok(filter) if !filter.is_empty() => EnvFilter::try_new(&filter)
+            Ok(filter) if !filter.is_empty() => EnvFilter::try_new(ours(&filter))
                 .map_err(|e| format!("environment variable {FILTER_VARIABLE}: {e}"))?,
             _ => EnvFilter::try_new(format!("{default},{QUIET}"))?,
         };
@@ -117,6 +118,18 @@ impl Logs {
         }));
         Ok(Self { buffer })
     }
+}
+
+/// A filter in which a level without a target is that of the service alone where it shows more than
+/// `info`: libraries then write whole pages and messages, and say what they do only where named.
+fn ours(filter: &str) -> String {
+    let parts = filter.split(',').map(|part| match part.trim() {
+        level if ["debug", "trace"].iter().any(|it| level.eq_ignore_ascii_case(it)) => {
+            format!("warn,toolloop={level}").into()
+        }
+        part => Cow::Borrowed(part),
+    });
+    parts.collect::<Vec<_>>().join(",")
 }
 
 impl Drop for Logs {
@@ -315,6 +328,21 @@ mod tests {
         ] {
             assert_eq!(one_line(line.as_bytes(), false), plain);
             assert_eq!(one_line(line.as_bytes(), true), coloured);
+        }
+    }
+
+    #[test]
+    fn libraries_say_less_unless_they_are_named() {
+        for (filter, expected) in [
+            ("debug", "warn,toolloop=debug"),
+            ("TRACE", "warn,toolloop=TRACE"),
+            ("info", "info"),
+            ("toolloop=trace,sqlx=warn", "toolloop=trace,sqlx=warn"),
+            ("debug, html5ever=debug", "warn,toolloop=debug,html5ever=debug"),
+            ("hyper", "hyper"),
+        ] {
+            assert_eq!(ours(filter), expected);
+            assert!(EnvFilter::try_new(ours(filter)).is_ok(), "{filter}");
         }
     }
 

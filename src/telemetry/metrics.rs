@@ -262,7 +262,7 @@ impl Metrics {
             Some(_) => (call.tool.as_str(), "failed"),
         };
         self.tool_calls.of(tool, outcome).increment(1);
-        if let Some(NetworkUse { requests, refused, .. }) = call.network {
+        if let Some(NetworkUse { requests, refused, announced: 0, .. }) = call.network {
             self.program_requests.of(tool, "sent").increment(requests);
             self.program_requests.of(tool, "refused").increment(refused);
         }

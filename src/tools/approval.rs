@@ -26,6 +26,8 @@ pub struct Granted<'a> {
     pub arguments: Option<&'a Value>,
     /// What the approver was shown.
     pub basis: &'a ApprovalBasis,
+    /// What the call would have done then; empty where that was not kept.
+    pub actions: &'a [Action],
 }
 
 impl Granted<'_> {
@@ -40,6 +42,16 @@ impl Granted<'_> {
             let read = new.names().join(" and ");
             format!("An earlier approval lapsed: the run has since read {read} data.")
         })
+    }
+
+    /// The same, where the call would now do something else than the approver was shown. Who edits
+    /// arguments decides on those, and not on what was shown.
+    pub(super) fn outgrown_by(&self, actions: &[Action]) -> Option<String> {
+        let known = !self.actions.is_empty() && self.arguments.is_none();
+        let goes_beyond = actions.len() != self.actions.len()
+            || actions.iter().zip(self.actions).any(|(now, shown)| now.goes_beyond(shown));
+        (known && goes_beyond)
+            .then(|| "An earlier approval lapsed: the call would now do something else.".to_owned())
     }
 }
 
@@ -63,12 +75,13 @@ pub fn executed_by_caller(
     call_id: Uuid,
     tool: &str,
     arguments: &Value,
+    content: &str,
     is_error: bool,
     reason: String,
 ) -> AuditRecord {
     let outcome = if is_error { "failed" } else { "succeeded" }.to_owned();
     let decided = decided(call_id, tool, arguments, "client", true, reason);
-    AuditRecord { outcome, ..decided }
+    AuditRecord { outcome, result_bytes: Some(content.len() as u64), ..decided }
 }
 
 /// What the audit log keeps of a decision on a call, or of one that was not made in time.
@@ -93,5 +106,6 @@ pub fn decided(
         arguments: shown(arguments, canonical_json(arguments.clone())),
         outcome: if passes { "not_executed" } else { "blocked" }.into(),
         duration_ms: None,
+        result_bytes: None,
     }
 }

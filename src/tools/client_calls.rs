@@ -1,7 +1,7 @@
 //! Calls of tools that the caller executes: judged like others, and then the caller's.
 //!
-//! Nothing is executed here, so such a call does nothing by itself: it passes the rules on names,
-//! autonomy, skills and flow. The caller needs no scope for tools of its own.
+//! Nothing is executed here. What such a call does is what the caller declared: it passes the rules
+//! on names, autonomy, skills and flow. The caller needs no scope for tools of its own.
 
 use std::sync::Arc;
 
@@ -14,9 +14,9 @@ use super::interceptors::{Intercepted, Returned, Seen};
 use super::results::{Finished, blocked, error_text, escalated, intercepted, not_executed};
 use super::run_scope::RunScope;
 use crate::event::{AuditRecord, CallFailure, ToolCallCompleted};
-use crate::governance::{Action, ActionKind, Call, Decision, Objection, Verdict};
+use crate::governance::{Action, Call, Decision, Objection, Verdict};
 use crate::message::{ToolCall, canonical_json};
-use crate::run::Effect;
+use crate::run::{ClientTool, Effect};
 
 /// What becomes of such a call.
 #[derive(Debug)]
@@ -41,19 +41,19 @@ pub struct ClientPermit {
 }
 
 impl Executor {
-    /// Judges a call whose arguments match its tool's schema. Those of an approval replace them.
+    /// Judges a call of a tool whose arguments match its schema. Those of an approval replace them.
     pub fn judge_client_call(
         &self,
         call: &ToolCall,
-        arguments: Value,
+        (tool, arguments): (&ClientTool, Value),
         scope: &RunScope,
         approval: Option<Granted<'_>>,
     ) -> ClientCall {
         let lapsed = approval.and_then(|granted| granted.lapsed(None, scope.labels));
+        let actions: Arc<[Action]> = [tool.action()].into();
+        let lapsed = lapsed.or_else(|| approval.and_then(|it| it.outgrown_by(&actions)));
         let approval = approval.filter(|_| lapsed.is_none());
         let edited = approval.and_then(|granted| granted.arguments).cloned();
-        let what = ActionKind::Call { tool: call.name.clone() };
-        let actions: Arc<[Action]> = [Action::new(what, Effect::Read)].into();
         let mut arguments = edited.unwrap_or(arguments);
         for interceptor in self.interceptors.before(&call.name) {
             let (tool, inputs) = (call.name.as_str(), &*scope.inputs);
@@ -69,7 +69,7 @@ impl Executor {
         }
         let question = Call {
             tool: &call.name,
-            effect: Effect::Read,
+            effect: tool.effect.unwrap_or(Effect::Once),
             actions: Arc::clone(&actions),
             approved_by: approval.map(|granted| granted.by),
             labels: scope.labels,

@@ -23,6 +23,7 @@ use super::Tool;
 use super::sandbox::Sandbox;
 use crate::bounds::yaml::{self, YamlError};
 use crate::outbound::Client;
+use crate::tools::proxy::Proxy;
 use file::{Entry, ToolsFile};
 use http::{HttpTool, Service};
 use script::ScriptTool;
@@ -40,6 +41,7 @@ pub type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
 pub struct Surroundings<'a> {
     pub environment: Environment<'a>,
     pub client: &'a Client,
+    pub proxy: &'a Proxy,
     pub sandbox: &'a Arc<Sandbox>,
 }
 

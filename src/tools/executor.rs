@@ -9,7 +9,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use chrono::{DateTime, Utc};
 use serde_json::Value;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -17,6 +16,8 @@ use tokio_util::sync::CancellationToken;
 use super::approval::{Escalated, Granted};
 use super::arguments;
 use super::audit_arguments::shown;
+pub use super::call_options::CallOptions;
+use super::declared_paths::actions_of;
 use super::guarded::{Failure, guarded};
 use super::interceptors::{Intercepted, Interceptors, Returned, Seen};
 use super::results::{
@@ -29,11 +30,12 @@ use super::{Tool, ToolContext, ToolInfo, subagent};
 use crate::bounds::schema::Schema;
 use crate::clock;
 use crate::event::{
-    AuditRecord, CallFailure, RunEvent, ToolCallCompleted, ToolCallStarted, ValidationError,
+    AuditRecord, CallFailure, Circumstances, RunEvent, ToolCallCompleted, ToolCallStarted,
+    ValidationError,
 };
 use crate::governance::{Action, Call, Decision, Gate, Permit, Verdict};
 use crate::message::{CallTarget, ToolCall, canonical_json};
-use crate::run::{Consumption, Delegation, Effect, Labels, OnUnknownOutcome};
+use crate::run::{Consumption, Delegation, Effect, Labels};
 
 /// The wait before a failed call is repeated; it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -53,27 +55,6 @@ struct Offered {
     hash: String,
     arguments: Schema,
     options: CallOptions,
-}
-
-/// How the calls of one tool are executed.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct CallOptions {
-    /// How often a call that may be repeated is repeated after it failed.
-    pub retries: u32,
-    /// How long one try may take, instead of what the run says.
-    pub timeout: Option<Duration>,
-    /// How many calls all runs of one caller may make in a minute.
-    pub per_minute: Option<u32>,
-    /// Whether the result of a call that only reads is used again.
-    pub cache: bool,
-    /// What becomes of a call that must not be repeated and whose outcome a crash leaves unknown.
-    pub on_unknown_outcome: OnUnknownOutcome,
-    /// What its results label the run.
-    pub yields: Labels,
-    /// Whether that is declared, and holds for what programs read of the network too.
-    pub declares_yields: bool,
-    /// What they do not, whatever was read to make them.
-    pub sanitizes: Labels,
 }
 
 /// A tool's input schema is none.
@@ -151,6 +132,11 @@ impl Ready {
         Some(RunEvent::HandoffStarted { call_id, agent, reason })
     }
 
+    /// Notes what else the call was judged by.
+    pub fn note(&mut self, circumstances: Circumstances) {
+        self.started.circumstances = circumstances;
+    }
+
     /// Takes out of what the call consumes what was counted for it already.
     pub fn consume_beyond(&mut self, counted: &Consumption) {
         self.started.consumes = std::mem::take(&mut self.started.consumes).beyond(counted);
@@ -169,7 +155,7 @@ impl Ready {
 
     /// The call, answered with the result of an earlier identical one.
     pub fn answered_with(self, content: String) -> Finished {
-        let audit = self.audit(clock::now(), "succeeded", Some(0));
+        let audit = self.audit("succeeded", 0, Some(&content));
         let completed = ToolCallCompleted {
             call_id: self.started.call_id,
             tool: self.started.tool,
@@ -186,10 +172,10 @@ impl Ready {
         finished(completed, Some(audit))
     }
 
-    fn audit(&self, at: DateTime<Utc>, outcome: &str, duration_ms: Option<u64>) -> AuditRecord {
+    fn audit(&self, outcome: &str, duration_ms: u64, result: Option<&str>) -> AuditRecord {
         AuditRecord {
             labels: Labels::default(),
-            at,
+            at: clock::now(),
             call_id: self.started.call_id,
             tool: self.started.tool.clone(),
             rule: self.rule.to_owned(),
@@ -198,7 +184,8 @@ impl Ready {
             reason: self.started.reason.clone(),
             arguments: self.shown_arguments.clone(),
             outcome: outcome.to_owned(),
-            duration_ms,
+            duration_ms: Some(duration_ms),
+            result_bytes: result.map(|result| result.len() as u64),
         }
     }
 }
@@ -267,7 +254,8 @@ impl Asked<'_> {
         }
         let canonical = canonical_json(arguments.clone());
         let context = self.context(&canonical);
-        match guarded(scope.timeout, offered.tool.actions(arguments, &context)).await {
+        let acts = actions_of(&*offered.tool, &offered.options.paths, arguments, &context);
+        match guarded(scope.timeout, acts).await {
             Ok(actions) => Ok(Considered { canonical, context, actions }),
             // What a call would do cannot be told, so it cannot be judged: a check that cannot
             // decide blocks.
@@ -296,7 +284,7 @@ impl Executor {
     ) -> Result<Self, SchemaError> {
         let offer = |tool: Arc<dyn Tool>| match Schema::of_tool(&tool.info().input_schema) {
             Ok(arguments) => {
-                let hash = tool.info().hash();
+                let hash = tool.info().hash(&tool.does());
                 Ok(Offered { arguments, hash, options: options(&tool.info().name), tool })
             }
             Err(e) => Err(SchemaError { tool: tool.info().name.clone(), message: e.to_string() }),
@@ -385,6 +373,8 @@ impl Executor {
             Err(Unprepared::Fatal(error)) => return Err(error),
         };
         let Considered { canonical, context, actions } = considered;
+        let lapsed = lapsed.or_else(|| approval.and_then(|it| it.outgrown_by(&actions)));
+        let approval = approval.filter(|_| lapsed.is_none());
         let (tool, options) = (&offered.tool, &offered.options);
         let declared = tool.info().effect;
         let effect = actions.iter().map(|action| action.effect).max().unwrap_or(declared);
@@ -414,6 +404,8 @@ impl Executor {
                     actions: judged,
                     consumes,
                     on_unknown_outcome: options.on_unknown_outcome,
+                    sandbox: tool.sandbox_level(),
+                    circumstances: Circumstances::default(),
                 };
                 let is_concurrent = effect == Effect::Read || tool.info().concurrent;
                 Prepared::Ready(Ready {
@@ -500,6 +492,8 @@ impl Executor {
         let since = Instant::now();
         ready.context.listener = scope.listener.clone();
         ready.context.requests.within(scope.requests_left.clone());
+        let announced = Consumption::of(ready.permit.actions()).network_requests;
+        ready.context.requests.announced(announced);
         let result =
             cancel.run_until_cancelled(self.tried(&ready, scope)).await.unwrap_or_else(|| {
                 let known = if ready.effect() == Effect::Read {
@@ -513,13 +507,14 @@ impl Executor {
                 ))
             });
         let duration_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let outcome = match &result {
-            Ok(_) => "succeeded",
-            Err(Failure::Told(CallFailure::Cancelled, _)) => "cancelled",
-            Err(Failure::Told(CallFailure::Timeout, _)) => "timed_out",
-            Err(_) => "failed",
+        let (outcome, told) = match &result {
+            Ok(text) => ("succeeded", Some(text.as_str())),
+            Err(Failure::Told(CallFailure::Cancelled, _)) => ("cancelled", None),
+            Err(Failure::Told(CallFailure::Timeout, _)) => ("timed_out", None),
+            Err(Failure::Told(_, message)) => ("failed", Some(message.as_str())),
+            Err(_) => ("failed", None),
         };
-        let audit = ready.audit(clock::now(), outcome, Some(duration_ms));
+        let audit = ready.audit(outcome, duration_ms, told);
         let network = ready.context.requests.totals();
         let (requests, audit) = ready.context.requests.audited(audit);
         let yields = self.yields_of(&ready);
@@ -602,7 +597,9 @@ impl Executor {
             }
             let work = tool.execute(ready.permit.clone(), ready.arguments.clone(), &ready.context);
             match guarded(limit, work).await {
-                Err(Failure::Told(..)) => tokio::time::sleep(pause).await,
+                Err(Failure::Told(..)) if !ready.context.requests.is_over_budget() => {
+                    tokio::time::sleep(pause).await;
+                }
                 done => return done,
             }
             pause = (pause * 2).min(LONGEST_PAUSE);

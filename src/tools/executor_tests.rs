@@ -12,8 +12,8 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::*;
-use crate::event::{ApprovalBasis, ToolCallBlocked};
-use crate::governance::{Action, ActionKind, Policy, ToolPolicy};
+use crate::event::{ApprovalBasis, Circumstances, ToolCallBlocked};
+use crate::governance::{Action, ActionKind, Policy, ToolPolicy, ToolRule};
 use crate::run::{Autonomy, Caller, Labels};
 use crate::tools::lease::Lease;
 use crate::tools::registry::Registry;
@@ -219,9 +219,13 @@ async fn what_cannot_be_judged_is_blocked_and_audited() {
     assert_eq!(audit.reason.as_deref(), Some("no such thing"));
 }
 
+fn denied(tools: &str) -> ToolRule {
+    ToolRule { tools: tools.to_owned(), policy: ToolPolicy::Deny, observes: false }
+}
+
 #[tokio::test]
 async fn what_the_gate_stops_is_answered_with_the_reason_and_audited() {
-    let policy = Policy { tool_policies: vec![("probe".into(), ToolPolicy::Deny)], ..full() };
+    let policy = Policy { tool_policies: vec![denied("probe")], ..full() };
     let reason = "Blocked by the tool_policy rule: the policy for probe denies every call of probe; do without it.";
     let Prepared::Answered(finished) = bench(&policy).prepare("probe", r#"{"do": "look"}"#).await
     else {
@@ -229,6 +233,7 @@ async fn what_the_gate_stops_is_answered_with_the_reason_and_audited() {
     };
     let expected = ToolCallBlocked {
         actions: [Action::new(ActionKind::Call { tool: "probe".into() }, Effect::Read)].into(),
+        circumstances: Circumstances::default(),
         call_id: Uuid::from_u128(1),
         tool: "probe".into(),
         rule: "tool_policy".into(),
@@ -248,10 +253,7 @@ async fn what_the_gate_stops_is_answered_with_the_reason_and_audited() {
 
 #[tokio::test]
 async fn an_approval_answers_the_question_and_nothing_else() {
-    let bench = bench(&Policy {
-        tool_policies: vec![("other".into(), ToolPolicy::Deny)],
-        ..Policy::default()
-    });
+    let bench = bench(&Policy { tool_policies: vec![denied("other")], ..Policy::default() });
     let destroy = call("probe", r#"{"do": "destroy"}"#);
     let asks =
         "The autonomy rule asks for an approval: to call probe would lose what exists there.";
@@ -270,7 +272,9 @@ async fn an_approval_answers_the_question_and_nothing_else() {
     );
 
     let basis = ApprovalBasis { tool_hash: escalated.tool_hash, labels: Labels::default() };
-    let granted = |arguments| Some(Granted { by: "ann", arguments, basis: &basis });
+    let shown = escalated.actions;
+    let granted =
+        |arguments| Some(Granted { by: "ann", arguments, basis: &basis, actions: &shown });
     let approved =
         bench.executor.prepare(&destroy, SLOT, &bench.scope, granted(None)).await.unwrap();
     let Prepared::Ready(ready) = approved else { panic!("{approved:?}") };
@@ -303,12 +307,22 @@ async fn an_approval_answers_the_question_and_nothing_else() {
         ),
         (&basis, &read, "An earlier approval lapsed: the run has since read untrusted data."),
     ] {
-        let granted = Granted { by: "ann", arguments: Some(&look), basis };
+        let granted = Granted { by: "ann", arguments: Some(&look), basis, actions: &shown };
         let again = bench.executor.prepare(&destroy, SLOT, scope, Some(granted)).await.unwrap();
         let Prepared::Escalated(escalated) = again else { panic!("{again:?}") };
         assert!(escalated.reason.ends_with(why), "{}", escalated.reason);
         assert_eq!(escalated.arguments, json!({"do": "destroy"}), "the edit lapsed, too");
     }
+
+    // It holds for what the call would have done.
+    let other = [Action::new(ActionKind::Call { tool: "other".into() }, Effect::Once)];
+    let granted_then =
+        Granted { by: "ann", arguments: None, basis: &basis, actions: other.as_slice() };
+    let again =
+        bench.executor.prepare(&destroy, SLOT, &bench.scope, Some(granted_then)).await.unwrap();
+    let Prepared::Escalated(escalated) = again else { panic!("{again:?}") };
+    let why = "An earlier approval lapsed: the call would now do something else.";
+    assert!(escalated.reason.ends_with(why), "{}", escalated.reason);
 
     // What is blocked stays blocked.
     let scope =

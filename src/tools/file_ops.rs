@@ -24,9 +24,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::quota::OverQuota;
 use super::workspace::{Kind, PathError, Resolved};
-use super::{Changed, Defaults, Standing, Tool, ToolContext, ToolError, ToolInfo, Workspace};
+use super::{Changed, Defaults, Standing, Tool, ToolContext, ToolError, ToolInfo, Workspace, pdf};
 use crate::governance::{Action, ActionKind, Permit};
 use crate::run::Effect;
+use reading::Begun;
 
 /// Searches of all runs at the same time: each holds a file and what its pattern builds.
 static SEARCHES: Semaphore = Semaphore::const_new(4);
@@ -38,7 +39,7 @@ pub const NAME: &str = "file_ops";
 
 const DESCRIPTION: &str = "Reads and changes files in your workspace. `operation` says what; the other arguments \
     depend on it:\n\
-    - read: path; optional offset, limit (lines). Answers the file's text.\n\
+    - read: path; optional offset, limit (lines). Answers the file's text, of a PDF document too.\n\
     - write: path, content. Makes the file (and its directories) or replaces it.\n\
     - append: path, content. Adds to the end, makes the file if it is missing.\n\
     - edit: path, old, new; optional replace_all. Replaces exact text that occurs exactly once.\n\
@@ -150,11 +151,18 @@ impl Tool for FileOps {
         arguments: Value,
         context: &ToolContext,
     ) -> Result<String, ToolError> {
-        if let Operation::Read { offset, limit, .. } = Operation::parse(&arguments)?
-            && let Some(text) =
-                reading::read_small(&context.workspace, path_of(&permit, 0)?, offset, limit)?
-        {
-            return Ok(text);
+        if let Operation::Read { offset, limit, .. } = Operation::parse(&arguments)? {
+            let path = path_of(&permit, 0)?;
+            match reading::begin(&context.workspace, path, offset, limit)? {
+                Begun::Text(text) => return Ok(text),
+                Begun::Pdf(document) => {
+                    let text = pdf::text(document).await;
+                    let text =
+                        text.map_err(|why| ToolError::ForModel(format!("{path:?} {why}")))?;
+                    return reading::page_of(path, &text, offset, limit);
+                }
+                Begun::Large => {}
+            }
         }
         let workspace = context.workspace.clone();
         let _place = match Operation::parse(&arguments)? {
@@ -320,7 +328,7 @@ fn path_of(permit: &Permit, index: usize) -> Result<&str, ToolError> {
 }
 
 /// Runs on the blocking pool. The work is told to stop when the caller is dropped.
-async fn blocking<T: Send + 'static>(
+pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce(&CancellationToken) -> Result<T, ToolError> + Send + 'static,
 ) -> Result<T, ToolError> {
     let stop = CancellationToken::new();

@@ -14,6 +14,7 @@ use serde_json::Value;
 use super::results::capped;
 use crate::bounds::expression::Expression;
 use crate::bounds::glob::Glob;
+use crate::bounds::json::unescaped_key;
 use crate::bounds::secrets;
 use crate::event::Replaced;
 use crate::governance::{Action, ActionKind};
@@ -250,7 +251,7 @@ fn glob(key: &str, pattern: &str) -> Result<Glob, InterceptorError> {
 /// about.
 fn put(arguments: &mut Value, pointer: &str, value: Value) -> Option<()> {
     let (parent, last) = pointer.rsplit_once('/')?;
-    let key = last.replace("~1", "/").replace("~0", "~");
+    let key = unescaped_key(last);
     match arguments.pointer_mut(parent)? {
         Value::Object(members) => {
             members.insert(key, value);

@@ -6,9 +6,13 @@
 pub mod approval;
 pub mod arguments;
 mod audit_arguments;
+pub mod browser;
+mod call_options;
 mod changed;
 pub mod client_calls;
+pub mod credentials;
 pub mod declared;
+mod declared_paths;
 pub mod executor;
 pub mod file_ops;
 mod guarded;
@@ -16,7 +20,9 @@ pub mod interceptors;
 pub mod lease;
 pub mod listener;
 pub mod marker;
-mod proxy;
+pub mod pdf;
+mod programs;
+pub mod proxy;
 pub mod quota;
 pub mod recall;
 pub mod registry;
@@ -44,7 +50,7 @@ use uuid::Uuid;
 
 use crate::event::SkillActivated;
 use crate::governance::{Action, Permit};
-use crate::run::{Caller, Effect, Labels};
+use crate::run::{Caller, Effect, Labels, SandboxLevel};
 
 pub use changed::Changed;
 pub use lease::Standing;
@@ -86,9 +92,11 @@ pub struct Defaults {
 }
 
 impl ToolInfo {
-    /// SHA-256 of what a model and an approver are told of the tool, in hexadecimal digits.
-    pub fn hash(&self) -> String {
-        let told = (&self.name, &self.description, &self.input_schema, self.effect.as_str());
+    /// SHA-256 of what a model and an approver are told of the tool and of what it does, in
+    /// hexadecimal digits.
+    pub fn hash(&self, does: &str) -> String {
+        let effect = (self.effect.as_str(), self.destructive);
+        let told = (&self.name, &self.description, &self.input_schema, effect, does);
         let told = serde_json::to_vec(&told).unwrap_or_default();
         hex::encode(Sha256::digest(&told))
     }
@@ -130,7 +138,7 @@ pub struct ToolContext {
     pub changed: Changed,
     /// Whether the agent's rules give programs a way to the network.
     pub has_network: bool,
-    /// What programs ask there.
+    /// What programs, or a page, ask there.
     pub requests: Requests,
 }
 
@@ -179,6 +187,20 @@ pub trait Tool: Send + Sync {
     fn activates(&self, _arguments: &Value) -> Option<SkillActivated> {
         None
     }
+
+    /// What it does, as its operator declared it; empty for what the service itself does.
+    fn does(&self) -> String {
+        String::new()
+    }
+
+    /// How well the programs that it starts are confined; none for a tool that starts none.
+    fn sandbox_level(&self) -> Option<SandboxLevel> {
+        None
+    }
+
+    /// This replica does not drive a run any more: it has ended, another one drives it, or it is
+    /// parked.
+    fn run_left(&self, _run: Uuid, _is_parked: bool) {}
 
     /// What a call with these arguments (which match the schema) would do. May look, must not
     /// touch.

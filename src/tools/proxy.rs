@@ -26,6 +26,7 @@ use tokio::task::JoinSet;
 use url::Url;
 
 use super::ToolContext;
+use super::credentials::{self, Credential, Credentials};
 use super::requests::Requests;
 use super::sandbox::{Sandbox, WayOut};
 use crate::bounds::address;
@@ -36,7 +37,7 @@ use crate::run::Target;
 
 /// Connections of one call at the same time, and of all; further ones wait.
 const CONNECTIONS: usize = 16;
-const ALL_CONNECTIONS: usize = 256;
+const ALL_CONNECTIONS: usize = 1024;
 static PLACES: Semaphore = Semaphore::const_new(ALL_CONNECTIONS);
 /// Bytes that one call may send and receive.
 const MAX_BYTES: u64 = 1 << 30;
@@ -50,6 +51,13 @@ const MAX_PHRASE: usize = 300;
 /// Before a connection is accepted again after that failed.
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// How programs get out. Cheap to clone.
+#[derive(Clone)]
+pub struct Proxy {
+    client: Client,
+    credentials: Arc<Credentials>,
+}
+
 type Answer = Response<Either<Passed, Full<Bytes>>>;
 /// A tunnel that was permitted, until the program has read so.
 type Opened = Arc<Mutex<Option<(OnUpgrade, Passage)>>>;
@@ -59,6 +67,7 @@ struct Call {
     client: Client,
     permit: Permit,
     addresses: AddressPolicy,
+    credentials: Vec<Credential>,
     requests: Requests,
     meter: Meter,
 }
@@ -94,16 +103,41 @@ pub(super) async fn leads_out(sandbox: &Sandbox, context: &ToolContext) -> bool 
     context.has_network && sandbox.kernel().await.holds.network
 }
 
-/// The way out of a call.
-pub(super) fn way_out(client: &Client, permit: &Permit, context: &ToolContext) -> WayOut {
-    let call = Arc::new(Call {
-        client: client.clone(),
-        permit: permit.clone(),
-        addresses: AddressPolicy::public_and(permit.private_networks().iter().copied()),
-        requests: context.requests.clone(),
-        meter: Meter::new(MAX_BYTES),
-    });
-    Box::new(move |listener| Box::pin(serve(listener, call)))
+impl Proxy {
+    pub fn new(client: Client, credentials: Credentials) -> Self {
+        Self { client, credentials: Arc::new(credentials) }
+    }
+
+    /// What a definition may name.
+    pub fn credentials(&self) -> &Credentials {
+        &self.credentials
+    }
+
+    /// Those of a call, the one for the longest path first.
+    fn credentials_of(&self, permit: &Permit) -> Vec<Credential> {
+        let named = permit.credentials().iter().filter_map(|name| self.credentials.get(name));
+        let mut credentials: Vec<_> = named.filter_map(|it| it.clone().ok()).collect();
+        credentials.sort_by_key(|it| std::cmp::Reverse(it.url.path().len()));
+        credentials
+    }
+
+    /// Variables for the programs of a call.
+    pub(super) fn variables(&self, permit: &Permit) -> Vec<(String, String)> {
+        credentials::variables(&self.credentials_of(permit))
+    }
+
+    /// The way out of a call.
+    pub(super) fn way_out(&self, permit: &Permit, context: &ToolContext) -> WayOut {
+        let call = Arc::new(Call {
+            client: self.client.clone(),
+            permit: permit.clone(),
+            addresses: AddressPolicy::public_and(permit.private_networks().iter().copied()),
+            credentials: self.credentials_of(permit),
+            requests: context.requests.clone(),
+            meter: Meter::new(MAX_BYTES),
+        });
+        Box::new(move |listener| Box::pin(serve(listener, call)))
+    }
 }
 
 async fn serve(listener: TcpListener, call: Arc<Call>) {
@@ -169,19 +203,28 @@ impl Call {
         mut request: Request<Incoming>,
         opened: &Opened,
     ) -> Result<Answer, Refusal> {
-        let url = address_of(&request)?;
+        let asked = address_of(&request)?;
+        let credential = self.credentials.iter().find(|credential| credential.covers(&asked));
+        let url = credential.map_or_else(|| asked.clone(), |credential| credential.address(&asked));
         let target = Target::of(&url, false);
         let ruling = self.permit.ruling_on(&target);
-        let admitted = self.requests.admit(request.method().as_str(), target, ruling);
+        let admitted = self.requests.ask(request.method().as_str(), target, ruling).await;
         let admitted = admitted.map_err(Refusal::forbidden)?;
         let passed = async {
-            let passage = self.client.passage(&url, &self.addresses).await?;
-            if request.method() != Method::CONNECT {
-                let answer = passage.send(&url, request, &self.meter).await?;
-                return Ok(answer.map(Either::Left));
+            if request.method() == Method::CONNECT {
+                let passage = self.client.tunnel_end(&url, &self.addresses).await?;
+                *opened.lock() = Some((hyper::upgrade::on(&mut request), passage));
+                return Ok(Response::new(Either::Right(Full::default())));
             }
-            *opened.lock() = Some((hyper::upgrade::on(&mut request), passage));
-            Ok(Response::new(Either::Right(Full::default())))
+            let passage = self.client.passage(&url, &self.addresses).await?;
+            if let Some(credential) = credential {
+                credential.add_to(request.headers_mut());
+            }
+            let mut answer = passage.send(&url, request, &self.meter).await?;
+            if let Some(credential) = credential {
+                credential.relocate(answer.headers_mut());
+            }
+            Ok(answer.map(Either::Left))
         };
         let passed: Result<Answer, OutboundError> = passed.await;
         let failure = passed.as_ref().err().map(ToString::to_string);

@@ -72,6 +72,14 @@ pub enum OverQuota {
     Files(u64, u64),
 }
 
+impl OverQuota {
+    /// The bytes or files that there would be.
+    pub fn amount(self) -> u64 {
+        let (Self::File(amount, _) | Self::Bytes(amount, _) | Self::Files(amount, _)) = self;
+        amount
+    }
+}
+
 #[derive(Debug, Clone, Copy, Default)]
 struct Used {
     bytes: u64,
@@ -155,6 +163,17 @@ impl Quota {
         figure.used.files = figure.used.files.saturating_add(adds + directories);
         figure.is_exact &= adds == 0;
         Ok(())
+    }
+
+    /// Whether a workspace holds more than it may, programs' files included. Walks the workspace, so it
+    /// belongs on the blocking pool.
+    pub fn excess(&self, root: &Dir) -> Option<OverQuota> {
+        let used = measured(root, self.limits.files);
+        let QuotaLimits { bytes, files, .. } = self.limits;
+        if used.bytes > bytes {
+            return Some(OverQuota::Bytes(used.bytes, bytes));
+        }
+        (used.files > files).then_some(OverQuota::Files(used.files, files))
     }
 
     /// Counts a file that is gone.

@@ -6,7 +6,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use uuid::Uuid;
+
+use super::credentials::Credential;
 use super::file_ops::FileOps;
+use super::proxy::Proxy;
 use super::recall::Recall;
 use super::sandbox::Sandbox;
 use super::sandbox::plan::Holds;
@@ -14,7 +18,6 @@ use super::shell::Shell;
 use super::{Tool, ToolInfo};
 use crate::bounds::name::means;
 use crate::governance::CommandRules;
-use crate::outbound::Client;
 use crate::run::Labels;
 
 /// A name or glob of a definition that no tool has.
@@ -26,7 +29,7 @@ pub struct UnknownTool(pub String);
 #[derive(Default)]
 pub struct Registry {
     tools: BTreeMap<String, Arc<dyn Tool>>,
-    programs: Option<(Arc<Sandbox>, Client)>,
+    programs: Option<(Arc<Sandbox>, Proxy)>,
 }
 
 impl Registry {
@@ -42,8 +45,8 @@ impl Registry {
     }
 
     /// Adds the tool that runs programs. It runs none until an agent's rules say which.
-    pub fn run_programs_in(&mut self, sandbox: Arc<Sandbox>, client: Client) {
-        self.programs = Some((sandbox, client));
+    pub fn run_programs_in(&mut self, sandbox: Arc<Sandbox>, proxy: Proxy) {
+        self.programs = Some((sandbox, proxy));
         if let Some(shell) = self.shell(Arc::default(), false) {
             self.add(Arc::new(shell));
         }
@@ -51,8 +54,18 @@ impl Registry {
 
     /// The tool that runs programs, for an agent with these rules.
     pub fn shell(&self, rules: Arc<CommandRules>, has_network: bool) -> Option<Shell> {
-        let (sandbox, client) = self.programs.as_ref()?;
-        Some(Shell::new(Arc::clone(sandbox), client.clone(), rules, has_network))
+        let (sandbox, proxy) = self.programs.as_ref()?;
+        Some(Shell::new(Arc::clone(sandbox), proxy.clone(), rules, has_network))
+    }
+
+    /// The secret of that name, for requests of programs.
+    ///
+    /// # Errors
+    /// Why there is none: a phrase.
+    pub fn credential(&self, name: &str) -> Result<&Credential, String> {
+        let known = self.programs.as_ref().and_then(|(_, proxy)| proxy.credentials().get(name));
+        let known = known.ok_or_else(|| format!("there is no [tools.credentials.{name}]"))?;
+        known.as_ref().map_err(Clone::clone)
     }
 
     /// What confines programs, where that is known.
@@ -92,6 +105,13 @@ impl Registry {
             }
         }
         Ok(tools)
+    }
+
+    /// This replica does not drive a run any more.
+    pub fn run_left(&self, run: Uuid, is_parked: bool) {
+        for tool in self.tools.values() {
+            tool.run_left(run, is_parked);
+        }
     }
 
     /// What is known of every tool, by name.

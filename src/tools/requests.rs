@@ -1,40 +1,58 @@
-//! What the programs of one call ask the network: admitted, counted and kept for the audit log.
+//! What one call asks the network: admitted and counted, redirects and repetitions included.
 //!
 //! How many a call may send is bounded here, and by what is left of the run's budget, which calls
-//! that are executed together share. Whether a request is permitted is the permit's to say.
+//! that are executed together share, and of the one that the run shares with others. What the start
+//! of the call counted is paid for. Requests of programs are kept for the audit log one by one; a
+//! tool's own are part of its call. Whether a request is permitted is the permit's to say.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use chrono::{DateTime, TimeDelta, Utc};
+use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use serde_json::json;
 
 use super::audit_arguments::shown;
 use crate::clock;
-use crate::event::{AuditRecord, NetworkUse};
+use crate::event::{AuditRecord, NetworkUse, SharedRequests};
 use crate::governance::Decision;
 use crate::message::canonical_json;
-use crate::run::{Labels, Target};
+use crate::outbound::Announce;
+use crate::run::{Labels, Refusal, Reserved, Target};
 
 /// Requests of one call, refused ones included.
 const MAX_REQUESTS: usize = 1_000;
 /// Reasons of refusals that are told.
 const TOLD: usize = 5;
+const USED_UP: &str = "the run's budget of requests is used up (network.max_requests)";
 
 /// The requests of one call. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct Requests(Arc<Mutex<Told>>);
 
-/// How many requests a run may still send; none where that is not limited.
-#[derive(Debug, Clone, Default)]
-pub struct RequestsLeft(Option<Arc<AtomicU64>>);
+/// Reserves one request of the budget that the run shares with others; nothing where that cannot be
+/// asked.
+pub type SharedReserve = Arc<dyn Fn() -> BoxFuture<'static, Option<Reserved>> + Send + Sync>;
+
+/// How many requests a run may still send.
+#[derive(Clone, Default)]
+pub struct RequestsLeft {
+    /// None where the run itself has no limit.
+    own: Option<Arc<AtomicU64>>,
+    /// None where it shares nothing.
+    shared: Option<SharedReserve>,
+}
 
 #[derive(Debug, Default)]
 struct Told {
     left: RequestsLeft,
+    /// Requests that the start of the call counted and that are not sent yet.
+    paid: u64,
     asked: Vec<Asked>,
+    /// Whether programs asked something.
+    by_programs: bool,
     totals: NetworkUse,
     /// Reasons of refusals.
     reasons: BTreeSet<String>,
@@ -56,13 +74,27 @@ pub(super) struct Admitted(usize);
 
 impl RequestsLeft {
     pub fn of(left: Option<u64>) -> Self {
-        Self(left.map(|left| Arc::new(AtomicU64::new(left))))
+        Self { own: left.map(|left| Arc::new(AtomicU64::new(left))), shared: None }
+    }
+
+    /// The same, of which each is reserved where the run shares a budget. Where it has no bound of
+    /// its own, none of the runs above it has one: those hold for it, too.
+    #[must_use]
+    pub fn shared_by(self, shared: Option<SharedReserve>) -> Self {
+        Self { shared: shared.filter(|_| self.own.is_some()), ..self }
     }
 
     fn take(&self) -> bool {
         let less = |left: u64| left.checked_sub(1);
-        let Some(left) = &self.0 else { return true };
+        let Some(left) = &self.own else { return true };
         left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
+    }
+}
+
+impl std::fmt::Debug for RequestsLeft {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let is_shared = self.shared.is_some();
+        f.debug_struct("RequestsLeft").field("own", &self.own).field("shared", &is_shared).finish()
     }
 }
 
@@ -72,11 +104,94 @@ impl Requests {
         self.0.lock().left = left;
     }
 
+    /// Notes how many requests the start of the call counted.
+    pub(super) fn announced(&self, requests: u64) {
+        let mut told = self.0.lock();
+        (told.paid, told.totals.announced) = (requests, requests);
+    }
+
+    /// Counts a request of the tool itself.
+    ///
+    /// # Errors
+    /// Why it is not sent.
+    async fn count(&self) -> Result<(), String> {
+        let refused = self.reserve().await.err();
+        let mut told = self.0.lock();
+        if let Some(why) = refused {
+            return Err(told.declined(why));
+        }
+        if told.totals.requests >= MAX_REQUESTS as u64 {
+            return Err(told.declined(format!("this call has sent {MAX_REQUESTS} requests")));
+        }
+        if !told.pays() {
+            told.totals.over_budget = true;
+            return Err(told.declined(USED_UP.to_owned()));
+        }
+        told.totals.requests += 1;
+        Ok(())
+    }
+
+    /// The same as [`Self::admit`], within what all runs may send that share a budget.
+    ///
+    /// # Errors
+    /// Why it is not sent.
+    pub(super) async fn ask(
+        &self,
+        method: &str,
+        target: Target,
+        (decision, reason): (Decision, Option<String>),
+    ) -> Result<Admitted, String> {
+        let is_objected = decision > Decision::Warned;
+        let refused = if is_objected { None } else { self.reserve().await.err() };
+        match refused {
+            None => self.admit(method, target, (decision, reason)),
+            Some(why) => {
+                let refused = (Decision::Blocked, Some(why.clone()));
+                self.admit(method, target, refused).and(Err(why))
+            }
+        }
+    }
+
+    /// Reserves what the next request takes of a shared budget.
+    async fn reserve(&self) -> Result<(), String> {
+        let shared = {
+            let told = self.0.lock();
+            if told.paid > 0 { None } else { told.left.shared.clone() }
+        };
+        let Some(shared) = shared else { return Ok(()) };
+        match shared().await {
+            Some(Reserved::Granted) => Ok(()),
+            Some(Reserved::Refused(Refusal { used, max, .. })) => {
+                let totals = &mut self.0.lock().totals;
+                totals.over_budget = true;
+                totals.shared = Some(SharedRequests { used, max });
+                Err("the budget of requests that the run shares with others is used up \
+                    (network.max_requests)"
+                    .to_owned())
+            }
+            None => Err("the budget that the run shares with others cannot be asked".to_owned()),
+        }
+    }
+
+    /// The same as [`Self::count`], for a client that is about to send.
+    pub(super) fn counting(&self) -> Box<Announce> {
+        let requests = self.clone();
+        Box::new(move || {
+            let requests = requests.clone();
+            Box::pin(async move { requests.count().await })
+        })
+    }
+
+    /// Whether the budget has refused a request, so that the run ends with the call.
+    pub(super) fn is_over_budget(&self) -> bool {
+        self.0.lock().totals.over_budget
+    }
+
     /// Takes note of a request and of what the rules say to it.
     ///
     /// # Errors
     /// Why it is not sent.
-    pub(super) fn admit(
+    fn admit(
         &self,
         method: &str,
         target: Target,
@@ -84,8 +199,7 @@ impl Requests {
     ) -> Result<Admitted, String> {
         let mut told = self.0.lock();
         if told.asked.len() >= MAX_REQUESTS {
-            told.totals.refused += 1;
-            return Err(told.refuses(format!("this call has sent {MAX_REQUESTS} requests")));
+            return Err(told.declined(format!("this call has sent {MAX_REQUESTS} requests")));
         }
         let mut asked = Asked {
             at: told.next(),
@@ -96,21 +210,20 @@ impl Requests {
             outcome: "",
         };
         let is_objected = decision > Decision::Warned;
-        if !is_objected && !told.left.take() {
+        if !is_objected && !told.pays() {
             told.totals.over_budget = true;
             asked.decision = Decision::Blocked;
-            asked.reason =
-                Some("the run's budget of requests is used up (network.max_requests)".to_owned());
+            asked.reason = Some(USED_UP.to_owned());
         }
         let refused = asked.decision > Decision::Warned;
         asked.outcome = if refused { "blocked" } else { "cancelled" };
         let reason = asked.reason.clone().unwrap_or_default();
         told.asked.push(asked);
         if refused {
-            told.totals.refused += 1;
-            return Err(told.refuses(reason));
+            return Err(told.declined(reason));
         }
         told.totals.requests += 1;
+        told.by_programs = true;
         Ok(Admitted(told.asked.len() - 1))
     }
 
@@ -131,15 +244,15 @@ impl Requests {
         self.0.lock().reasons.iter().cloned().collect()
     }
 
-    /// What the call has read: what an outsider can write, if anything was answered.
+    /// What programs have read: what an outsider can write, if anything was answered.
     pub(super) fn labels(&self) -> Labels {
-        if self.0.lock().totals.requests > 0 { Labels::UNTRUSTED } else { Labels::default() }
+        if self.0.lock().by_programs { Labels::UNTRUSTED } else { Labels::default() }
     }
 
     /// How much was asked; none where nothing was.
     pub(super) fn totals(&self) -> Option<NetworkUse> {
         let totals = self.0.lock().totals;
-        (totals != NetworkUse::default()).then_some(totals)
+        (totals.requests > 0 || totals.refused > 0).then_some(totals)
     }
 
     /// For the audit log: a record of each request, and after them that of the call.
@@ -162,6 +275,7 @@ impl Requests {
                 arguments: shown(&arguments, canonical),
                 outcome: outcome.to_owned(),
                 duration_ms: None,
+                result_bytes: None,
                 ..call.clone()
             }
         };
@@ -172,10 +286,27 @@ impl Requests {
 }
 
 impl Told {
+    /// Whether a request is paid for, or taken of what is left.
+    fn pays(&mut self) -> bool {
+        match self.paid.checked_sub(1) {
+            Some(rest) => {
+                self.paid = rest;
+                true
+            }
+            None => self.left.take(),
+        }
+    }
+
     /// Now, or a little later: no two records of a call have the same time, which identifies them.
     fn next(&self) -> DateTime<Utc> {
         let after = self.asked.last().map(|asked| asked.at + TimeDelta::microseconds(1));
         after.map_or_else(clock::now, |after| after.max(clock::now()))
+    }
+
+    /// Counts a request that is not sent.
+    fn declined(&mut self, reason: String) -> String {
+        self.totals.refused += 1;
+        self.refuses(reason)
     }
 
     fn refuses(&mut self, reason: String) -> String {

@@ -13,8 +13,8 @@ use super::arguments;
 use super::audit_arguments::shown;
 use crate::clock;
 use crate::event::{
-    ApprovalBasis, AuditRecord, Awaited, CallFailure, RunEvent, SkillActivated, Suspicion,
-    ToolCallBlocked, ToolCallCompleted, WaitKind,
+    ApprovalBasis, AuditRecord, Awaited, CallFailure, Circumstances, RunEvent, SkillActivated,
+    Suspicion, ToolCallBlocked, ToolCallCompleted, WaitKind,
 };
 use crate::governance::{Decision, Objection};
 use crate::message::{CallTarget, ToolCall, canonical_json};
@@ -113,6 +113,7 @@ pub(super) fn awaiting_child(
 ) -> Finished {
     let awaited = Awaited {
         basis: ApprovalBasis::default(),
+        decision: None,
         escalation_target: None,
         actions: Arc::default(),
         call_id,
@@ -165,6 +166,7 @@ pub(super) fn blocked(
         reason: objection.reason.clone(),
         content: error_text(&objection.reason),
         actions,
+        circumstances: Circumstances::default(),
     };
     let audit = not_executed(call, objection, shown_arguments);
     Finished {
@@ -208,6 +210,7 @@ pub(super) fn not_executed(
         arguments: shown_arguments,
         outcome: if is_blocked { "blocked" } else { "not_executed" }.into(),
         duration_ms: None,
+        result_bytes: None,
     }
 }
 
@@ -229,6 +232,7 @@ pub fn lost(call: &ToolCall) -> AuditRecord {
         arguments: shown(&arguments, canonical),
         outcome: "unknown".to_owned(),
         duration_ms: None,
+        result_bytes: None,
     }
 }
 

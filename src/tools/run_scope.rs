@@ -45,7 +45,7 @@ pub struct RunScope {
     pub standing: Standing,
     /// Who is told how its calls get on.
     pub listener: Listener,
-    /// What programs may still ask the network.
+    /// What programs and pages may still ask the network.
     pub requests_left: RequestsLeft,
 }
 

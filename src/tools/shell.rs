@@ -14,14 +14,14 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use serde_json::{Value, json};
 
+use super::proxy::{self, Proxy};
 use super::sandbox::reach::{self, ReachError, Startable};
-use super::sandbox::{Job, Ran, Sandbox, SandboxError};
-use super::{Defaults, Tool, ToolContext, ToolError, ToolInfo, proxy};
+use super::sandbox::{Job, Ran, Sandbox};
+use super::{Defaults, Tool, ToolContext, ToolError, ToolInfo, programs};
 use crate::event::NetworkUse;
 use crate::governance::{Action, ActionKind, CommandRules, Permit};
 use crate::message::tool_schema::ToolSchema;
-use crate::outbound::Client;
-use crate::run::Effect;
+use crate::run::{Effect, SandboxLevel};
 use prepared::Prepared;
 
 /// The tool's name.
@@ -44,7 +44,7 @@ const NO_NETWORK_HERE: &str =
 pub struct Shell {
     info: ToolInfo,
     sandbox: Arc<Sandbox>,
-    client: Client,
+    proxy: Proxy,
     rules: Arc<CommandRules>,
 }
 
@@ -52,7 +52,7 @@ impl Shell {
     /// The tool of an agent with these rules, which may let programs ask the network.
     pub fn new(
         sandbox: Arc<Sandbox>,
-        client: Client,
+        proxy: Proxy,
         rules: Arc<CommandRules>,
         has_network: bool,
     ) -> Self {
@@ -83,7 +83,7 @@ impl Shell {
             destructive: true,
             defaults: Defaults::default(),
         };
-        Self { info, sandbox, client, rules }
+        Self { info, sandbox, proxy, rules }
     }
 
     async fn prepared(
@@ -104,6 +104,10 @@ impl Shell {
 impl Tool for Shell {
     fn info(&self) -> &ToolInfo {
         &self.info
+    }
+
+    fn sandbox_level(&self) -> Option<SandboxLevel> {
+        self.sandbox.known_level()
     }
 
     async fn actions(
@@ -129,15 +133,16 @@ impl Tool for Shell {
             let message = "files changed while the command was about to run; look again";
             return Err(ToolError::ForModel(message.into()));
         }
-        let programs: Vec<String> = actions.iter().filter_map(program_of).collect();
+        let listed: Vec<String> = actions.iter().filter_map(program_of).collect();
         let writes = actions.iter().any(|action| action.effect != Effect::Read);
         let has_mounts = self.sandbox.kernel().await.holds.namespaces;
         let path = self.sandbox.settings().path.clone();
         let root = context.workspace.root();
-        let way_out = leads_out.then(|| proxy::way_out(&self.client, &permit, context));
+        let way_out = leads_out.then(|| self.proxy.way_out(&permit, context));
+        let environment = if leads_out { self.proxy.variables(&permit) } else { Vec::new() };
         let reached = tokio::task::spawn_blocking(move || {
             let mut reach = reach::workspace(&permit, &root, writes, runs_others, has_mounts)?;
-            let startable = if runs_others { Startable::All } else { Startable::Only(&programs) };
+            let startable = if runs_others { Startable::All } else { Startable::Only(&listed) };
             reach.grants.extend(reach::system(&path, startable));
             reach.grants.extend(reach::certificates().filter(|_| leads_out));
             let handle: OwnedFd = root.as_fd().try_clone_to_owned()?;
@@ -152,7 +157,7 @@ impl Tool for Shell {
             steps,
             directory,
             workspace: &handle,
-            environment: Vec::new(),
+            environment,
             input: None,
             reach,
             timeout,
@@ -162,7 +167,7 @@ impl Tool for Shell {
         if writes {
             context.standing.held().await;
         }
-        let ran = self.sandbox.run(job).await.map_err(|error| failed(&error))?;
+        let ran = programs::run(&self.sandbox, job, &context.workspace, writes).await?;
         let mut result = told(&ran);
         if let Some(asked) = context.requests.totals() {
             let NetworkUse { requests, .. } = asked;
@@ -188,14 +193,6 @@ fn program_of(action: &Action) -> Option<String> {
         ActionKind::Exec { argv, .. } => argv.first().cloned(),
         _ => None,
     }
-}
-
-/// What a model reads where programs did not run.
-pub(super) fn failed(error: &SandboxError) -> ToolError {
-    if let SandboxError::Io(_) | SandboxError::NotStarted(_) = error {
-        tracing::warn!(%error, "programs in the sandbox did not run");
-    }
-    ToolError::ForModel(error.to_string())
 }
 
 fn told(ran: &Ran) -> Value {

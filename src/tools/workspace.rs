@@ -169,6 +169,12 @@ impl Workspace {
         self.quota.admit(&self.root, growths)
     }
 
+    /// Whether it holds more than it may, programs' files included. Walks it, so it belongs on the
+    /// blocking pool.
+    pub fn excess(&self) -> Option<OverQuota> {
+        self.quota.excess(&self.root)
+    }
+
     /// Counts a file that is gone.
     pub fn freed(&self, bytes: u64) {
         self.quota.freed(&self.root, bytes);

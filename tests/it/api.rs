@@ -165,6 +165,11 @@ async fn responses_match_the_document(db: Db) {
                 let request = json!({"run_id": run, "actions": ["read"]});
                 ("201", service.post("/tokens", &request).await)
             }
+            ("POST", "/agents/{name}/policy/judge") => {
+                let call =
+                    json!({"tool": "file_ops", "arguments": {"operation": "list", "path": "."}});
+                ("200", service.post(&operation.path(run), &call).await)
+            }
             _ => continue,
         };
         assert_eq!(body.status.as_str(), status, "{} {body:?}", operation.path);
@@ -181,7 +186,7 @@ async fn responses_match_the_document(db: Db) {
         }
         checked += 1;
     }
-    assert_eq!(checked, 34);
+    assert_eq!(checked, 35);
 }
 
 async fn documented_parameters_are_accepted_and_others_rejected(db: Db) {
@@ -211,7 +216,7 @@ async fn documented_parameters_are_accepted_and_others_rejected(db: Db) {
                 name => name,
             };
             let value = match name {
-                "limit" | "after" | "timeout" => "7",
+                "limit" | "after" | "timeout" | "unsigned_until" => "7",
                 "status" if path.ends_with("/approvals") => "approved",
                 "status" if path.ends_with("/deliveries") => "pending",
                 "status" | "termination_reason" => "completed",
@@ -368,7 +373,9 @@ async fn agents_and_tools_are_listed_and_found_by_name(db: Db) {
     {
         let key = key(&service, &scopes).await;
         let seen = answer(service.http.get(service.url("/v1/tools")).bearer_auth(key)).await.body;
-        assert_eq!(seen["data"][0]["allowed"], allowed, "{scopes:?}");
+        let tools = seen["data"].as_array().unwrap();
+        let tool = tools.iter().find(|tool| tool["name"] == "file_ops").unwrap();
+        assert_eq!(tool["allowed"], allowed, "{scopes:?}");
     }
     service.key = key(&service, &["agents:read"]).await;
     assert_eq!(service.get("/v1/agents").await.status, 200);

@@ -10,6 +10,7 @@ use crate::service::{Answer, Db, Service, Setup, answer, on_both_stores};
 
 on_both_stores! {
     an_escalated_call_waits_until_it_is_approved,
+    waiting_is_no_part_of_a_runs_duration,
     a_denied_call_is_told_to_the_model,
     nobody_decides_in_time,
     arguments_are_edited_and_judged_again,
@@ -23,6 +24,7 @@ on_both_stores! {
     a_stop_condition_asks_whether_to_go_on,
     an_approval_lapses_where_the_run_reads_more,
     an_approval_lapses_where_the_tool_changes,
+    an_approval_lapses_where_the_call_does_more,
 }
 
 /// Overwriting needs an approval, adding does not.
@@ -174,6 +176,27 @@ async fn an_escalated_call_waits_until_it_is_approved(db: Db) {
         (again.status.as_u16(), &again.body["code"]),
         (409, &json!("NOT_AWAITING_APPROVAL"))
     );
+}
+
+async fn waiting_is_no_part_of_a_runs_duration(db: Db) {
+    let service = editor().start(db).await;
+    let (approved, cancelled) =
+        (parked(&service, "editor").await, parked(&service, "editor").await);
+    let used = |run: &Value| run["budget"]["used"]["duration_seconds"].as_f64().unwrap();
+    let ((run, calls), (other, _)) = (paths(&approved.body), paths(&cancelled.body));
+    let (now, later) = (service.get(&run).await.body, service.get(&run).await.body);
+    assert_eq!((used(&now), used(&later)), (used(&approved.body), used(&approved.body)));
+    service.post(&format!("{}/approve", calls[0]), &json!({})).await;
+    service.post(&format!("{other}/cancel"), &json!({})).await;
+    for (run, parked) in [(&run, &approved.body), (&other, &cancelled.body)] {
+        let run = ended(&service, run).await;
+        #[expect(clippy::cast_precision_loss, reason = "a run is not that long")]
+        let whole = run["latency_ms"].as_i64().unwrap() as f64 / 1000.0;
+        assert!(used(parked) <= used(&run) && used(&run) < whole, "{run:#}");
+        let listed = service.get("/v1/runs").await.body["data"].clone();
+        let listed = listed.as_array().unwrap().iter().find(|it| it["run_id"] == run["run_id"]);
+        assert_eq!(listed.unwrap()["budget"], run["budget"]);
+    }
 }
 
 async fn a_denied_call_is_told_to_the_model(db: Db) {
@@ -671,6 +694,42 @@ steps:
     assert_eq!(asks, 3);
 }
 
+/// What was approved created a file; by now it would overwrite one.
+async fn an_approval_lapses_where_the_call_does_more(db: Db) {
+    let writer = "
+model: scripted/writer
+tools: [file_ops]
+enable_double_confirmation: false
+governance: {autonomy: full, paths: {write: ['**']}, tool_policies: {file_ops: ask}}
+";
+    let scenario = "
+steps:
+  - tool_calls:
+      - {tool: file_ops, arguments: {operation: write, path: sub/new.txt, content: by the model}}
+      - {tool: file_ops, arguments: {operation: write, path: sub/next.txt, content: as well}}
+  - text: done
+";
+    let service = editor().agent("writer", writer).scenario("writer", scenario).start(db).await;
+    let (run, calls) = paths(&parked(&service, "writer").await.body);
+    std::fs::create_dir(service.dir.path().join("workspace/default/sub")).unwrap();
+    service.write("workspace/default/sub/new.txt", "by a person");
+    for call in &calls {
+        assert_eq!(service.post(&format!("{call}/approve"), &json!({})).await.status, 200);
+    }
+    let lapsed = "An earlier approval lapsed: the call would now do something else.";
+    let again = service
+        .until(&run, |run| {
+            run["pending"][0]["reason"].as_str().is_some_and(|reason| reason.ends_with(lapsed))
+        })
+        .await;
+    assert_eq!(again["pending"].as_array().unwrap().len(), 1, "{again:#}");
+    assert_eq!(file(&service, "sub/new.txt"), "by a person");
+    assert_eq!(service.post(&format!("{}/approve", calls[0]), &json!({})).await.status, 200);
+    assert_eq!(ended(&service, &run).await["status"], "completed");
+    assert_eq!(file(&service, "sub/new.txt"), "by the model");
+    assert_eq!(file(&service, "sub/next.txt"), "as well", "that a directory is there is no more");
+}
+
 /// The tool that was approved is not the one that would be executed.
 async fn an_approval_lapses_where_the_tool_changes(db: Db) {
     let tool = "
@@ -693,15 +752,31 @@ steps:
     let setup = editor().tools("issues", tool).agent("closer", closer).scenario("closer", scenario);
     let mut service = setup.start(db).await;
     let (run, calls) = paths(&parked(&service, "closer").await.body);
-    service.kill().await;
-    service.write("tools/issues.yaml", &tool.replace("Closes an", "Deletes every"));
-    service.restart().await;
-    assert_eq!(service.post(&format!("{}/approve", calls[0]), &json!({})).await.status, 200);
     let lapsed = "An earlier approval lapsed: the tool's declaration has changed.";
-    let asked_again = |run: &Value| {
-        run["pending"][0]["reason"].as_str().is_some_and(|reason| reason.ends_with(lapsed))
-    };
-    service.until(&run, asked_again).await;
+    let changes = [
+        ("Closes an", "Deletes every"),
+        ("127.0.0.1:9", "127.0.0.1:19"),
+        ("path: /close", "path: /delete"),
+        ("method: POST", "method: DELETE"),
+        ("effect: once", "effect: once, destructive: true"),
+        ("effect: once", "effect: once, headers: {X-Close: all}"),
+        ("effect: once", "effect: once, body: {all: true}"),
+    ];
+    let mut questions = 1;
+    for (was, is) in changes {
+        service.kill().await;
+        service.write("tools/issues.yaml", &tool.replace(was, is));
+        service.restart().await;
+        assert_eq!(service.post(&format!("{}/approve", calls[0]), &json!({})).await.status, 200);
+        questions += 1;
+        let asked_again = |run: &Value| {
+            run["pending"][0]["reason"].as_str().is_some_and(|reason| reason.ends_with(lapsed))
+        };
+        service.until(&run, asked_again).await;
+        let asks = types(&service, &run).await;
+        let asks = asks.iter().filter(|kind| *kind == "approval.requested").count();
+        assert_eq!(asks, questions, "{is}");
+    }
     let deny = format!("{}/deny", calls[0]);
     assert_eq!(service.post(&deny, &json!({"reason": "not that"})).await.status, 200);
     assert_eq!(ended(&service, &run).await["status"], "completed");

@@ -13,12 +13,14 @@ use base64::prelude::BASE64_STANDARD;
 use chrono::{DateTime, TimeDelta, Utc};
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection};
+use toolloop::runtime::AuditKey;
 use toolloop::store::{self, Closing};
 
 use crate::service::{Db, Service, Setup, Signal, command, on_both_stores};
 
 on_both_stores! {
     the_chain_is_verified_where_it_is_asked_for,
+    a_key_wants_every_stretch_signed,
     a_changed_definition_is_recorded,
 }
 
@@ -38,11 +40,13 @@ steps:
 "#;
 
 /// Closes what is there, as an hour later.
-async fn close(service: &Service) {
+pub(crate) async fn close(service: &Service, key: Option<[u8; 32]>) {
     let store = store::open(&service.database_url, 12).await.unwrap();
     let now = Utc::now() + TimeDelta::seconds(1);
     let closing = Closing { records: 3, settled: now, aged: now };
-    while store.close_stretch("default", closing, &|_| None).await.unwrap().is_some() {}
+    let key = AuditKey::new(key.as_ref().map(<[u8; 32]>::as_slice));
+    let sign = |hash: &[u8]| key.as_ref().map(|key| key.sign(hash));
+    while store.close_stretch("default", closing, &sign).await.unwrap().is_some() {}
     store.close().await;
 }
 
@@ -91,8 +95,14 @@ async fn the_chain_is_verified_where_it_is_asked_for(db: Db) {
     assert_eq!((&record["rule"], &record["pattern"]), (&json!("path"), &json!("secret/**")));
     let hash = record["definition_hash"].as_str().unwrap();
     assert_eq!(hash, service.get("/v1/agents/reader").await.body["hash"].as_str().unwrap());
+    assert!(record["result_bytes"].is_null(), "{record:#}");
+    let done = service.get("/v1/audit?outcome=succeeded&tool=file_ops&limit=1").await.body;
+    let run = done["data"][0]["run_id"].as_str().unwrap();
+    let calls = service.get(&format!("/v1/runs/{run}/tool-calls")).await.body;
+    let result = calls["data"][0]["result"].as_str().unwrap();
+    assert_eq!(done["data"][0]["result_bytes"], result.len(), "{done:#}\n{calls:#}");
     stop(&mut service).await;
-    close(&service).await;
+    close(&service, Some([7; 32])).await;
     let (code, said) = toolloop(&service, &["audit", "verify"]).await;
     assert_eq!(code, Some(0), "{said}");
     assert!(said.contains("as they were written; the newest is number"), "{said}");
@@ -106,6 +116,7 @@ async fn the_chain_is_verified_where_it_is_asked_for(db: Db) {
     let event: Value = serde_json::from_str(lines.lines().last().unwrap()).unwrap();
     assert_eq!((&event["class_uid"], &event["type_uid"]), (&json!(6003), &json!(600_399)));
     assert!(event["time"].is_i64() && event["metadata"]["uid"].is_string(), "{event:#}");
+    assert!(event["unmapped"]["labels"].is_array(), "{event:#}");
 
     let oldest = "(SELECT id FROM audit_log WHERE tenant = 'default' ORDER BY at, id LIMIT 1)";
     let tamper = format!("UPDATE audit_log SET reason = 'nothing' WHERE id = {oldest}");
@@ -123,6 +134,56 @@ async fn the_chain_is_verified_where_it_is_asked_for(db: Db) {
     service.key = foreign;
     assert_eq!(service.get("/v1/audit/stretches").await.body["data"], json!([]));
     assert_eq!(service.get("/v1/runs").await.status, 403);
+}
+
+async fn a_key_wants_every_stretch_signed(db: Db) {
+    let mut service = Setup::new()
+        .agent("reader", READER)
+        .scenario("reader", READS)
+        .file("notes.txt", "seventeen\n")
+        .variable("AUDIT_KEY", &BASE64_STANDARD.encode([7; 32]))
+        .config("[audit]\nkey_env = \"AUDIT_KEY\"")
+        .start(db)
+        .await;
+    for _ in 0..2 {
+        service.run("reader", &json!({})).await;
+    }
+    stop(&mut service).await;
+    close(&service, None).await;
+    let (code, said) = toolloop(&service, &["audit", "verify"]).await;
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("stretch 1: it is not signed"), "{said}");
+    let (code, said) = toolloop(&service, &["audit", "verify", "--unsigned-until", "1"]).await;
+    assert!(code == Some(1) && !said.contains("stretch 1:"), "{said}");
+    assert!(said.contains("stretch 2: it is not signed"), "{said}");
+    let (code, said) = toolloop(&service, &["audit", "verify", "--unsigned-until", "99"]).await;
+    assert_eq!(code, Some(0), "{said}");
+    // Signing begins, and the key is replaced.
+    service.restart().await;
+    service.run("reader", &json!({})).await;
+    stop(&mut service).await;
+    close(&service, Some([7; 32])).await;
+    let (code, said) = toolloop(&service, &["audit", "verify", "--unsigned-until", "99"]).await;
+    assert_eq!(code, Some(0), "{said}");
+    let keys = [BASE64_STANDARD.encode([8; 32]), BASE64_STANDARD.encode([7; 32])];
+    for (keys, expected) in [(keys[0].clone(), 1), (keys.join(" "), 0)] {
+        let mut command = command(service.dir.path());
+        command.args(["audit", "verify", "--unsigned-until", "99"]);
+        command.args(["--database-url", &service.database_url]).env("AUDIT_KEY", keys);
+        let output = command.output().await.unwrap();
+        assert_eq!(
+            output.status.code(),
+            Some(expected),
+            "{}",
+            String::from_utf8_lossy(&output.stdout)
+        );
+    }
+    service.restart().await;
+    let path = "/v1/audit?action=audit.signing_changed";
+    let began = service.get(path).await.body;
+    assert_eq!(began["data"][0]["arguments"]["signed"], true, "{began:#}");
+    let wrong = service.get("/v1/audit/stretches?unsigned_until=-1").await;
+    assert_eq!(wrong.status, 400, "{:#}", wrong.body);
 }
 
 async fn a_changed_definition_is_recorded(db: Db) {

@@ -1,4 +1,4 @@
-//! A real Chromium without a window, driven over its DevTools protocol: one browser, one page.
+//! A real Chromium without a window, driven over its DevTools protocol: one browser, one page unless more are opened.
 //!
 //! It does what a person does (keys, clicks, looking) and notes what a person would not see: errors
 //! on the console, violations of the page's policy, requests to other hosts. It knows nothing of
@@ -85,18 +85,30 @@ impl Chromium {
             session: String::new(),
         };
 
-        let target = browser.call("Target.createTarget", json!({"url": "about:blank"})).await;
-        let attach = json!({"targetId": target["targetId"], "flatten": true});
-        browser.session = browser.call("Target.attachToTarget", attach).await["sessionId"]
-            .as_str()
-            .unwrap()
-            .into();
-        for domain in ["Page", "Runtime", "Network", "Log"] {
-            browser.call(&format!("{domain}.enable"), json!({})).await;
-        }
-        browser.call("Page.setLifecycleEventsEnabled", json!({"enabled": true})).await;
-        browser.window(1280, 900).await;
+        browser.new_tab().await;
         browser
+    }
+
+    /// Opens another tab, in which everything happens from now on; the one that it was before.
+    pub(crate) async fn new_tab(&mut self) -> String {
+        let before = std::mem::take(&mut self.session);
+        let target = self.call("Target.createTarget", json!({"url": "about:blank"})).await;
+        let attach = json!({"targetId": target["targetId"], "flatten": true});
+        let attached = self.call("Target.attachToTarget", attach).await;
+        self.session = attached["sessionId"].as_str().unwrap().into();
+        for domain in ["Page", "Runtime", "Network", "Log"] {
+            self.call(&format!("{domain}.enable"), json!({})).await;
+        }
+        self.call("Page.setLifecycleEventsEnabled", json!({"enabled": true})).await;
+        self.window(1280, 900).await;
+        before
+    }
+
+    /// Goes to another tab; the one that it was before.
+    pub(crate) async fn switch_tab(&mut self, tab: String) -> String {
+        let before = std::mem::replace(&mut self.session, tab);
+        self.call("Page.bringToFront", json!({})).await;
+        before
     }
 
     /// One command of the protocol.
@@ -279,8 +291,11 @@ impl Chromium {
     /// browser.
     pub(crate) async fn close(mut self, origin: &str) {
         assert_eq!(self.complaints(), Vec::<Value>::new());
+        // A picture that the page has made itself of what it asked for.
+        let made = format!("blob:{origin}");
         let ours = |url: &String| {
-            url.starts_with(origin) || url.starts_with("data:") || url == "about:blank"
+            let is_own = url.starts_with(origin) || url.starts_with(&made);
+            is_own || url.starts_with("data:") || url == "about:blank"
         };
         let foreign: Vec<String> = self.requests().into_iter().filter(|url| !ours(url)).collect();
         assert!(foreign.is_empty(), "requests left {origin}: {foreign:?}");
@@ -323,7 +338,7 @@ async fn listen(mut from_browser: SplitStream<Socket>, heard: Arc<Heard>) {
     }
 }
 
-fn program() -> PathBuf {
+pub(crate) fn program() -> PathBuf {
     installed().unwrap_or_else(|| {
         installing::apt("chromium");
         installed().expect("chromium is not found: install it")

@@ -24,7 +24,7 @@ enable_double_confirmation: false
 ";
 
 fn ask_user() -> Value {
-    json!({"name": "ask_user", "description": "Asks the user.", "input_schema":
+    json!({"name": "ask_user", "description": "Asks the user.", "effect": "read", "input_schema":
         {"type": "object", "required": ["question"], "properties": {"question": {"type": "string"}}}})
 }
 

@@ -26,7 +26,9 @@ use toolloop::governance::{
 };
 use toolloop::outbound::Client;
 use toolloop::run::{Autonomy, Caller, Effect, Labels};
+use toolloop::tools::credentials::Credentials;
 use toolloop::tools::lease::{Lease, Standing};
+use toolloop::tools::proxy::Proxy;
 use toolloop::tools::requests::Requests;
 use toolloop::tools::sandbox::Sandbox;
 use toolloop::tools::shell::Shell;
@@ -198,7 +200,12 @@ fn place(sandbox: &Arc<Sandbox>, gate: &Arc<Gate>) -> Place {
     symlink(at("secret"), root.join("link-out")).unwrap();
     symlink(home.path(), root.join("link-out-dir")).unwrap();
     let gate = Arc::clone(gate);
-    let shell = Shell::new(Arc::clone(sandbox), Client::new(), gate.commands(), gate.has_network());
+    let shell = Shell::new(
+        Arc::clone(sandbox),
+        Proxy::new(Client::new(), Credentials::new()),
+        gate.commands(),
+        gate.has_network(),
+    );
     let workspace = Workspace::open(&at("spaces"), "tenant", ".").unwrap();
     Place { home, shell, gate, workspace }
 }

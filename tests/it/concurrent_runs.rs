@@ -17,7 +17,8 @@ instructions: Answer.
 enable_double_confirmation: false
 ";
 
-fn agent(name: &str) -> String {
+/// An agent that plays the scenario of its name.
+pub(crate) fn agent(name: &str) -> String {
     AGENT.replace("AGENT", name)
 }
 

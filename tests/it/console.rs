@@ -157,7 +157,8 @@ async fn a_person_signs_in_and_finds_runs() {
     }
     browser.click("#sign-out").await;
     browser.until("document.activeElement.id === 'key'").await;
-    assert_eq!(browser.eval("sessionStorage.length").await, 0);
+    let kept = "sessionStorage.length + localStorage.length + document.cookie.length";
+    assert_eq!(browser.eval(kept).await, 0);
     browser.close(&service.url("/")).await;
 }
 
@@ -401,7 +402,7 @@ async fn every_action_works_with_the_keyboard() {
     browser.press("/").await;
     assert_eq!(
         browser.eval("document.activeElement.name + document.activeElement.value").await,
-        "agent"
+        "q"
     );
     browser.write("nobody").await;
     browser.press("Enter").await;
@@ -550,6 +551,7 @@ async fn contrast_and_layout_hold_in_light_dark_and_on_a_small_screen() {
                 (format!("runs/{}", id(&failed)), "failed", ".end"),
                 ("agents".to_owned(), "agents", ".card"),
                 ("agents/reader".to_owned(), "invoke", "form.invoke"),
+                ("judge/reader".to_owned(), "judge", "form.judge"),
                 ("tools".to_owned(), "tools", ".card"),
             ] {
                 browser.eval(&format!("location.hash = '#/{page}'")).await;

@@ -101,6 +101,10 @@ fn directory(page: &str) -> TempDir {
     }
     std::fs::remove_file(dir.path().join("tools/dates.yaml")).unwrap(); // needs Node.js
     std::fs::write(dir.path().join("scenarios/part.yaml"), "steps: [{text: done}]").unwrap();
+    let settings = of(page, &["toml"]);
+    let credentials = settings.iter().filter(|block| block.text.contains("[tools.credentials"));
+    let credentials: String = credentials.map(|block| block.text.as_str()).collect();
+    std::fs::write(dir.path().join("toolloop.toml"), credentials).unwrap();
     for (number, block) in of(page, &["yaml"]).iter().enumerate() {
         let (path, yaml) = match block.about.as_str() {
             "part" => {
@@ -118,7 +122,13 @@ fn directory(page: &str) -> TempDir {
 }
 
 async fn check(dir: &Path, what: &str) {
-    let checked = command(dir).arg("check").env("ISSUES_TOKEN", "secret").output().await.unwrap();
+    let checked = command(dir)
+        .arg("check")
+        .env("ISSUES_TOKEN", "secret")
+        .env("FORGE_TOKEN", "secret")
+        .output()
+        .await
+        .unwrap();
     let said = [checked.stdout, checked.stderr].map(|said| String::from_utf8(said).unwrap());
     assert!(checked.status.success(), "{what}:\n{}", said.join("\n"));
     assert!(!said[0].contains("warning"), "{what}:\n{}", said[0]);

@@ -190,6 +190,13 @@ async fn labels_outlive_the_replica_and_an_approval_may_clear_one(db: Db) {
     let done = service.until(&path, |run| run["status"] == "completed").await;
     assert!(!is_kept(&service));
     assert_eq!(done["labels"], json!(["private"]), "{done:#}");
+    let events = get(&service, &run, "/events?limit=200").await;
+    let mut events = events["data"].as_array().unwrap().iter();
+    let lowered = events.find(|event| event["data"]["cause"] == "approval").unwrap();
+    assert_eq!(
+        (&lowered["type"], &lowered["data"]["labels"], &lowered["data"]["tool"]),
+        (&json!("labels.changed"), &json!([]), &json!("file_ops")),
+    );
     assert_eq!(mock.refusals(), Vec::<String>::new());
     let children =
         service.get(&format!("/v1/runs?parent_run_id={}", run["run_id"].as_str().unwrap())).await;
@@ -199,7 +206,7 @@ async fn labels_outlive_the_replica_and_an_approval_may_clear_one(db: Db) {
 
 async fn labels_go_on_in_the_session_and_are_declared_for_inputs(db: Db) {
     let mock = MockModel::start().await;
-    let inputs = "inputs: {type: object, properties: {mail: {type: string, x-yields: [untrusted]}, card: {type: string, x-yields: [private]}, plain: {type: string}}}\n";
+    let inputs = "inputs: {type: object, properties: {mail: {type: string, x-yields: [untrusted]}, card: {type: string, x-yields: [private]}, plain: {type: string}, post: {type: array, items: {$ref: '#/$defs/letter'}}}, $defs: {letter: {type: object, properties: {text: {type: string, x-yields: [untrusted]}}}}}\n";
     let plain = "model: mock/m\nenable_double_confirmation: false\n";
     let sanitises =
         "tools: ['agent:talker']\ntool_options: {'agent:talker': {sanitizes: [untrusted]}}\n";
@@ -213,6 +220,8 @@ async fn labels_go_on_in_the_session_and_are_declared_for_inputs(db: Db) {
         (json!({"plain": "x"}), json!([])),
         (json!({"mail": "x"}), json!(["untrusted"])),
         (json!({"mail": "x", "card": "y"}), json!(["untrusted", "private"])),
+        (json!({"post": []}), json!([])),
+        (json!({"post": [{}, {"text": "x"}]}), json!(["untrusted"])),
     ] {
         let run = service.run("talker", &json!({"inputs": inputs})).await;
         assert_eq!(get(&service, &run, "").await["labels"], labels, "{inputs}");
@@ -229,21 +238,38 @@ async fn rules_that_cannot_be_evaluated_deny_and_bad_ones_are_refused(db: Db) {
     let mock = MockModel::start().await;
     let broken = "model: mock/m\ntools: [file_ops]\nenable_double_confirmation: false\ngovernance: {flow: [{when: 'action.nothing == 1', do: ask}]}\n";
     let bad = "model: mock/m\ntools: [file_ops]\ngovernance: {flow: [{when: 'label.untrusted', do: ask}]}\n";
-    let service = setup(&mock).agent("broken", broken).agent("bad", bad).start(db).await;
+    let watcher = broken.replace("do: ask", "do: ask, mode: observe");
+    let service = setup(&mock)
+        .agent("broken", broken)
+        .agent("bad", bad)
+        .agent("watcher", &watcher)
+        .start(db)
+        .await;
     mock.script([file_ops("read", "mail.txt"), Reply::text("done")]);
     let run = service.run("broken", &json!({})).await;
     let calls = get(&service, &run, "/tool-calls").await;
     assert_eq!(calls["data"][0]["decision"], "blocked", "{calls:#}");
     let why = calls["data"][0]["reason"].as_str().unwrap();
-    assert!(why.contains("flow") && why.contains("cannot decide"), "{why}");
+    assert!(why.contains("flow") && why.contains("cannot decide: action.nothing == 1 ("), "{why}");
+    // One that only observes lets it pass, and says so.
+    mock.script([file_ops("read", "mail.txt"), Reply::text("done")]);
+    let run = service.run("watcher", &json!({})).await;
+    let calls = get(&service, &run, "/tool-calls").await;
+    assert_eq!(calls["data"][0]["decision"], "warned", "{calls:#}");
+    assert!(calls["data"][0]["reason"].as_str().unwrap().contains("only observes"), "{calls:#}");
+    let audit = service.get("/v1/audit?limit=100").await.body;
+    let patterns: Vec<_> =
+        audit["data"].as_array().unwrap().iter().filter_map(|it| it["pattern"].as_str()).collect();
+    assert_eq!(patterns, ["action.nothing == 1", "action.nothing == 1"]);
     let ready = service.get("/readyz").await.body;
     assert!(ready["definitions"].to_string().contains("governance.flow"), "{ready:#}");
 }
 
 async fn a_rule_that_only_observes_says_what_it_would_have_done(db: Db) {
     let mock = MockModel::start().await;
-    let agent = "model: mock/m\ntools: [file_ops, shell]\nenable_double_confirmation: false\ngovernance:\n  \
-                 autonomy: full\n  flow: [{when: \"action.kind == 'read'\", do: deny, mode: observe}]\n  commands:\n    \
+    let agent = "model: mock/m\ntools: [file_ops, shell, 'agent:reader']\nenable_double_confirmation: false\ngovernance:\n  \
+                 autonomy: full\n  flow: [{when: \"action.kind == 'read'\", do: deny, mode: observe}]\n  tool_policies: {'agent:*': {do: ask, mode: observe}}\n  \
+                 paths: {deny: [{pattern: '*.key', mode: observe}, 'no.key']}\n  commands:\n    \
                  allow: [{command: uname}]\n    deny: [{command: uname, args: '-a', mode: observe}, {command: uname, args: '-s'}]\n";
     let bad =
         agent.replace("allow: [{command: uname}]", "allow: [{command: uname, mode: observe}]");
@@ -261,6 +287,32 @@ async fn a_rule_that_only_observes_says_what_it_would_have_done(db: Db) {
     assert_eq!([0, 1, 2].map(|n| decided(n).0), ["warned", "warned", "blocked"], "{calls:#}");
     assert!(decided(0).1.contains("the rule only observes, it would have blocked it"), "{calls:#}");
     assert!(decided(1).1.contains("would be denied by uname -a, which only observes"), "{calls:#}");
+    // In a child, too, which one of these rules is about.
+    mock.script([
+        Reply::call("agent__reader", &json!({})),
+        file_ops("read", "a.key"),
+        file_ops("read", "no.key"),
+        Reply::text("read"),
+        Reply::text("done"),
+    ]);
+    let run = service.run("watched", &json!({})).await;
+    let calls = get(&service, &run, "/tool-calls").await;
+    assert_eq!(calls["data"][0]["decision"], "warned", "{calls:#}");
+    let why = calls["data"][0]["reason"].as_str().unwrap();
+    assert!(why.contains("for agent:* would have a person decide"), "{why}");
+    let parent = run["run_id"].as_str().unwrap();
+    let child = service.get(&format!("/v1/runs?parent_run_id={parent}")).await.body;
+    let child = json!({"run_id": child["data"][0]["run_id"]});
+    let calls = get(&service, &child, "/tool-calls").await;
+    assert_eq!(calls["data"][0]["decision"], "warned", "{calls:#}");
+    let why = calls["data"][0]["reason"].as_str().unwrap();
+    assert!(why.contains("would be denied by *.key, which only observes"), "{why}");
+    assert_eq!(calls["data"][1]["decision"], "blocked", "{calls:#}");
+    let prompt = service.post("/v1/agents/watched/dry-run", &json!({})).await.body.to_string();
+    assert!(prompt.contains("never no.key") && !prompt.contains("*.key,"), "{prompt}");
+    let shown = service.get("/v1/agents/watched").await.body;
+    let rules = &shown["governance"]["paths"]["deny"];
+    assert_eq!(*rules, json!([{"pattern": "*.key", "mode": "observe"}, "no.key"]), "{shown:#}");
     let ready = service.get("/readyz").await.body;
     assert!(
         ready["definitions"].to_string().contains("governance.commands.allow[0].mode"),

@@ -8,6 +8,7 @@
 //! command line and generated clients show calls by their rows.
 
 use std::io::Write as _;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -409,6 +410,25 @@ fn large_api(base: &str) -> Value {
     })
 }
 
+/// An operation that cannot be called is named, and keeps no other from being written.
+async fn left_out(dir: &Path, document: &Value) {
+    let mut odd = document.clone();
+    let binary = json!({"required": true, "content": {"application/octet-stream": {}}});
+    odd["paths"]["/upload"] = json!({"post": {"operationId": "upload", "requestBody": binary}});
+    std::fs::write(dir.join("odd.json"), odd.to_string()).unwrap();
+    let partly = command(dir)
+        .args(["tools", "import", "odd.json", "--operation", "upload"])
+        .args(["--operation", "resource7/get"])
+        .output()
+        .await
+        .unwrap();
+    let (told, said) = (String::from_utf8_lossy(&partly.stdout), partly.stderr.as_slice());
+    let said = String::from_utf8_lossy(said);
+    assert!(partly.status.success() && told.contains("resource7_get"), "{told}{said}");
+    let why = "left out: the operation \"upload\" cannot be called: its body is not JSON";
+    assert!(!told.contains("upload") && said.contains(why), "{told}{said}");
+}
+
 async fn an_api_is_imported_and_called(db: Db) {
     let mock = Mock::start().await;
     let document = large_api(&mock.url);
@@ -441,6 +461,8 @@ async fn an_api_is_imported_and_called(db: Db) {
         .unwrap();
     assert!(!unknown.status.success());
     assert!(String::from_utf8_lossy(&unknown.stderr).contains("there is no operation \"nope\""));
+
+    left_out(dir.path(), &document).await;
 
     let calls = [
         ("resource7_get", json!({"id": "a/b"})),

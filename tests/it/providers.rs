@@ -12,7 +12,7 @@ use toolloop::message::{
 };
 use toolloop::providers::adapter::HttpProvider;
 use toolloop::providers::openai;
-use toolloop::providers::router::{Answer, ModelFailure, ProviderEntry, Router};
+use toolloop::providers::router::{Answer, ModelCall, ModelFailure, ProviderEntry, Router};
 use toolloop::providers::wire::WireSettings;
 use toolloop::providers::{
     Capabilities, Deltas, FailureKind, ModelRequest, Options, ToolChoice, ToolOffer, WireNames,
@@ -84,7 +84,8 @@ impl Client {
             trace: None,
         };
         let deadline = deadline.map(|left| tokio::time::Instant::now() + left);
-        self.router.complete(&["mock/gpt".to_owned()], 0, &request, deadline).await
+        let call = ModelCall::beginning(0).insisting(true);
+        self.router.complete(&["mock/gpt".to_owned()], call, &request, deadline).await
     }
 }
 

@@ -16,6 +16,9 @@ use crate::service::{Db, Service, Setup, on_both_stores};
 
 on_both_stores! {
     secrets_are_served_nowhere,
+    secrets_behind_newlines_are_served_nowhere,
+    ordinary_texts_are_served_as_they_are,
+    what_others_wrote_is_served_without_secrets,
     a_secret_in_pieces_is_not_streamed,
     a_secret_of_the_service_reaches_no_model,
     an_edited_call_keeps_the_secrets_that_were_not_shown,
@@ -91,6 +94,118 @@ async fn secrets_are_served_nowhere(db: Db) {
     assert_eq!(run["inputs"], inputs);
     assert_eq!(run["usage"]["total_tokens"], run["tokens_used"], "counts are no secrets");
     assert_eq!(file(&service, "out.txt"), "password: hunter2", "what is done is done whole");
+}
+
+async fn secrets_behind_newlines_are_served_nowhere(db: Db) {
+    let tokens = [
+        SHAPED,
+        "sk-hunter2hunter2hunter2hunter2",
+        "sk_live_hunter2hunter2hunter2",
+        "xoxb-1234-hunter2hunter2",
+        "eyJhbGciOiJIUzI1NiJ9.hunter2hunter2.hunter2",
+        "hf_hunter2hunter2hunter2hunter2",
+        "glpat-hunter2hunter2hunter2",
+        "AIzahunter2hunter2hunter2hunter2hunter2",
+        "pypi-AgEIcHlwaS5vcmchunter2hunter2",
+        "password:\n  hunter2",
+    ];
+    let steps = tokens.map(|token| {
+        let content = json!(format!("line\n{token}\nmore\t{token}\n"));
+        format!(
+            "  - {{text: {content}, tool_calls: [{{tool: file_ops, arguments: {{operation: write, path: out.txt, content: {content}}}}}, {{tool: file_ops, arguments: {{operation: read, path: out.txt}}}}]}}\n"
+        )
+    });
+    let answer = json!(format!("The tokens:\n{}", tokens.join("\n")));
+    let scenario = format!("steps:\n{}  - {{text: {answer}}}", steps.concat());
+    let agent = format!("{CLERK}memory: {{recall: {{top_k: 5}}}}\n");
+    let service = clerk(&agent, &scenario).start(db).await;
+    let body = json!({"inputs": {"task": tokens.join("\n")}, "session_id": "desk"});
+    let answer = service.run("clerk", &body).await;
+    assert_eq!(answer["status"], "completed", "{answer:#}");
+    let run = format!("/v1/runs/{}", text(&answer, "run_id"));
+    let mut all = served(&service, &run).await;
+    for path in [&format!("{run}/changes"), "/v1/memory?agent=clerk&limit=200"] {
+        all.push((path.to_owned(), service.get(path).await.body.to_string()));
+    }
+    all.push(("answer".into(), answer.to_string()));
+    all.push(("log".into(), service.log()));
+    for (place, served) in &all {
+        let at = served.find("hunter2");
+        let near = at.map(|at| &served[served.floor_char_boundary(at.saturating_sub(60))..at + 7]);
+        assert_eq!(near, None, "{place}");
+    }
+}
+
+async fn ordinary_texts_are_served_as_they_are(db: Db) {
+    let ordinary = "cat: /etc/passwd: Permission denied\nsecret: true\n\"password\": null\n\
+                    token = parser.next_token()\npassword: ${DB_PASSWORD}";
+    let content = json!(ordinary);
+    let scenario = format!(
+        "steps:
+  - tool_calls: [{{tool: file_ops, arguments: {{operation: write, path: out.txt, content: {content}}}}}]
+  - tool_calls: [{{tool: file_ops, arguments: {{operation: read, path: out.txt}}}}]
+  - {{text: {content}}}"
+    );
+    let service = clerk(CLERK, &scenario).start(db).await;
+    let answer = service.run("clerk", &json!({})).await;
+    assert_eq!(answer["output"]["result"], ordinary, "{answer:#}");
+    let calls = service.get(&format!("/v1/runs/{}/tool-calls", text(&answer, "run_id"))).await.body;
+    assert!(!calls.to_string().contains("[redacted]"), "{calls:#}");
+    assert_eq!(calls["data"][0]["arguments"]["content"], ordinary, "{calls:#}");
+}
+
+async fn what_others_wrote_is_served_without_secrets(db: Db) {
+    let asks = CLERK.replace("tool_policies: {}", "tool_policies: {file_ops: ask}");
+    let scenario = format!(
+        "steps:
+  - tool_calls: [{{tool: 'get_{SHAPED}', arguments: {{}}}}, {{tool: file_ops, arguments: {{operation: list, path: '.'}}}}]
+  - {{text: done}}"
+    );
+    let service = clerk(&asks, &scenario).start(db).await;
+    let parked = service.post("/v1/agents/clerk/invoke-iterative", &json!({})).await;
+    assert_eq!(parked.status, 202, "{:#}", parked.body);
+    let (run, calls) = paths(&parked.body);
+    let reason = json!({"reason": format!("because\n{SHAPED}")});
+    let denied = service.post(&format!("{}/deny", calls[0]), &reason).await;
+    assert_eq!(denied.status, 200, "{:#}", denied.body);
+    assert_eq!(ended(&service, &run).await["status"], "completed");
+    let parked = service.post("/v1/agents/clerk/invoke-iterative", &json!({})).await;
+    let (other, _) = paths(&parked.body);
+    let cancelled = service.post(&format!("{other}/cancel"), &reason).await;
+    assert!(cancelled.status.is_success(), "{:#}", cancelled.body);
+    let key = json!({"name": format!("n {SHAPED}"), "scopes": ["runs:read"]});
+    assert_eq!(service.post("/v1/keys", &key).await.status, 201);
+    let mut all = vec![("denied".to_owned(), denied.body.to_string())];
+    let calls = format!("{run}/tool-calls");
+    for path in [
+        "/v1/approvals?status=denied",
+        "/v1/audit?limit=200",
+        "/v1/stats/tools",
+        "/v1/keys",
+        &calls,
+        &format!("{run}/events"),
+        &format!("{run}/messages"),
+        &other,
+        &format!("{other}/events"),
+    ] {
+        let answer = service.get(path).await;
+        assert_eq!(answer.status, 200, "{path}");
+        all.push((path.to_owned(), answer.body.to_string()));
+    }
+    let missing = service.get(&format!("/v1/agents/{SHAPED}")).await;
+    assert_eq!(missing.status, 404);
+    all.push(("missing".to_owned(), missing.body.to_string()));
+    let mut unknown = json!({"inputs": {}});
+    unknown[format!("unknown_{SHAPED}")] = json!(1);
+    let refused = service.post("/v1/agents/clerk/invoke-iterative", &unknown).await;
+    assert_eq!(refused.status, 422, "{:#}", refused.body);
+    all.push(("refused".to_owned(), refused.body.to_string()));
+    all.push(("metrics".to_owned(), service.get("/metrics").await.body.to_string()));
+    for (place, served) in &all {
+        let at = served.find("hunter2");
+        let near = at.map(|at| &served[served.floor_char_boundary(at.saturating_sub(60))..at + 7]);
+        assert_eq!(near, None, "{place}");
+    }
 }
 
 async fn a_secret_in_pieces_is_not_streamed(db: Db) {

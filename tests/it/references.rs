@@ -16,7 +16,7 @@ const MISSING: [(&str, &str, &str); 8] = [
     (
         "tool",
         "tools: [file_ops, teleport]",
-        "line 3, column 19: tools[1]: there is no tool named \"teleport\"; there are: file_ops, recall, shell, use_skill",
+        "line 3, column 19: tools[1]: there is no tool named \"teleport\"; there are: browser, file_ops, recall, shell, use_skill",
     ),
     (
         "skill",
@@ -162,4 +162,13 @@ async fn a_policy_without_a_tool_is_warned_of() {
     let checked: Value = serde_json::from_str(&checked).unwrap();
     assert_eq!(checked["problems"], json!([]));
     assert_eq!(checked["warnings"].as_array().unwrap().len(), 1, "{checked:#}");
+    // The same of the tools of a skill.
+    let skill = "allowed_tools: ['file_*', shel, 'agent:x']\n";
+    let dir = Setup::new().skill("careful", skill, "Be careful.").lay_out();
+    let (code, checked) = said(dir.path(), &["check"]).await;
+    let warning =
+        "warning: the skill careful: allowed_tools: \"shel\" means no tool of this service";
+    assert_eq!(code, Some(0), "{checked}");
+    assert_eq!(checked.matches("means no tool").count(), 1, "{checked}");
+    assert!(checked.contains(warning), "{checked}");
 }

@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::service::{Db, Service, Setup, on_both_stores};
+use crate::audit::close;
+use crate::service::{Db, Service, Setup, Signal, on_both_stores};
 
 on_both_stores! {
     ended_runs_are_deleted_and_others_are_not,
@@ -74,9 +75,18 @@ async fn ended_runs_are_deleted_and_others_are_not(db: Db) {
 }
 
 async fn audit_records_are_deleted_by_their_own_retention_only(db: Db) {
-    let service = setup().config("[audit]\nretention = \"1s\"").start(db).await;
+    let mut service = setup().config("[audit]\nretention = \"1s\"").start(db).await;
     let run = read_once(&service).await;
+    let audit = service.get("/v1/audit?action=tool_call").await.body;
+    assert!(!is_empty(&audit), "what is not closed stays: {audit:#}");
+    service.signal(Signal::TERM);
+    assert_eq!(service.exit_code().await, Some(0));
+    close(&service, None).await;
+    service.restart().await;
     service.until("/v1/audit?action=tool_call", is_empty).await;
-    service.until("/v1/audit", is_empty).await;
+    let left = service.get("/v1/audit").await.body;
+    let actions: Vec<&Value> =
+        left["data"].as_array().unwrap().iter().map(|record| &record["action"]).collect();
+    assert!(actions.iter().all(|action| *action == "audit.deleted"), "{left:#}");
     assert_eq!(service.get(&run).await.body["status"], "completed");
 }

@@ -13,8 +13,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
+use toolloop::run::SandboxLevel;
 use toolloop::tools::sandbox::plan::{
-    Access, Command, Grant, GrantKind, Level, Limits, Reach, Step, Stopped, When,
+    Access, Command, Grant, GrantKind, Limits, Reach, Step, Stopped, When,
 };
 use toolloop::tools::sandbox::reach::{Startable, system};
 use toolloop::tools::sandbox::{Job, Ran, Sandbox, SandboxError, Settings};
@@ -66,12 +67,7 @@ impl Bench {
     }
 
     pub async fn run(&self, program: &str, arguments: &[&str]) -> Ran {
-        let reach = vec![Grant {
-            path: ".".into(),
-            access: Access { read: true, write: true, execute: true },
-            kind: GrantKind::Tree,
-        }];
-        self.run_with(program, arguments, Reach { grants: reach, masked: vec![] }).await
+        self.run_with(program, arguments, all()).await
     }
 
     pub async fn run_with(&self, program: &str, arguments: &[&str], reach: Reach) -> Ran {
@@ -123,7 +119,7 @@ async fn this_kernel_holds_programs() {
     let bench = Bench::new();
     let kernel = bench.sandbox.kernel().await;
     println!("{kernel:?}");
-    assert_eq!(kernel.level(), Level::Enforced, "{kernel:?}");
+    assert_eq!(kernel.level(), SandboxLevel::Enforced, "{kernel:?}");
 }
 
 #[tokio::test]
@@ -132,7 +128,7 @@ async fn a_program_runs_and_says_how_it_ended() {
     let ran = bench.sh("cat inside.txt; echo wrong >&2; exit 3").await;
     assert_eq!((ran.exit_code, ran.stdout.text.as_str()), (Some(3), "inside\n"), "{ran:?}");
     assert_eq!(ran.stderr.text, "wrong\n");
-    assert_eq!(ran.level, Level::Enforced);
+    assert_eq!(ran.level, SandboxLevel::Enforced);
     let ran = bench.sh("kill -9 $$").await;
     assert_eq!(ran.exit_code, Some(137), "{ran:?}");
     let ran =
@@ -153,13 +149,12 @@ async fn a_program_runs_and_says_how_it_ended() {
 #[tokio::test]
 async fn a_program_that_takes_too_much_is_ended() {
     let bench = Bench::new();
-    let fills =
-        "import mmap\nm = mmap.mmap(-1, 1 << 29)\nfor i in range(0, 1 << 29, 4096): m[i] = 1";
+    let shares = "import mmap; mmap.mmap(-1, 4096)";
     let together = "import os\nfor i in range(7):\n  if os.fork() == 0: break\nx = bytearray(1 << 27)\nx[::4096] = \
                     b'1' * 32768\nimport time; time.sleep(9)";
     let table = [
         ("x = bytearray(1 << 30)", None),
-        (fills, Some(Stopped::Memory)),
+        (shares, None),
         (together, Some(Stopped::Memory)),
         ("while True: pass", Some(Stopped::CpuSeconds)),
         ("open('big', 'wb').write(b'x' * (1 << 26))", None),
@@ -266,12 +261,25 @@ async fn no_way_leads_to_the_network() {
 }
 
 /// Processes that have an argument.
-fn alive(argument: &str) -> usize {
+fn processes_with(argument: &str) -> Vec<i32> {
     let processes = fs::read_dir("/proc").unwrap().flatten();
-    let lines = processes.filter_map(|process| fs::read(process.path().join("cmdline")).ok());
-    let has =
-        |line: &Vec<u8>| line.split(|byte| *byte == 0).any(|word| word == argument.as_bytes());
-    lines.filter(has).count()
+    let has = |process: &fs::DirEntry| {
+        let line = fs::read(process.path().join("cmdline")).unwrap_or_default();
+        line.split(|byte| *byte == 0).any(|word| word == argument.as_bytes())
+    };
+    let numbers = processes.filter(has).filter_map(|it| it.file_name().to_str()?.parse().ok());
+    numbers.collect()
+}
+
+fn alive(argument: &str) -> usize {
+    processes_with(argument).len()
+}
+
+/// The whole workspace, and nothing denied.
+fn all() -> Reach {
+    let access = Access { read: true, write: true, execute: true };
+    let grant = Grant { path: ".".into(), access, kind: GrantKind::Tree };
+    Reach { grants: vec![grant], masked: vec![] }
 }
 
 async fn until_none(argument: &str, what: &str) {
@@ -309,6 +317,175 @@ async fn nothing_survives_its_call() {
             }
         }
     }
+}
+
+/// Another process of this user, for as long as it is held.
+struct Neighbour(std::process::Child);
+
+impl Neighbour {
+    fn new() -> Self {
+        Self(std::process::Command::new("sleep").arg("600").spawn().unwrap())
+    }
+}
+
+impl Drop for Neighbour {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn programs_change_nothing_about_other_processes() {
+    const CALL: &str = "import ctypes, os, resource, sys\nlibc = ctypes.CDLL(None, use_errno=True)\ndef call(*a):\n  if \
+                        libc.syscall(*a) == -1: raise OSError(ctypes.get_errno())\nP = int(sys.argv[1])\n";
+    let refused = [
+        "resource.prlimit(P, resource.RLIMIT_NOFILE, (0, 0))",
+        "resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, (0, 0))",
+        "call(302, P, 7, ctypes.create_string_buffer(16), None)",
+        "os.setpriority(os.PRIO_PROCESS, P, 19)",
+        "os.setpriority(os.PRIO_USER, 0, 19)",
+        "call(251, 1, P, 3 << 13)",
+        "call(251, 3, 0, 3 << 13)",
+        "os.sched_setaffinity(P, {0})",
+        "os.sched_setscheduler(P, os.SCHED_IDLE, os.sched_param(0))",
+        "call(65, 0, ctypes.create_string_buffer(6), 1)",
+        "call(70, 0, ctypes.create_string_buffer(8), 0, 0, 0)",
+        "call(71, 0, 0, None)",
+        "call(241, b'/x')",
+        "fd = libc.inotify_init(); call(254, fd, b'/', 0xfff)",
+        "call(458, None, None, 0, 0)",
+        "call(463, -1, b'x', 0, b'user.a', None, 0)",
+    ];
+    let possible = [
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))",
+        "os.nice(1)",
+        "os.sched_setaffinity(0, os.sched_getaffinity(0))",
+        "import threading; t = threading.Thread(target=print); t.start(); t.join()",
+    ];
+    for (bench, how) in benches() {
+        let neighbour = Neighbour::new();
+        let process = neighbour.0.id().to_string();
+        for (way, expected) in
+            refused.iter().map(|way| (way, false)).chain(possible.iter().map(|way| (way, true)))
+        {
+            let of_user = way.contains("PRIO_USER, 0") || way.contains("251, 3, 0");
+            if how == "with namespaces" && of_user {
+                continue; // there are no others of the user
+            }
+            let script = format!("{CALL}{way}");
+            let ran = bench.run("/usr/bin/python3", &["-I", "-c", &script, &process]).await;
+            assert_eq!(ran.exit_code == Some(0), expected, "{how}: {way}: {ran:?}");
+        }
+        let limits = fs::read_to_string(format!("/proc/{process}/limits")).unwrap();
+        let files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+        assert!(!files.contains(" 0 "), "{how}: {files}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn programs_are_the_first_to_go_where_memory_runs_out() {
+    for (at, (bench, how)) in benches().into_iter().enumerate() {
+        let token = format!("7{at}.{}", std::process::id());
+        let arguments = [token.as_str()];
+        let waits = bench.run("/bin/sleep", &arguments);
+        let looks = async {
+            loop {
+                if let Some(process) = processes_with(&token).first() {
+                    return fs::read_to_string(format!("/proc/{process}/oom_score_adj")).unwrap();
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let score = tokio::select! {
+            score = looks => score,
+            ran = waits => panic!("{how}: {ran:?}"),
+        };
+        assert_eq!(score.trim(), "1000", "{how}");
+    }
+}
+
+/// The ancestor of a program that this process started itself.
+fn supervisor_of(program: i32) -> rustix::process::Pid {
+    let status = fs::read_to_string(format!("/proc/{program}/status")).unwrap();
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).unwrap();
+    let parent: i32 = parent.trim().parse().unwrap();
+    if parent.cast_unsigned() == std::process::id() {
+        return rustix::process::Pid::from_raw(program).unwrap();
+    }
+    supervisor_of(parent)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn programs_end_with_their_supervisor() {
+    for (at, (bench, how)) in benches().into_iter().enumerate() {
+        bench.sandbox.kernel().await;
+        let token = format!("6{at}.{}", std::process::id());
+        let (bench, argument) = (Arc::new(bench), token.clone());
+        let running = tokio::spawn(async move {
+            let _ = bench.tried("/bin/sleep", &[&argument], all()).await;
+        });
+        while alive(&token) == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let supervisor = supervisor_of(processes_with(&token)[0]);
+        rustix::process::kill_process(supervisor, rustix::process::Signal::KILL).unwrap();
+        until_none(&token, how).await;
+        running.await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_supervisor_is_kept_ready_and_may_be_lost() {
+    let place = TempDir::new().unwrap();
+    let supervisor = place.path().join("supervisor");
+    std::os::unix::fs::symlink(settings().supervisor, &supervisor).unwrap();
+    let named = supervisor.to_str().unwrap().to_owned();
+    let bench = Bench::with(Settings { supervisor, ..settings() });
+    for n in 0..3 {
+        assert_eq!(
+            bench.sh(&format!("echo {n}; cat inside.txt")).await.stdout.text,
+            format!("{n}\ninside\n")
+        );
+        let ready = loop {
+            let ready = processes_with(&named);
+            assert!(ready.len() < 2, "{ready:?}");
+            if ready.len() == 1 {
+                break ready;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        };
+        if n == 1 {
+            let ready = rustix::process::Pid::from_raw(ready[0]).unwrap();
+            rustix::process::kill_process(ready, rustix::process::Signal::KILL).unwrap();
+            until_none(&named, "the supervisor").await;
+        }
+    }
+    drop(bench);
+    until_none(&named, "the supervisor that was kept ready").await;
+}
+
+#[tokio::test]
+async fn what_is_denied_does_not_move_along_with_its_directory() {
+    let bench = Bench::new();
+    let deep = bench.workspace().join("conf/more/secrets");
+    fs::create_dir_all(&deep).unwrap();
+    fs::write(deep.join("s.txt"), "canary").unwrap();
+    let reach = || Reach { masked: vec!["conf/more/secrets".into()], ..all() };
+    for script in [
+        "mv conf conf2; cat conf2/more/secrets/s.txt",
+        "mv conf/more conf/other; cat conf/other/secrets/s.txt",
+        "mv conf/more/secrets x; cat x/s.txt",
+        "rm -rf conf",
+    ] {
+        let ran = bench.run_with("/bin/sh", &["-c", script], reach()).await;
+        assert_ne!(ran.exit_code, Some(0), "{script}: {ran:?}");
+        assert!(!ran.stdout.text.contains("canary"), "{script}: {ran:?}");
+        assert_eq!(fs::read_to_string(deep.join("s.txt")).unwrap(), "canary", "{script}");
+    }
+    let beside = "echo a > conf/a && mv conf/a conf/more/a && cat conf/more/a && rm conf/more/a";
+    let ran = bench.run_with("/bin/sh", &["-c", beside], reach()).await;
+    assert_eq!(ran.stdout.text, "a\n", "{ran:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

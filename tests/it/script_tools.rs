@@ -24,6 +24,7 @@ on_both_stores! {
     the_gate_judges_scripts_like_other_tools,
     scripts_end_with_their_run_and_with_the_service,
     labels_and_timeouts_come_from_the_file,
+    programs_that_fill_the_workspace_are_ended,
 }
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
@@ -42,17 +43,17 @@ fn calling(tools: &str, governance: &str, calls: &[(&str, Value)]) -> (String, S
 }
 
 /// A tool that is a Python program.
-fn python(name: &str, program: &str, more: &str) -> String {
+pub fn python(name: &str, program: &str, more: &str) -> String {
     let command = json!(["python3", "-c", program]);
     format!("  - {{name: {name}, command: {command}{more}}}\n")
 }
 
-fn with(setup: Setup, tools: &str, governance: &str, calls: &[(&str, Value)]) -> Setup {
+pub fn with(setup: Setup, tools: &str, governance: &str, calls: &[(&str, Value)]) -> Setup {
     let (agent, scenario) = calling(tools, governance, calls);
     setup.agent("worker", &agent).scenario("worker", &scenario)
 }
 
-async fn events(service: &Service, run: &Value, kind: &str) -> Vec<Value> {
+pub async fn events(service: &Service, run: &Value, kind: &str) -> Vec<Value> {
     let path = format!("/v1/runs/{}/events?limit=200", run["run_id"].as_str().unwrap());
     let all = service.get(&path).await.body["data"].as_array().unwrap().clone();
     all.into_iter().filter(|e| e["type"] == kind).map(|e| e["data"].clone()).collect()
@@ -515,4 +516,22 @@ async fn a_directory_of_scripts_in_the_workspace_is_refused() {
         let result = &results(&service, &run).await[0];
         assert!(result.contains("lie in one another"), "{tools_dir}: {result}");
     }
+}
+
+async fn programs_that_fill_the_workspace_are_ended(db: Db) {
+    let fills = "import os, time\nos.chdir(os.environ['TOOLLOOP_WORKSPACE'])\nn = 0\nwhile True:\n  \
+                 open(f'fill{n}', 'wb').write(b'x' * 65536); n += 1; time.sleep(0.01)";
+    let empties = "import os, glob\nos.chdir(os.environ['TOOLLOOP_WORKSPACE'])\nfor f in glob.glob('fill*'): \
+                   os.remove(f)\nprint(len(os.listdir('.')))";
+    let tools = format!("tools:\n{}{}", python("fills", fills, ""), python("empties", empties, ""));
+    let paths = "{autonomy: full, paths: {write: ['./**']}}";
+    let calls = [("script:fill/fills", json!({})), ("script:fill/empties", json!({}))];
+    let setup =
+        Setup::new().config("[tools.file_ops]\nworkspace_quota = \"1MiB\"\n").tools("fill", &tools);
+    let service = with(setup, "['script:fill/*']", paths, &calls).start(db).await;
+    let run = service.run("worker", &json!({})).await;
+    let results = events(&service, &run, "tool_call.completed").await;
+    let told = results[0]["content"].as_str().unwrap();
+    assert!(told.contains("The programs were ended: the workspace would hold"), "{results:#?}");
+    assert_eq!(results[1]["content"].as_str().unwrap().trim(), "0", "{results:#?}");
 }

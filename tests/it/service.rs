@@ -384,6 +384,10 @@ impl Service {
         self.process.child.try_wait().unwrap().is_some()
     }
 
+    pub fn pid(&self) -> i32 {
+        i32::try_from(self.process.child.id().unwrap()).unwrap()
+    }
+
     /// The most memory that the process has had, in MiB.
     pub fn peak_memory_mib(&self) -> u64 {
         let status = self.of_process("status");

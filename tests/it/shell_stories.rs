@@ -20,6 +20,7 @@ on_both_stores! {
     a_command_can_need_an_approval,
     programs_end_with_their_run_and_with_the_service,
     a_parents_rules_hold_in_children,
+    names_that_no_rule_can_be_held_for_are_refused,
 }
 
 const RULES: &str = "{allow: [{command: echo}, {command: cat, effect: read}, {command: ls, effect: read}, {command: wc, \
@@ -94,6 +95,7 @@ async fn commands_run_and_are_journaled_as_they_ran(db: Db) {
     assert!(!results[6].to_string().contains("canary"), "{results:#?}");
 
     let started = events(&service, &run, "tool_call.started").await;
+    assert!(started.iter().all(|call| call["sandbox"] == "enforced"), "{started:#?}");
     let actions = &started[0]["actions"];
     assert_eq!(actions[0]["kind"], "exec", "{actions:#}");
     let argv = actions[0]["argv"].as_array().unwrap();
@@ -223,4 +225,26 @@ async fn a_parents_rules_hold_in_children(db: Db) {
     assert_eq!(blocked.len(), 1, "{blocked:#?}");
     assert!(blocked[0]["reason"].as_str().unwrap().contains("denied by touch"), "{blocked:#?}");
     assert_eq!(results(&service, child).await[0]["stdout"], "said\n");
+}
+
+async fn names_that_no_rule_can_be_held_for_are_refused(db: Db) {
+    use std::os::unix::ffi::OsStrExt;
+    let service = Setup::new()
+        .agent("worker", &agent(RULES, ""))
+        .scenario("worker", &scenario(&["ls", "ls"]))
+        .file("a.txt", "a")
+        .start(db)
+        .await;
+    let odd = std::ffi::OsStr::from_bytes(b"caf\xe9");
+    let odd = service.dir.path().join("workspace/default").join(odd);
+    std::fs::create_dir(&odd).unwrap();
+    std::fs::write(odd.join(".env"), "canary").unwrap();
+    let run = service.run("worker", &json!({})).await;
+    let results = results(&service, &run).await;
+    let told = results[0].to_string();
+    assert!(told.contains("a file whose name is not UTF-8"), "{results:#?}");
+    std::fs::remove_dir_all(&odd).unwrap();
+    let run = service.run("worker", &json!({})).await;
+    let told = self::results(&service, &run).await[0].to_string();
+    assert!(told.contains("a.txt"), "{told}");
 }

@@ -26,16 +26,16 @@ use serde_json::{Value, json};
 use sqlx::Connection;
 use tempfile::TempDir;
 use toolloop::event::{
-    ApprovalBasis, AuditAction, AuditRecord, Awaited, CallFailure, Event, ModelResponded, RunEvent,
-    ToolCallBlocked, ToolCallCompleted, ToolCallStarted, WaitKind,
+    ApprovalBasis, AuditAction, AuditRecord, Awaited, CallFailure, Circumstances, Event,
+    ModelResponded, RunEvent, ToolCallBlocked, ToolCallCompleted, ToolCallStarted, WaitKind,
 };
 use toolloop::message::{AssistantMessage, CallTarget, FinishReason, ToolCall, Turn, Usage};
 use toolloop::run::{
     Caller, Consumption, Effect, Labels, Outcome, RunKind, RunStatus, TerminationReason, Totals,
 };
 use toolloop::store::{
-    self, AuditRow, DefinitionSnapshot, Idempotency, NewRun, Page, RunWrite, Store, StoreError,
-    WriteOutcome,
+    self, AuditRow, DefinitionSnapshot, Idempotency, NewRun, Page, QueuePlace, RunWrite, Store,
+    StoreError, WriteOutcome,
 };
 use uuid::Uuid;
 
@@ -192,6 +192,7 @@ impl Script {
             idempotency: None,
             traceparent: None,
             webhook: None,
+            queue: QueuePlace::default(),
         };
         change(&mut new);
         let scopes = vec!["agents:invoke".into(), "tools:execute".into()];
@@ -294,6 +295,7 @@ fn responded(iteration: u32, tool_calls: &[&ToolCall]) -> RunEvent {
 fn review(call: &ToolCall) -> RunEvent {
     RunEvent::ApprovalRequested(Awaited {
         basis: ApprovalBasis::default(),
+        decision: None,
         escalation_target: None,
         actions: Arc::default(),
         call_id: call.id,
@@ -318,6 +320,8 @@ fn dispatched(call: &ToolCall, effect: Effect) -> RunEvent {
         reason: None,
         consumes: Consumption::default(),
         on_unknown_outcome: toolloop::run::OnUnknownOutcome::Review,
+        sandbox: None,
+        circumstances: Circumstances::default(),
     })
 }
 
@@ -340,6 +344,7 @@ fn answered(call: &ToolCall, failure: Option<CallFailure>) -> RunEvent {
 fn blocked(call: &ToolCall) -> RunEvent {
     RunEvent::ToolCallBlocked(ToolCallBlocked {
         actions: Arc::default(),
+        circumstances: Circumstances::default(),
         call_id: call.id,
         tool: call.name.clone(),
         rule: "autonomy".into(),
@@ -392,6 +397,7 @@ fn audited(call: &ToolCall, decision: &str) -> AuditRecord {
         arguments: call.arguments.clone(),
         outcome: "succeeded".into(),
         duration_ms: Some(3),
+        result_bytes: Some(7),
     }
 }
 

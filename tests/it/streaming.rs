@@ -291,6 +291,19 @@ async fn a_stream_from_another_replica_is_the_same() {
     assert_eq!(one.last().unwrap().event, "run.completed");
 }
 
+/// What each replica drives, and what both take from the queue, is followed on one of them.
+#[tokio::test]
+async fn many_runs_are_streamed_by_a_replica_that_drives_half_of_them() {
+    let here = worker().start(Db::Postgres).await;
+    let there = worker().start_on(here.database_url.clone()).await;
+    let runs = futures::future::join_all((0..40).map(|_| queued(&here, "worker"))).await;
+    let followed = runs.iter().map(async |run| follow(&there, run, None).await.rest().await);
+    for frames in futures::future::join_all(followed).await {
+        assert!(frames.iter().zip(1..).all(|(frame, number)| frame.id == number));
+        assert_eq!(frames.last().unwrap().event, "run.completed");
+    }
+}
+
 async fn concurrent_streams_of_a_run_are_the_same(db: Db) {
     let service = worker().start(db).await;
     let run = queued(&service, "worker").await;

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
+use crate::documents;
 use crate::service::{Db, Service, Setup, on_both_stores};
 
 on_both_stores! {
@@ -74,6 +75,8 @@ fn respond(request: &Request) -> Response {
         ),
         "/data" => page("application/json; charset=utf-8", b"{\"high\": \"04:12\"}".to_vec()),
         "/deep" => page("text/html", "<div>".repeat(200_000).into_bytes()),
+        "/tables" => page("application/pdf", documents::pdf(&[&["Low at six"], &["High at twelve"]])),
+        "/broken" => page("application/pdf", b"%PDF-1.7\nnothing of it".to_vec()),
         "/zip" => page("application/zip", b"PK".to_vec()),
         "/large" => page("text/plain", vec![b'x'; 100_000]),
         "/robots.txt" => page("text/plain", b"User-agent: *\nDisallow: /data".to_vec()),
@@ -117,6 +120,9 @@ async fn pages_of_allowed_hosts_are_read(db: Db) {
         (json!({"url": at("/article"), "raw": true}), "<nav>Menu</nav>"),
         (json!({"url": at("/data")}), "{\"high\": \"04:12\"}"),
         (json!({"url": at("/deep")}), "has no text"),
+        (json!({"url": at("/tables")}), "[Page 2]\nHigh at twelve"),
+        (json!({"url": at("/tables"), "raw": true}), "[Page 1]\nLow at six"),
+        (json!({"url": at("/broken")}), "it is a damaged PDF document"),
         (json!({"url": at("/zip")}), "it is application/zip, which is not read here"),
         (json!({"url": at("/large")}), "more than 65536 bytes"),
         (json!({"url": at("/none")}), "answered 404"),

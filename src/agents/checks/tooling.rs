@@ -14,6 +14,10 @@ use crate::run::{Delegation, OF_CALLS, OF_RESULTS};
 
 /// Interceptors of one kind.
 const MAX_INTERCEPTORS: usize = 64;
+/// Arguments of one tool that are declared to be paths.
+const MAX_DECLARED_PATHS: usize = 16;
+/// Bytes of a JSON pointer to one.
+const MAX_POINTER: usize = 256;
 /// Skills of one agent.
 const MAX_SKILLS: usize = 64;
 
@@ -39,6 +43,15 @@ pub(super) fn check(d: &Definition) -> Check {
             options.rate_limit_per_minute.unwrap_or(1),
             1..=1_000_000_000,
         )?;
+        within(&format!("{key}.paths"), options.paths.len(), 0..=MAX_DECLARED_PATHS)?;
+        for (i, pointer) in options.paths.iter().enumerate() {
+            if !pointer.starts_with('/') || pointer.len() > MAX_POINTER {
+                let message = format!(
+                    "{pointer:?} is not a JSON pointer of at most {MAX_POINTER} bytes, e.g. /file"
+                );
+                return Err(DefinitionError::at(format!("{key}.paths[{i}]"), message));
+            }
+        }
     }
     let interceptors = &d.interceptors;
     for (kind, count) in

@@ -37,6 +37,11 @@ pub struct ToolOptions {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 3))]
     pub yields: Option<Vec<Yield>>,
+    /// Arguments that are paths of the workspace, or lists of them, as JSON pointers: the rules for
+    /// paths judge them as read, and as written unless the call only reads.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16), inner(regex(pattern = "^/"), length(max = 256)))]
+    pub paths: Vec<String>,
     /// Labels that its results do not give to the run, whatever it has read to make them.
     #[schemars(length(max = 2))]
     pub sanitizes: Vec<Label>,

@@ -11,6 +11,8 @@ const MAX_LINE: usize = 2 * 1024;
 /// What begins a private key, and what ends it.
 const KEY_BEGINS: &str = "-----BEGIN";
 const KEY_ENDS: &str = "-----END";
+/// What a line ends with whose value may stand in the next one.
+const NAMES_NEXT: [&str; 6] = [":", "=", "=>", "|", "\"\"\"", "'''"];
 
 /// Takes secrets from a text in pieces.
 #[derive(Debug, Default)]
@@ -71,13 +73,26 @@ impl Pieces {
     /// of.
     fn ready_until(&self) -> Option<usize> {
         let text = self.waiting.as_str();
-        let end = match text.find('\n') {
-            Some(end) => end + 1,
+        let end = match self.line_end() {
+            Some(end) => end,
             None if text.len() > MAX_LINE => text.floor_char_boundary(MAX_LINE),
             None if may_hold_secret(text) => return None,
             None => text.rfind(char::is_whitespace).map(|at| text.ceil_char_boundary(at + 1))?,
         };
         (end > 0).then_some(end)
+    }
+
+    /// The end of the first line, or of the next one where the first ends with the name of what stands
+    /// in the next.
+    fn line_end(&self) -> Option<usize> {
+        let text = self.waiting.as_str();
+        let end = text.find('\n')? + 1;
+        let line = text[..end].trim_end();
+        let is_open = NAMES_NEXT.iter().any(|sign| line.ends_with(sign));
+        if !is_open || !may_hold_secret(line) {
+            return Some(end);
+        }
+        text[end..].find('\n').map(|next| end + next + 1)
     }
 }
 
@@ -104,6 +119,7 @@ mod tests {
             "use ghp_hunter2hunter2hunter2hunter2 now",
             "the password: hunter2, and more\nnext line",
             "{\"api_key\": \"hunter2\"}",
+            "password:\n  hunter2\nand after",
             "Authorization: Bearer hunter2hunter2hunter2",
             &format!("before\n{key}\nafter"),
             key,

@@ -10,8 +10,10 @@ use rustix::fs::{Access, access};
 use serde_json::Value;
 
 use super::Finding;
+use crate::run::SandboxLevel;
+use crate::tools::browser;
+use crate::tools::sandbox::Kernel;
 use crate::tools::sandbox::plan::Holds;
-use crate::tools::sandbox::{Kernel, Level};
 
 /// Timeout of the request that identifies a service on the address.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -55,12 +57,25 @@ pub(super) fn sandbox(kernel: &Kernel) -> Finding {
     };
     let level = kernel.level();
     let detail = format!("{}: {landlock}, {seccomp}, {namespaces}, {network}", <&str>::from(level));
-    if level == Level::Enforced {
+    if level == SandboxLevel::Enforced {
         return Finding::ok("sandbox", detail);
     }
     let next = "programs run only on a kernel from 6.2 on with Landlock, or with [tools.shell] \
                 require_sandbox = false";
     Finding::warn("sandbox", detail, next)
+}
+
+/// Whether there is a Chromium for the tool `browser`.
+pub(super) fn browser(configured: &Path, is_used: bool) -> Finding {
+    match browser::program(configured) {
+        Some(program) => Finding::ok("browser", program.display().to_string()),
+        None if is_used => Finding::warn(
+            "browser",
+            "an agent uses the browser, and there is none",
+            browser::INSTALL,
+        ),
+        None => Finding::ok("browser", "none, and no agent uses one"),
+    }
 }
 
 /// Why this process can neither write to the path nor create it; `None` if it can.

@@ -1,4 +1,6 @@
-//! The models of a run: the one that its request or its definition names, and those that take over.
+//! The model that a request may choose.
+//!
+//! Which others take over is the definition's.
 
 use std::fmt::Write as _;
 
@@ -29,10 +31,4 @@ pub(super) fn check_selected_model(
         let _ = write!(message, " and {} more", more.len());
     }
     Err(refused("/model", message))
-}
-
-/// A model and those that may take over, each once.
-pub(super) fn models(first: &str, fallbacks: &[String]) -> Vec<String> {
-    let others = fallbacks.iter().filter(|model| *model != first);
-    std::iter::once(first.to_owned()).chain(others.cloned()).collect()
 }

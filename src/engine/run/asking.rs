@@ -47,7 +47,7 @@ impl Run {
         let has_own = plan.answer.as_ref().is_some_and(|answer| answer.has_own_model);
         let first =
             if has_own && self.state.writes_answer() { 0 } else { self.state.model_place(models) };
-        let mut call = ModelCall::beginning(first);
+        let mut call = ModelCall::beginning(first).insisting(!self.is_child);
         let (happened, is_followed) = loop {
             let (tried, is_followed) =
                 self.try_model(&plan, &mut call, choice.clone(), output_cap, deadline).await;

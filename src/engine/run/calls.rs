@@ -12,16 +12,17 @@ use futures::future::join_all;
 use serde_json::Value;
 
 use super::waiting::ExternalInput;
-use super::{Run, Stopped, instant_of, until};
+use super::{Admitted, Run, Stopped, instant_of, until};
 use crate::bounds::json;
 use crate::clock;
+use crate::engine::budget::SharedBudget;
 use crate::engine::state::{FoldError, PendingCall};
 use crate::event::{
-    AuditRecord, CallFailure, LabelCause, LabelsChanged, RunEvent, SkillActivated,
+    AuditRecord, CallFailure, Circumstances, LabelCause, LabelsChanged, RunEvent, SkillActivated,
     ToolCallCompleted,
 };
 use crate::message::CallTarget;
-use crate::run::{Consumption, Delegation, Effect, Labels};
+use crate::run::{ClientTool, Consumption, Delegation, Effect, Labels};
 use crate::tools::client_calls::ClientCall;
 use crate::tools::executor::{Prepared, Ready, RunScope};
 use crate::tools::requests::RequestsLeft;
@@ -44,6 +45,18 @@ impl NextStep {
     fn beyond(mut self, counted: Option<&Consumption>) -> Self {
         if let (Self::Ready(ready), Some(counted)) = (&mut self, counted) {
             ready.consume_beyond(counted);
+        }
+        self
+    }
+
+    /// Notes what else the call was judged by, where its event tells.
+    fn judged_in(mut self, circumstances: Circumstances) -> Self {
+        match &mut self {
+            Self::Ready(ready) => ready.note(circumstances),
+            Self::Answered(Ok(Finished { event: RunEvent::ToolCallBlocked(call), .. })) => {
+                call.circumstances = circumstances;
+            }
+            Self::Answered(_) => {}
         }
         self
     }
@@ -109,20 +122,26 @@ impl Run {
         executed
     }
 
-    /// The next step, unless the caller's calls are too many in this minute.
+    /// The next step, unless the caller's calls are too many in this minute. What the call was judged
+    /// by is noted.
     async fn admitted(
         &mut self,
         pending: &PendingCall,
         next: NextStep,
     ) -> Result<NextStep, Stopped> {
-        let NextStep::Ready(ready) = &next else { return Ok(next) };
-        let refused = (self.admission)(&pending.call.name, ready.per_minute()).await?;
-        Ok(match (refused, next) {
+        let Admitted { refused, rate } = match &next {
+            NextStep::Ready(ready) => {
+                (self.admission)(&pending.call.name, ready.per_minute()).await?
+            }
+            NextStep::Answered(_) => Admitted::default(),
+        };
+        let next = match (refused, next) {
             (Some(reason), NextStep::Ready(ready)) => {
                 NextStep::Answered(Ok(ready.not_admitted(&pending.call, &reason)))
             }
             (_, next) => next,
-        })
+        };
+        Ok(next.judged_in(Circumstances { rate, ..self.state.circumstances() }))
     }
 
     /// What is to be done with a call, or which external input it needs first; nothing where
@@ -131,8 +150,8 @@ impl Run {
         &mut self,
         pending: &PendingCall,
     ) -> Option<Result<NextStep, ExternalInput>> {
-        match self.plan.client_tools.arguments(&pending.call.name, &pending.call.arguments) {
-            Some(Ok(arguments)) => return Some(self.client_call(pending, arguments)),
+        match self.plan.client_tools.called(&pending.call.name, &pending.call.arguments) {
+            Some(Ok(called)) => return Some(self.client_call(pending, called)),
             Some(Err(wrong)) => {
                 let refused = refused(&pending.call, CallFailure::InvalidArguments, &wrong);
                 return Some(Ok(NextStep::Answered(Ok(refused))));
@@ -165,10 +184,10 @@ impl Run {
     pub(super) fn client_call(
         &self,
         pending: &PendingCall,
-        arguments: Value,
+        called: (&ClientTool, Value),
     ) -> Result<NextStep, ExternalInput> {
         let granted = pending.granted();
-        match self.executor.judge_client_call(&pending.call, arguments, &self.scope, granted) {
+        match self.executor.judge_client_call(&pending.call, called, &self.scope, granted) {
             ClientCall::Permitted(permit) => Err(ExternalInput::Client(permit)),
             ClientCall::Escalated(escalated) => Err(ExternalInput::Approval(escalated)),
             ClientCall::Answered(finished) => Ok(NextStep::Answered(Ok(*finished))),
@@ -191,7 +210,8 @@ impl Run {
         };
         let mut over = std::pin::pin!(over);
         let listener = (self.listeners)(self.state.last_seq());
-        let requests_left = RequestsLeft::of(self.state.requests_left());
+        let requests_left = RequestsLeft::of(self.state.requests_left())
+            .shared_by(self.shared.as_ref().map(SharedBudget::requests));
         let scope = RunScope { listener, requests_left, ..self.scope.clone() };
         let executor = Arc::clone(&self.executor);
         let stop = self.control.token.child_token();
@@ -232,13 +252,14 @@ impl Run {
             self.record(requested)?; // while the calls are open, so that it is known what it met
         }
         let mut faulty = None;
+        let judged_with = self.state.labels();
         for result in results {
             match result {
-                Ok(finished) => self.finish(finished)?,
+                Ok(finished) => self.finish(finished, judged_with)?,
                 Err(fault) => {
                     let FatalToolError { tool, message, finished } = fault;
                     tracing::error!(run_id = %self.scope.run_id, tool, error = %message, "tool fault");
-                    self.finish(*finished)?;
+                    self.finish(*finished, judged_with)?;
                     faulty = faulty.or(Some(tool));
                 }
             }
@@ -282,7 +303,8 @@ impl Run {
         scan_result(call, rule).map(RunEvent::ScanWarned)
     }
 
-    fn finish(&mut self, mut finished: Finished) -> Result<(), FoldError> {
+    /// Records the result of a call that was judged in a run with these labels.
+    fn finish(&mut self, mut finished: Finished, labels: Labels) -> Result<(), FoldError> {
         if let RunEvent::ToolCallCompleted(call) = &mut finished.event {
             self.label(call, finished.yields)?;
             if let Some(warned) = self.scanned(call) {
@@ -294,7 +316,6 @@ impl Run {
         {
             call.content = format!("{}\n\n{note}", call.content);
         }
-        let labels = self.state.labels();
         let records = finished.requests.into_iter().chain(finished.audit);
         self.audit.extend(records.map(|record| AuditRecord { labels, ..record }));
         self.record(finished.event)?;

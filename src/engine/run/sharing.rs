@@ -91,6 +91,7 @@ impl Run {
             tool_calls: 1,
             files: self.state.new_files(consumes),
             lines: consumes.lines_changed,
+            requests: consumes.network_requests,
             ..Amounts::default()
         };
         Ok(match shared.reserve(wanted).await? {

@@ -41,10 +41,10 @@ impl Run {
     /// What a call needs that is not due yet. Whatever else is to be said to it is said when its
     /// turn has come.
     async fn external_input_of(&mut self, pending: &PendingCall) -> Option<ExternalInput> {
-        if let Some(arguments) =
-            self.plan.client_tools.arguments(&pending.call.name, &pending.call.arguments)
+        if let Some(called) =
+            self.plan.client_tools.called(&pending.call.name, &pending.call.arguments)
         {
-            return self.client_call(pending, arguments.ok()?).err();
+            return self.client_call(pending, called.ok()?).err();
         }
         let prepare = self.executor.prepare(&pending.call, pending.slot(), &self.scope, None);
         match self.control.token.run_until_cancelled(prepare).await {
@@ -72,8 +72,10 @@ impl Run {
             }
         };
         let labels = self.state.labels();
+        let decision = (kind == WaitKind::Client).then(|| audit.decision.clone());
         let awaited = Awaited {
             basis: ApprovalBasis { tool_hash, labels },
+            decision,
             escalation_target: definition.owner.get("escalation_target").cloned(),
             call_id: call.id,
             kind,

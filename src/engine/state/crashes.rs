@@ -166,6 +166,7 @@ fn review(turn: &OpenTurn, call: &ToolCall) -> RunEvent {
         || json::read(&call.arguments).unwrap_or_else(|_| Value::String(call.arguments.clone()));
     RunEvent::ApprovalRequested(Awaited {
         basis: ApprovalBasis::default(),
+        decision: None,
         escalation_target: None,
         actions: Arc::default(),
         call_id: call.id,

@@ -85,9 +85,8 @@ impl State {
             RunEvent::ToolCallCompleted(call) => {
                 self.count(call.call_id, &call.content, call.failure);
                 self.keep(call);
-                if call.network.is_some_and(|asked| asked.over_budget) {
-                    self.over_requests = Some(call.call_id);
-                }
+                let over = call.network.filter(|asked| asked.over_budget);
+                self.over_requests = over.or(self.over_requests);
                 let origin = self.origin_of(call);
                 let content = call.model_text().into_owned();
                 let note_bytes = content.len() - call.content.len();
@@ -161,7 +160,7 @@ impl State {
                 {
                     turn.resolved.remove(&awaited.call_id); // an approval that has lapsed
                 }
-                self.parked_since.get_or_insert(event.at);
+                self.totals.waiting_since.get_or_insert(event.at);
                 self.waiting.insert(awaited.call_id, (event.seq, awaited.clone()));
             }
             RunEvent::ApprovalResolved(resolved) => self.resolved(resolved, event.at, misplaced)?,
@@ -226,9 +225,9 @@ impl State {
     ) -> Result<(), FoldError> {
         let awaited = self.waiting.remove(&resolved.call_id);
         if self.waiting.is_empty()
-            && let Some(since) = self.parked_since.take()
+            && let Some(since) = self.totals.waiting_since.take()
         {
-            self.parked_ms += (at - since).num_milliseconds().max(0);
+            self.totals.waited_ms += (at - since).num_milliseconds().max(0);
         }
         if resolved.kind == WaitKind::Escalation {
             let condition = awaited.and_then(|(_, awaited)| awaited.condition).ok_or(misplaced)?;
@@ -254,8 +253,9 @@ impl State {
         let repeats =
             matches!(resolved.resolution, Resolution::DidNotHappen | Resolution::ChildEnded);
         if !(is_repeated && repeats) {
-            let basis = awaited.map(|(_, awaited)| awaited.basis).unwrap_or_default();
-            let answer = Answered { resolved: resolved.clone(), basis };
+            let shown = awaited.map(|(_, awaited)| (awaited.basis, awaited.actions));
+            let (basis, actions) = shown.unwrap_or_default();
+            let answer = Answered { resolved: resolved.clone(), basis, actions };
             turn.resolved.insert(resolved.call_id, answer); // else its approval still holds
         }
         Ok(())

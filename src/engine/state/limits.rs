@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::{Phase, State, Step};
 use crate::engine::Contract;
 use crate::engine::phrases;
-use crate::event::{ApprovalBasis, Awaited, LimitReached, RunEvent, WaitKind};
+use crate::event::{ApprovalBasis, Awaited, LimitReached, RunEvent, SharedRequests, WaitKind};
 use crate::message::ToolCall;
 use crate::providers::estimate;
 use crate::run::{
@@ -24,6 +24,9 @@ use crate::run::{
 /// A model call is not worth making with fewer tokens than this left in a budget of tokens or
 /// dollars.
 pub(in crate::engine) const LEAST_TOKENS: u64 = 256;
+
+/// The limit of requests to the network.
+const MAX_REQUESTS: &str = "network.max_requests";
 
 /// Tokens of the answer that a run may still give when a limit was reached.
 const LAST_ANSWER_TOKENS: u64 = 1024;
@@ -204,20 +207,18 @@ impl State {
         now: DateTime<Utc>,
     ) -> Vec<RunEvent> {
         let Refusal { limit, used, max } = *refusal;
-        let mut reached = match limit {
+        let reached = of_tree(match limit {
             "max_cost_usd" => {
                 too_little(limit, dollars(used), Some(dollars(max)), Some(dollars(needs.micro_usd)))
             }
             "max_total_tokens" => too_little(limit, used, Some(max), Some(needs.tokens)),
             _ => over_budget(limit, used, Some(max)),
-        };
-        reached.error.message.push_str(" The run shares it with others.");
-        if let Value::Object(context) = &mut reached.error.context {
-            context.insert("shared".into(), true.into());
-        }
+        });
         let mut events = self.not_executed("the budget that the run shares with others is used up");
         events.push(match limit {
-            "max_files_modified" | "max_lines_changed" => self.ended_at(&reached, now),
+            "max_files_modified" | "max_lines_changed" | MAX_REQUESTS => {
+                self.ended_at(&reached, now)
+            }
             _ => self.limit_reached(reached, now),
         });
         events
@@ -252,7 +253,7 @@ impl State {
             && consumes.network_requests > 0
             && used.network_requests.saturating_add(consumes.network_requests) > max
         {
-            over_budget("network.max_requests", used.network_requests, Some(max))
+            over_budget(MAX_REQUESTS, used.network_requests, Some(max))
         } else {
             return None;
         };
@@ -265,11 +266,14 @@ impl State {
         Some(max.saturating_sub(self.totals.consumption.network_requests))
     }
 
-    /// The end of the run whose programs would have sent more requests than it may.
+    /// The end of the run one of whose calls would have sent more requests than it may.
     pub(super) fn out_of_requests(&self, now: DateTime<Utc>) -> Option<Step> {
-        self.over_requests?;
-        let used = self.totals.consumption.network_requests;
-        let limit = over_budget("network.max_requests", used, self.rules.max_network_requests);
+        let limit = if let Some(SharedRequests { used, max }) = self.over_requests?.shared {
+            of_tree(over_budget(MAX_REQUESTS, used, Some(max)))
+        } else {
+            let used = self.totals.consumption.network_requests;
+            over_budget(MAX_REQUESTS, used, self.rules.max_network_requests)
+        };
         Some(self.end_mid_turn("the budget is used up", self.ended_at(&limit, now)))
     }
 
@@ -318,7 +322,7 @@ impl State {
         let mut used = below.consumption.clone();
         used.add(&totals.consumption);
         let cost = usage.cost_micro_usd.or_else(|| (usage.total_tokens() == 0).then_some(0));
-        let waited = u64::try_from(self.parked_ms).unwrap_or(0);
+        let waited = u64::try_from(totals.waited_ms).unwrap_or(0);
         #[expect(clippy::cast_precision_loss, reason = "a run is not that long")]
         let elapsed = self.elapsed_ms(now).saturating_sub(waited) as f64 / 1000.0;
         json!({
@@ -366,6 +370,7 @@ impl State {
             }
             StopAction::Escalate => vec![RunEvent::ApprovalRequested(Awaited {
                 basis: ApprovalBasis::default(),
+                decision: None,
                 escalation_target: None,
                 actions: Arc::default(),
                 call_id: id,
@@ -391,6 +396,15 @@ impl State {
 pub(super) fn over_budget<T: Into<Value>>(name: &str, used: T, max: Option<T>) -> LimitReached {
     let context = json!({"limit": name, "used": used.into(), "max": max.map(Into::into)});
     limit(TerminationReason::BudgetExceeded, format!("The budget {name} is used up."), context)
+}
+
+/// The same limit, as one of all runs that share the budget.
+fn of_tree(mut reached: LimitReached) -> LimitReached {
+    reached.error.message.push_str(" The run shares it with others.");
+    if let Value::Object(context) = &mut reached.error.context {
+        context.insert("shared".into(), true.into());
+    }
+    reached
 }
 
 /// A limit of the budget that does not pay for the next model call, which needs so much at least;

@@ -5,6 +5,7 @@
 //! same fold builds it live, after a crash and for a reader of the journal, so recovery is the
 //! ordinary path.
 
+mod circumstances;
 mod crashes;
 mod decide;
 mod faults;
@@ -16,6 +17,7 @@ mod waiting;
 mod window;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
@@ -26,14 +28,14 @@ use super::context::Compaction;
 use super::plan::Rules;
 use crate::agents::definition::ReactSection;
 use crate::event::{
-    ApprovalBasis, Awaited, CompactionCause, Ending, LimitReached, Resolved, RunEvent,
+    ApprovalBasis, Awaited, CompactionCause, Ending, LimitReached, NetworkUse, Resolved, RunEvent,
     SkillActivated, ToolCallCompleted, ToolCallStarted, WaitKind,
 };
 use crate::message::{
     AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, ToolResult,
 };
 use crate::providers::ToolChoice;
-use crate::run::{Consumption, Effect, Labels, OnUnknownOutcome, RunStatus, Totals};
+use crate::run::{Action, Consumption, Effect, Labels, OnUnknownOutcome, RunStatus, Totals};
 use crate::tools::approval::Granted;
 use crate::tools::executor::Slot;
 
@@ -97,6 +99,7 @@ impl PendingCall {
             by: approval.by.as_deref().unwrap_or("an approver"),
             arguments: approval.arguments.as_ref(),
             basis: &approval.basis,
+            actions: &approval.actions,
         })
     }
 }
@@ -110,6 +113,8 @@ pub struct Approval {
     pub by: Option<String>,
     /// What the approver was shown.
     pub basis: ApprovalBasis,
+    /// What the call would have done then.
+    pub actions: Arc<[Action]>,
 }
 
 /// A proposed output.
@@ -128,6 +133,8 @@ pub struct Proposal {
 struct Answered {
     resolved: Resolved,
     basis: ApprovalBasis,
+    #[serde(default)]
+    actions: Arc<[Action]>,
 }
 
 /// A response whose calls are being answered.
@@ -279,16 +286,12 @@ pub struct State {
     cancel: Option<CancelRequest>,
     /// What the run waits for, with the numbers of the events that ask.
     waiting: BTreeMap<Uuid, (i64, Awaited)>,
-    /// When the waiting began.
-    parked_since: Option<DateTime<Utc>>,
-    /// Milliseconds of waiting that are over.
-    parked_ms: i64,
     /// Stop conditions that were met and dealt with.
     conditions_met: BTreeSet<usize>,
     /// The stop condition that parked the run until it was ended.
     not_continued: Option<usize>,
-    /// The call whose programs would have sent more requests to the network than the run may.
-    over_requests: Option<Uuid>,
+    /// What a call asked the network that would have sent more requests than the run may.
+    over_requests: Option<NetworkUse>,
     /// The last call whose result looked like a prompt injection.
     suspicious: Option<Uuid>,
     /// The skills whose bounds hold.
@@ -331,8 +334,6 @@ impl State {
             unfinished: None,
             cancel: None,
             waiting: BTreeMap::new(),
-            parked_since: None,
-            parked_ms: 0,
             conditions_met: BTreeSet::new(),
             not_continued: None,
             over_requests: None,
@@ -450,7 +451,7 @@ impl State {
     /// When the wall-clock limit strikes.
     pub fn deadline(&self) -> Option<DateTime<Utc>> {
         let seconds = i64::try_from(self.rules.budget.max_duration_seconds).ok()?;
-        let waited = chrono::TimeDelta::try_milliseconds(self.parked_ms)?;
+        let waited = chrono::TimeDelta::try_milliseconds(self.totals.waited_ms)?;
         self.started_at?
             .checked_add_signed(chrono::TimeDelta::try_seconds(seconds)?)?
             .checked_add_signed(waited)

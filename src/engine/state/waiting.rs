@@ -12,7 +12,8 @@ use uuid::Uuid;
 use super::crashes::unexecuted;
 use super::{Answered, Approval, PendingCall, Phase, State, Step};
 use crate::event::{
-    Awaited, CallFailure, Resolution, RunEvent, ToolCallBlocked, ToolCallCompleted, WaitKind,
+    Awaited, CallFailure, Circumstances, Resolution, RunEvent, ToolCallBlocked, ToolCallCompleted,
+    WaitKind,
 };
 use crate::message::{CallTarget, ToolCall};
 use crate::run::{Outcome, RunError, RunStatus, TerminationReason};
@@ -79,7 +80,7 @@ impl State {
 
     /// What to do with a call that was waited for.
     pub(super) fn resolved_call(&self, index: usize, call: &ToolCall, answer: &Answered) -> Step {
-        let Answered { resolved, basis } = answer;
+        let Answered { resolved, basis, actions } = answer;
         let by = resolved.decided_by.as_deref();
         let why =
             resolved.reason.as_deref().map(|reason| format!(": {reason}")).unwrap_or_default();
@@ -104,6 +105,7 @@ impl State {
                     arguments: arguments.clone(),
                     by: resolved.decided_by.clone(),
                     basis: basis.clone(),
+                    actions: Arc::clone(actions),
                 };
                 Step::CallTools(vec![self.pending(index, call, Some(approval))])
             }
@@ -172,5 +174,6 @@ fn refused(call: &ToolCall, reason: String, advice: &str) -> Step {
         content: format!("Error: {reason} {advice}"),
         reason,
         actions: Arc::default(),
+        circumstances: Circumstances::default(),
     })])
 }

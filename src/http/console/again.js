@@ -12,6 +12,7 @@ function asked(run) {
   const overrides = Object.entries(run.overrides ?? {}).filter(([, value]) => value !== null);
   const body = { inputs: run.inputs ?? {}, ...Object.fromEntries(overrides) };
   if (run.session_id) body.session_id = run.session_id;
+  if (run.priority) body.priority = run.priority;
   if (run.metadata && Object.keys(run.metadata).length) body.metadata = run.metadata;
   return body;
 }

@@ -1,7 +1,9 @@
-// The service as the page sees it: requests with the key, and problems.
+// The service as the page sees it: who is signed in, requests and problems. The session is in a cookie that no script sees.
 
 const ROOT = new URL("v1/", document.baseURI);
-const KEY = "toolloop.key";
+const SESSION = new URL("console/session", document.baseURI);
+/** Says that a request comes from a page of the console; pages of other sites cannot. */
+const MARK = { "X-Toolloop-Console": "1" };
 
 /** An answer that is an error (RFC 9457). */
 export class Problem extends Error {
@@ -13,12 +15,32 @@ export class Problem extends Error {
   }
 }
 
-/** The key lives as long as the tab. */
-export const key = {
-  get: () => sessionStorage.getItem(KEY),
-  set: (token) => sessionStorage.setItem(KEY, token),
-  clear: () => sessionStorage.removeItem(KEY),
-};
+/** Who is signed in, the same in all tabs: `{authentication, caller}`. */
+let who = { authentication: "api_key", caller: null };
+export const signedIn = () => who;
+export const may = (scope) => (who.caller?.scopes ?? []).some((held) => held === scope || held === "admin");
+
+async function session(method, key) {
+  const headers = { ...MARK, ...(key && { Authorization: `Bearer ${key}` }) };
+  const answer = await fetch(SESSION, { method, headers });
+  const told = answer.status === 204 ? {} : await answer.json().catch(() => ({}));
+  if (!answer.ok) throw new Problem(answer.status, told);
+  return told;
+}
+
+/** Looks who is signed in. */
+export async function look() {
+  who = await session("GET");
+  return who;
+}
+
+/** Exchanges an API key for a session; the key is not kept. */
+export const signIn = (key) => session("POST", key);
+
+export async function signOut() {
+  await session("DELETE");
+  who = { ...who, caller: null };
+}
 
 /** The whole address of a route, for those who call it from elsewhere. */
 export const address = (path) => new URL(path, ROOT).href;
@@ -30,17 +52,17 @@ export const part = (name) => encodeURIComponent(name);
 let ahead = 0;
 export const serviceNow = () => Date.now() + ahead;
 
-export async function request(method, path, { body, headers, signal } = {}) {
-  const token = key.get();
+/** `body` is sent as JSON, `raw` as it is. */
+export async function request(method, path, { body, raw, headers, signal } = {}) {
   const answer = await fetch(new URL(path, ROOT), {
     method,
     signal,
     headers: {
-      ...(token && { Authorization: `Bearer ${token}` }),
+      ...MARK,
       ...(body && { "Content-Type": "application/json" }),
       ...headers,
     },
-    body: body && JSON.stringify(body),
+    body: body ? JSON.stringify(body) : raw,
   });
   const told = Date.parse(answer.headers.get("Date") ?? "");
   if (Math.abs(told - Date.now() - ahead) > 2000) ahead = told - Date.now();

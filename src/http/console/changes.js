@@ -16,7 +16,7 @@ export class Changes {
     this.reveal = reveal;
     this.signal = signal;
     this.list = el("div");
-    this.title = el("h2", {}, "Files");
+    this.title = el("h2", {}, "Changed files");
     this.node = el("section", { class: "changes card", "aria-label": "Changed files", hidden: true }, this.title, this.list);
     this.shown = 0;
     this.asked = null;
@@ -35,7 +35,7 @@ export class Changes {
     const rows = await all(`runs/${part(this.run)}/changes?limit=${MOST}`, this.signal, MOST);
     if (!rows.length) return;
     this.node.hidden = false;
-    this.title.textContent = `Files: ${plural(rows.length, "change")}`;
+    this.title.textContent = `Changed files: ${plural(rows.length, "change")}`;
     for (const row of rows.slice(this.shown)) {
       const show = el("button", { type: "button", class: "more", onclick: () => this.reveal(row.call_id) }, "Show the call");
       this.list.append(changed(row, this.shown < OPEN, show));

@@ -1,11 +1,13 @@
 // The frame of the console: which page is shown, who is signed in, and the keys that work everywhere.
 
-import { get, key, Problem } from "./api.js";
+import { look, Problem, signedIn, signIn, signOut } from "./api.js";
 import { announce, el, heading, notice } from "./dom.js";
+import { visible } from "./format.js";
 import { approvals, badge } from "./approvals.js";
 import { agents, tools } from "./catalogue.js";
 import { forget as forgetRights } from "./decide.js";
 import { invoke } from "./invoke.js";
+import { judge } from "./judge.js";
 import { overview } from "./overview.js";
 import { forget as forgetPeople } from "./people.js";
 import { run } from "./run.js";
@@ -14,7 +16,10 @@ import { session, sessions } from "./sessions.js";
 
 const main = document.getElementById("main");
 const nav = document.querySelector("nav");
-const signOut = document.getElementById("sign-out");
+const leaver = document.getElementById("sign-out");
+const person = document.getElementById("who");
+/** Tells the other tabs that the user signed in or out. */
+const tabs = new BroadcastChannel("toolloop");
 const countWaiting = badge(nav.querySelector("[href='#/approvals']"));
 let page = new AbortController();
 
@@ -24,6 +29,7 @@ function chosen() {
   const [room, name] = path.split("/").map(decodeURIComponent);
   const params = new URLSearchParams(query);
   if (room === "agents") return name ? ["agents", (place, of, signal) => invoke(place, of, signal, params), name] : ["agents", agents];
+  if (room === "judge" && name) return ["agents", judge, name];
   if (room === "tools") return ["tools", tools];
   if (room === "approvals") return ["approvals", approvals, params];
   if (room === "sessions") return name ? ["sessions", session, name] : ["sessions", sessions, params];
@@ -50,55 +56,69 @@ async function show() {
   }
 }
 
-function askForKey(refused) {
+function frame(isShown) {
+  const { authentication, caller } = signedIn();
+  nav.hidden = !isShown;
+  leaver.hidden = person.hidden = !isShown || authentication === "none";
+  person.textContent = caller?.key ? visible(`${caller.key.name} · ${caller.tenant}`) : "";
+}
+
+function askForKey(trouble) {
   page.abort();
-  nav.hidden = signOut.hidden = true;
+  frame(false);
   main.replaceChildren();
   heading("Sign in");
   const field = el("input", {
     id: "key", type: "password", autocomplete: "off", spellcheck: "false", required: true, placeholder: "tl_…",
     "aria-describedby": "key-help",
   });
-  const enter = (event) => {
+  const enter = async (event) => {
     event.preventDefault();
-    key.set(field.value.trim());
-    begin();
+    button.disabled = true;
+    try {
+      await signIn(field.value.trim());
+      tabs.postMessage("in");
+      await begin();
+    } catch (problem) {
+      askForKey(problem.status === 401 ? el("p", { class: "notice bad", role: "alert" }, "The key is unknown, expired or revoked.") : notice(problem));
+    }
   };
-  main.append(el("form", { class: "card sign-in", onsubmit: enter },
-    refused && el("p", { class: "notice bad", role: "alert" }, "The key is unknown, expired or revoked."),
+  const button = el("button", { class: "main" }, "Sign in");
+  main.append(el("form", { class: "card sign-in", onsubmit: enter }, trouble,
     el("label", { for: "key" }, "API key"), field,
-    el("small", { id: "key-help" }, "Kept in this tab only, until you sign out or close it."),
-    el("button", { class: "main" }, "Sign in")));
+    el("small", { id: "key-help" }, "For all tabs of this browser, until you sign out. The key itself is not kept."),
+    button));
   field.focus();
 }
 
-/** Goes on without a key where the service asks for none. */
+/** Goes on where a user is signed in, or where none has to be. */
 async function begin() {
   try {
-    await get("agents?limit=1");
+    if ((await look()).caller === null) return askForKey();
   } catch (problem) {
-    if (problem.status === 401) return;
-    if (problem.status !== 403) return main.replaceChildren(notice(problem));
+    return main.replaceChildren(notice(problem));
   }
-  nav.hidden = false;
+  frame(true);
   forgetPeople();
   forgetRights();
   countWaiting();
-  signOut.hidden = !key.get();
   show();
 }
 
-function leave() {
-  key.clear();
+async function leave() {
+  try {
+    await signOut();
+  } catch (problem) {
+    return main.prepend(notice(problem));
+  }
+  tabs.postMessage("out");
   announce("Signed out");
-  askForKey(false);
+  askForKey();
 }
 
-document.addEventListener("unauthenticated", () => {
-  const refused = key.get() !== null;
-  key.clear();
-  askForKey(refused);
-});
+document.addEventListener("unauthenticated", () =>
+  nav.hidden || askForKey(el("p", { class: "notice", role: "alert" }, "You are signed out: the session or its key has ended.")));
+tabs.addEventListener("message", ({ data }) => (data === "out" ? nav.hidden || askForKey() : begin()));
 document.addEventListener("keydown", (event) => {
   if (event.key === "/" && !event.ctrlKey && !event.metaKey && !event.target.matches("input, select, textarea")) {
     const filter = main.querySelector("[data-filter]");
@@ -112,5 +132,5 @@ document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault();
   main.focus();
 });
-signOut.addEventListener("click", leave);
+leaver.addEventListener("click", leave);
 begin();

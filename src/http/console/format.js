@@ -19,6 +19,15 @@ export function brief(number) {
 
 export const plural = (number, one, many = `${one}s`) => `${count(number)} ${number === 1 ? one : many}`;
 
+const UNITS = ["kilobyte", "megabyte", "gigabyte"];
+
+/** A size in the largest unit of which it has one. */
+export function bytes(size) {
+  if (size < 1000) return plural(size, "byte");
+  const unit = Math.min(UNITS.length, Math.floor(Math.log10(size) / 3));
+  return (size / 1000 ** unit).toLocaleString("en", { style: "unit", unit: UNITS[unit - 1], unitDisplay: "short", maximumSignificantDigits: 3 });
+}
+
 /** Dollars, never so rounded that fewer than two significant digits are left. */
 export function money(usd) {
   if (usd === null || usd === undefined) return "–";

@@ -15,11 +15,13 @@ const LIMITS = [
 ];
 const OPTIONS = [
   ["session_id", "Session", { type: "string" }],
+  ["priority", "Priority", { type: "integer", minimum: -100, maximum: 100, description: "Of queued runs, higher ones first." }],
+  ["available_at", "Not before", { type: "string", description: "A time such as 2030-01-31T08:00:00Z." }],
   ["metadata", "Metadata", { type: "object", description: "Labels to find the run by." }],
 ];
 
 export async function invoke(main, name, signal, params = new URLSearchParams()) {
-  heading(name, el("a", { href: `#/runs?agent=${part(name)}` }, "Runs"));
+  heading(name, el("a", { href: `#/judge/${part(name)}` }, "Try its gate"), el("a", { href: `#/runs?agent=${part(name)}` }, "Runs"));
   const model = params.get("from");
   const [agent, earlier] = await Promise.all([
     get(`agents/${part(name)}`, signal), model && get(`runs/${part(model)}`, signal),
@@ -88,6 +90,7 @@ class Form {
     if (Object.keys(leftOfBudget).length) left.budget = leftOfBudget;
     this.fields.get("inputs").set(run.inputs);
     this.fields.get("session_id").set(run.session_id);
+    this.fields.get("priority").set(run.priority || undefined);
     const { metadata } = run;
     this.fields.get("metadata").set(metadata && Object.keys(metadata).length ? metadata : undefined);
     const kept = Object.entries(left).filter(([, value]) => value !== null);

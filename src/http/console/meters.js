@@ -10,13 +10,8 @@ const NAMES = {
 };
 const SAY = { duration_seconds: (seconds) => duration(seconds * 1000), cost_usd: money };
 
-/** `waited` milliseconds do not count against the limit on time. */
-export function meters({ used, limits }, waited) {
-  const rows = Object.entries(used).map(([name, value]) => {
-    const limit = limits?.[`max_${name}`];
-    const amount = name === "duration_seconds" ? Math.max(0, value - waited / 1000) : value;
-    return { name, amount, limit };
-  }).filter(({ amount, limit }) => amount > 0 || (limit !== undefined && limit !== null));
+export function meters({ used, limits }) {
+  const rows = Object.entries(used).map(([name, amount]) => ({ name, amount, limit: limits?.[`max_${name}`] })).filter(({ amount, limit }) => amount > 0 || (limit !== undefined && limit !== null));
   return el("ul", { class: "meters", "aria-label": "Budget" }, rows.map(({ name, amount, limit }) => {
     const say = SAY[name] ?? count;
     const part = limit ? Math.min(1, (amount ?? 0) / limit) : 0;

@@ -1,18 +1,21 @@
 //! The web console: a page that uses the public API, like any client.
 //!
 //! Nothing is rendered here. The files are the same for all, so they need no key; what they show is
-//! asked for in the browser with the key of the person in front of it.
+//! asked for in the browser with the session of the person in front of it.
+
+mod session;
 
 use std::sync::LazyLock;
 
 use axum::Router;
 use axum::body::Bytes;
+use axum::routing::get;
 
 use crate::http::edge::assets::Site;
 use crate::http::state::App;
 
 /// Only our own files, nothing inline, no markup made from strings.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; \
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; \
      base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'";
 
 macro_rules! files {
@@ -37,9 +40,11 @@ static SITE: LazyLock<Site> = LazyLock::new(|| {
         "dom.js",
         "dry-run.js",
         "fields.js",
+        "files.js",
         "format.js",
         "icons.js",
         "invoke.js",
+        "judge.js",
         "meters.js",
         "overview.js",
         "people.js",
@@ -49,6 +54,7 @@ static SITE: LazyLock<Site> = LazyLock::new(|| {
         "rows.js",
         "run.js",
         "runs.js",
+        "screenshot.js",
         "sessions.js",
         "snippets.js",
         "spans.js",
@@ -63,7 +69,8 @@ static SITE: LazyLock<Site> = LazyLock::new(|| {
     Site::new(POLICY, files)
 });
 
-/// The page and its files.
+/// The page and its files, and signing in.
 pub(crate) fn routes() -> Router<App> {
-    Site::routes(&SITE, "/console")
+    let session = get(session::who).post(session::sign_in).delete(session::sign_out);
+    Site::routes(&SITE, "/console").route("/console/session", session)
 }

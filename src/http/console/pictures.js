@@ -68,7 +68,10 @@ export const NOTES = {
       d.hidden_in?.length ? `; hidden in ${d.hidden_in.map(words).join(", ")}` : "")],
   }),
   "labels.changed": (d) => ({
-    icon: "tag", title: `Has read what is ${d.labels.map(words).join(" and ") || "nothing special"}${d.tool ? `: ${visible(d.tool)}` : ""}`,
+    icon: "tag",
+    title: d.cause === "approval"
+      ? `An approval took labels from the run; it keeps ${d.labels.map(words).join(" and ") || "none"}`
+      : `Has read what is ${d.labels.map(words).join(" and ") || "nothing special"}${d.tool ? `: ${visible(d.tool)}` : ""}`,
   }),
   "budget.warned": (d) => ({ icon: "limit", tone: "wait", title: "Budget warning", body: [long(d.warning)] }),
   "output.proposed": (d) => ({

@@ -5,6 +5,7 @@ import { el, folded, long, pre, status } from "./dom.js";
 import { changed } from "./diff.js";
 import { icon } from "./icons.js";
 import { NOTES, unknown } from "./pictures.js";
+import { screenshots } from "./screenshot.js";
 
 /** Characters of a live text that stay on the page; the whole text follows when it is written. */
 const TAIL = 20_000;
@@ -96,6 +97,7 @@ function call(row) {
     row.edited && [el("p", { class: "sub" }, "Arguments after the approval"), pre(row.edited, "Arguments after the approval")],
     facts.length > 0 && el("p", { class: "meta" }, facts),
     row.result !== undefined && [el("p", { class: "sub" }, "Result"), pre(row.result, "Result of the call")],
+    name === "browser" && screenshots(row),
     row.note && el("p", { class: "notice wait" }, visible(row.note)),
     row.changes?.length > 0 && [el("p", { class: "sub" }, "Files"), row.changes.slice(0, 20).map((change, index) => changed(change, index < 3))],
   ].flat(3).filter(Boolean);

@@ -8,6 +8,7 @@ import { people } from "./people.js";
 import { Picture } from "./picture.js";
 import { again, snippetOf } from "./again.js";
 import { Changes } from "./changes.js";
+import { Files } from "./files.js";
 import { follow } from "./stream.js";
 import { Timeline } from "./timeline.js";
 import { Waiting } from "./waiting.js";
@@ -30,6 +31,7 @@ export async function run(main, id, signal) {
   const timeline = new Timeline(names, signal);
   const picture = new Picture(id, timeline, signal);
   const changes = new Changes(id, (call) => timeline.revealCall(call), signal);
+  const files = new Files(path, signal, (call) => timeline.revealCall(call));
   let last;
 
   function show(run) {
@@ -54,7 +56,7 @@ export async function run(main, id, signal) {
   cancel.addEventListener("click", () => confirmCancel(main, path, (run) => (show(run), refresh())));
 
   await refresh();
-  main.append(waiting.node, summary, request, picture.node, changes.node, el("h2", {}, "Timeline"), timeline.node);
+  main.append(waiting.node, summary, request, picture.node, changes.node, files.node, el("h2", {}, "Timeline"), timeline.node);
   timeline.live(!ENDED.includes(last));
   if (!["queued", "running"].includes(last)) timeline.pause();
   const looks = setInterval(() => document.hidden || refresh().catch(() => {}), REFRESH);
@@ -102,7 +104,7 @@ function about(run, story) {
       Metadata: labels.length ? labels : null,
       Id: el("code", {}, run.run_id),
     }),
-    meters(run.budget, waited),
+    meters(run.budget),
   ].filter(Boolean);
 }
 

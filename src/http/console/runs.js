@@ -2,7 +2,7 @@
 
 import { all, get } from "./api.js";
 import { announce, el, heading, notice, status, time } from "./dom.js";
-import { count, duration, money, short, visible, words } from "./format.js";
+import { count, duration, money, plural, short, visible, words } from "./format.js";
 
 /** Milliseconds between two looks. */
 const REFRESH = 3000;
@@ -26,7 +26,7 @@ const COLUMNS = [
   ["Calls", (run) => count(run.tool_calls_made), "number minor"],
   ["Tokens", (run) => count(run.tokens_used), "number minor"],
   ["Cost", (run) => money(run.usage.cost_usd), "number minor"],
-  ["Duration", (run) => duration(run.latency_ms), "number"],
+  ["Duration", (run) => duration(run.latency_ms), "number minor"],
   ["Created", (run) => time(run.created_at), "number"],
 ];
 
@@ -46,7 +46,7 @@ export async function runs(main, params, signal) {
     shown = now;
     const focused = document.activeElement?.dataset.run;
     rows.replaceChildren(...page.data.map(row));
-    if (!page.data.length) rows.append(el("tr", {}, el("td", { colspan: COLUMNS.length }, "No runs match.")));
+    if (!page.data.length) rows.append(el("tr", {}, el("td", { colspan: COLUMNS.length }, page.next_cursor ? "No runs match so far." : "No runs match.")));
     rows.querySelector(`[data-run="${focused}"]`)?.focus();
     const newest = new URLSearchParams(params);
     newest.delete("cursor");
@@ -54,7 +54,8 @@ export async function runs(main, params, signal) {
     older.set("cursor", page.next_cursor);
     pager.replaceChildren(
       params.has("cursor") ? el("a", { href: `#/runs?${newest}` }, "← Newest") : "",
-      page.next_cursor ? el("a", { href: `#/runs?${older}` }, "Older →") : "");
+      page.searched === undefined ? "" : el("span", { class: "meta" }, `Looked through ${plural(page.searched, "run")}`),
+      page.next_cursor ? el("a", { href: `#/runs?${older}` }, page.searched === undefined ? "Older →" : "Search older ones →") : "");
   }
   const attempt = () => load().catch((problem) => signal.aborted || trouble.replaceChildren(notice(problem)));
   const refilter = async (wanted) => {
@@ -69,7 +70,7 @@ export async function runs(main, params, signal) {
       el("table", {}, el("caption", { class: "unseen" }, "Runs, newest first"), el("thead", {}, el("tr", {}, head)), rows)),
     pager);
   await attempt();
-  const again = setInterval(() => document.hidden || params.has("cursor") || attempt(), REFRESH);
+  const again = setInterval(() => document.hidden || params.has("cursor") || params.has("q") || attempt(), REFRESH);
   signal.addEventListener("abort", () => clearInterval(again));
 }
 
@@ -87,7 +88,8 @@ async function found(params, signal) {
     return get(`runs?${one}`, signal);
   }));
   const data = pages.flatMap((page) => page.data).sort((a, b) => b.created_at.localeCompare(a.created_at));
-  return { data: data.slice(0, 50), next_cursor: matching.length === 1 ? pages[0].next_cursor : null };
+  const searched = params.has("q") ? pages.reduce((sum, page) => sum + page.searched, 0) : undefined;
+  return { data: data.slice(0, 50), next_cursor: matching.length === 1 ? pages[0].next_cursor : null, searched };
 }
 
 function row(run) {
@@ -101,7 +103,8 @@ function filters(params, change, signal) {
       values.map((value) => el("option", { value, selected: params.get(name) === value }, words(value)))));
   const moment = (name, label) =>
     field(label, el("input", { type: "datetime-local", name, value: params.has(name) && local(params.get(name)) }));
-  const agent = el("input", { name: "agent", value: params.get("agent"), list: "agent-names", "data-filter": true });
+  const agent = el("input", { name: "agent", value: params.get("agent"), list: "agent-names" });
+  const search = el("input", { name: "q", type: "search", value: params.get("q"), "data-filter": true, placeholder: "words of inputs, outputs, metadata; or an id" });
   const labels = el("input", {
     name: "labels", placeholder: "key=value", pattern: "\\s*([^=\\s]+=\\S*\\s*)*", title: "key=value, several apart by spaces",
     value: [...params].filter(([name]) => name.startsWith("metadata.")).map(([name, v]) => `${name.slice(9)}=${v}`).join(" "),
@@ -110,7 +113,7 @@ function filters(params, change, signal) {
   all("agents", signal).then((rows) => names.append(...rows.map((a) => el("option", { value: a.name })))).catch(() => {});
   const apply = () => form.reportValidity() && change(wanted(new FormData(form)));
   const form = el("form", { class: "filters", role: "search", "aria-label": "Filter runs", onchange: apply },
-    field("Agent", agent, names), choice("status", "Status", STATUSES), choice("termination_reason", "Reason", REASONS),
+    el("label", { class: "whole" }, el("span", {}, "Search"), search), field("Agent", agent, names), choice("status", "Status", STATUSES), choice("termination_reason", "Reason", REASONS),
     field("Session", el("input", { name: "session_id", value: params.get("session_id") })),
     field("Metadata", labels), moment("created_after", "Since"), moment("created_before", "Until"),
     el("a", { href: "#/runs", class: "clear" }, "Clear"));

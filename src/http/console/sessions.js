@@ -1,8 +1,9 @@
 // Conversations: those that there are, and one as a chat that can be gone on with.
 
 import { all, get, part } from "./api.js";
+import { Files } from "./files.js";
 import { announce, el, folded, heading, long, notice, pre, status, time } from "./dom.js";
-import { count, short, visible } from "./format.js";
+import { count, plural, short, visible } from "./format.js";
 import { follow, start } from "./stream.js";
 
 /** Messages that are shown. */
@@ -42,14 +43,14 @@ export async function session(main, id, signal) {
   }
 
   main.append(el("p", { class: "meta" }, el("span", {}, "with ", el("a", { href: `#/agents/${part(about.agent)}` }, visible(about.agent))),
-    el("span", {}, `${about.runs.length} runs`), el("span", {}, "since ", time(about.created_at))), talk);
+    el("span", {}, plural(about.runs.length, "run")), el("span", {}, "since ", time(about.created_at))), talk);
   await load();
   const busy = about.runs.at(-1);
   const next = composer(agent, id, about, talk, async () => {
     for (const run of (await get(path, signal)).runs) runs.set(run.run_id, run);
     await load();
   }, signal);
-  main.append(next.node);
+  main.append(next.node, new Files(path, signal).node);
   if (busy && !busy.finished_at) next.watch(busy.run_id);
 }
 

@@ -141,10 +141,10 @@ const PARTS = {
     const row = story.calls.get(d.call_id);
     if (row) story.change(row, { progress: d.progress });
   },
-  "tool_call.completed": (story, d) => story.settle(d.call_id, d.failure ? "failed" : "succeeded", {
+  "tool_call.completed": (story, d, event) => story.settle(d.call_id, d.failure ? "failed" : "succeeded", {
     took: d.target === "tool" ? d.duration_ms : undefined,
     facts: [d.failure && d.failure.replaceAll("_", " "), d.cached && "from cache"],
-    result: d.content, note: d.note, changes: d.changes, progress: undefined,
+    result: d.content, note: d.note, changes: d.changes, run: event.run_id, progress: undefined,
   }),
   "tool_call.blocked": (story, d) => story.settle(d.call_id, d.decision, {
     facts: [`Gate: ${d.decision} by ${d.rule}`, d.reason], result: d.content,

@@ -6,11 +6,11 @@
 use std::collections::BTreeMap;
 
 use serde_json::json;
-use utoipa::IntoResponses;
 use utoipa::openapi::extensions::ExtensionsBuilder;
 use utoipa::openapi::header::Header;
-use utoipa::openapi::schema::{ObjectBuilder, Type};
+use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
 use utoipa::openapi::{Content, Ref, RefOr, Response, ResponseBuilder};
+use utoipa::{IntoResponses, PartialSchema, ToSchema};
 
 use super::openapi::CONTENT_SCHEMA;
 
@@ -70,15 +70,27 @@ pub(crate) const EXAMPLE_FRAME: &str = "event: attempt.started\nid: 2\n\
     data: {\"seq\":2,\"type\":\"attempt.started\",\"at\":\"2026-01-31T12:00:00Z\",\
     \"run_id\":\"01970000-0000-7000-8000-000000000000\",\"data\":{\"attempt\":1}}\n\n";
 
+/// The text of a stream of a run's events.
+pub(crate) struct EventStream;
+
+impl PartialSchema for EventStream {
+    fn schema() -> RefOr<Schema> {
+        let text = "Server-Sent Events: `id` is the event's sequence number, `event` its type, `data` the whole \
+                    event as JSON, a `StreamEvent`. The last event's `data.run` is the outcome of the run.";
+        let each = json!({"$ref": "#/components/schemas/StreamEvent"});
+        ObjectBuilder::new()
+            .schema_type(Type::String)
+            .description(Some(text))
+            .content_media_type("text/event-stream")
+            .extensions(Some(ExtensionsBuilder::new().add(CONTENT_SCHEMA, each).build()))
+            .into()
+    }
+}
+
+impl ToSchema for EventStream {}
+
 fn events() -> Content {
-    let text = "Server-Sent Events: `id` is the event's sequence number, `event` its type, `data` the whole \
-                event as JSON, a `StreamEvent`. The last event's `data.run` is the outcome of the run.";
-    let each = json!({"$ref": "#/components/schemas/StreamEvent"});
-    let schema = ObjectBuilder::new().schema_type(Type::String).description(Some(text));
-    let schema = schema
-        .content_media_type("text/event-stream")
-        .extensions(Some(ExtensionsBuilder::new().add(CONTENT_SCHEMA, each).build()));
-    let mut content = Content::new(Some(schema));
+    let mut content = Content::new(Some(EventStream::schema()));
     content.example = Some(EXAMPLE_FRAME.into());
     content
 }

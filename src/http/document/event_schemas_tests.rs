@@ -35,9 +35,11 @@ fn all() -> Vec<(&'static str, Value)> {
         {"kind": "fetch", "scheme": "https", "host": "h", "port": 443, "path": "/", "effect": "read", "egress": true},
         {"kind": "call", "tool": "t", "effect": "once"}, {"kind": "delegate", "agent": "a", "effect": "once"},
     ]);
+    let circumstances = json!({"labels": ["untrusted"], "used": {"iterations": 1, "tool_calls": 2, "total_tokens": 3,
+        "cost_usd": 0.5, "files_modified": 4, "lines_changed": 5, "network_requests": 6}, "rate": {"limit": 60, "remaining": 7}});
     let awaited = |kind: &str| {
         json!({"call_id": call, "kind": kind, "tool": "t", "arguments": {}, "reason": "why", "actions": actions,
-            "expires_at": "2026-01-31T12:00:00Z", "condition": 0, "child_run_id": call,
+            "expires_at": "2026-01-31T12:00:00Z", "condition": 0, "child_run_id": call, "decision": "allowed",
             "basis": {"tool_hash": "h", "labels": ["private"]}, "escalation_target": "oncall"})
     };
     let resolved = |resolution: Value| {
@@ -86,7 +88,7 @@ fn all() -> Vec<(&'static str, Value)> {
             "tool_call.started",
             json!({"call_id": call, "tool": "t", "effect": "once", "effect_key": "k", "decision": "allowed",
             "reason": null, "actions": actions, "consumes": {"files_read": 1, "files_modified": ["a"]},
-            "on_unknown_outcome": "retry"}),
+            "on_unknown_outcome": "retry", "circumstances": circumstances}),
         ),
         (
             "tool_call.started",
@@ -97,11 +99,14 @@ fn all() -> Vec<(&'static str, Value)> {
             let mut changed = completed.clone();
             changed["changes"] = json!([{"path": "a", "change": "moved", "from": "b", "added": 0, "removed": null,
                 "diff": null, "truncated": false}]);
+            changed["network"] = json!({"requests": 2, "refused": 1, "announced": 1, "over_budget": true,
+                "shared": {"used": 3, "max": 3}});
             changed
         }),
         (
             "tool_call.blocked",
-            json!({"call_id": call, "tool": "t", "rule": "path", "decision": "blocked", "reason": "r", "content": "c", "actions": actions}),
+            json!({"call_id": call, "tool": "t", "rule": "path", "decision": "blocked", "reason": "r", "content": "c",
+                "actions": actions, "circumstances": circumstances}),
         ),
         ("tool_call.awaiting_client", awaited("client")),
         ("tool_call.awaiting_child", awaited("child")),

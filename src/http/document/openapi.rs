@@ -75,7 +75,8 @@ pub(crate) fn document(mut api: OpenApi) -> Value {
     );
     let components = api.components.get_or_insert_default();
     let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).description(Some(
-        "An API key, `tl_<id>_<secret>`, or a short-lived token of `POST /tokens`.",
+        "An API key, `tl_<id>_<secret>`, a short-lived token of `POST /tokens`, or, where the service is \
+         configured for it, a JWT of the identity provider.",
     ));
     components.add_security_scheme("bearer", SecurityScheme::Http(bearer.build()));
     let mut schemas = vec![("Problem".to_owned(), ProblemBody::schema())];
@@ -160,6 +161,7 @@ fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
             Code::Forbidden,
             Code::InvalidParameter,
             Code::StoreUnavailable,
+            Code::IdentityProviderUnavailable,
         ]);
     }
     if takes(ParameterIn::Path) {
@@ -186,6 +188,9 @@ fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
             ]);
             codes.extend([Code::SessionBusy, Code::SessionOfOtherAgent, Code::RateLimited]);
             codes.extend([Code::Overloaded, Code::Draining, Code::Timeout]);
+            if id != "dry_run_agent" {
+                codes.push(Code::TooManyRuns);
+            }
             if id != "invoke_agent" {
                 codes.push(Code::WebhooksDisabled);
             }

@@ -257,8 +257,10 @@ fn an_invocation_answers_one_type() {
     }
     let stream = answer("stream_agent");
     assert_eq!(stream.as_object().unwrap().keys().collect::<Vec<_>>(), ["text/event-stream"]);
-    let each = &stream["text/event-stream"]["schema"]["contentSchema"]["$ref"];
-    assert_eq!(each, "#/components/schemas/StreamEvent");
+    for stream in [stream, answer("list_events")] {
+        let each = &stream["text/event-stream"]["schema"]["contentSchema"]["$ref"];
+        assert_eq!(each, "#/components/schemas/StreamEvent");
+    }
     let dry = answer("dry_run_agent");
     assert_eq!(dry["application/json"]["schema"]["$ref"], "#/components/schemas/DryRun");
 }

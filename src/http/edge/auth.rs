@@ -1,4 +1,5 @@
-//! Authentication by bearer key, and authorization by scopes that handlers name as argument types.
+//! Authentication by API key, by a token of the identity provider or by the session of the console,
+//! and authorization by scopes that handlers name as argument types.
 //!
 //! A handler gets its caller, and with it the tenant, only through [`Scoped`]; nothing else in a
 //! request can name a tenant. What a caller's tools may do is decided by the gate, not here.
@@ -14,15 +15,19 @@ use axum::http::HeaderMap;
 use axum::http::header::AUTHORIZATION;
 use axum::http::request::Parts;
 use chrono::{DateTime, Utc};
+use uuid::Uuid;
 
+use super::console_cookie::{self, check_own_page};
 use super::key_cache::{Auth, CachedKey};
 use super::open_requests::Counted;
 use super::problem::{Code, Problem};
 use super::server::Peer;
+use super::token_signer::{ConsoleSession, Grant};
 use super::tokens;
 use crate::clock;
 use crate::http::state::App;
 use crate::run::Caller;
+use crate::runtime::jwt::{self, IdentityProvider, JwtError, JwtRefusal};
 use crate::runtime::{Refusal, keys};
 use crate::store::ApiKeyRecord;
 
@@ -74,10 +79,18 @@ pub(crate) struct Scoped<S> {
 /// What a request was authenticated with. It can end while the request is being answered.
 #[derive(Clone, Default)]
 pub(crate) struct Credential {
-    /// None if `auth.mode` is `none`.
+    /// None if `auth.mode` is `none`, or if it was a token of the identity provider.
     pub(crate) key: Option<Arc<ApiKeyRecord>>,
-    /// When the short-lived token expires, if it was one.
+    /// When the token or the console's session expires, if it was one.
     expires_at: Option<DateTime<Utc>>,
+    /// The console's session, if it was one.
+    session: Option<Uuid>,
+}
+
+impl Credential {
+    pub(crate) fn expires_at(&self) -> Option<DateTime<Utc>> {
+        self.expires_at
+    }
 }
 
 impl<S> Deref for Scoped<S> {
@@ -93,7 +106,7 @@ impl<S> Scoped<S> {
         &self.credential
     }
 
-    /// The key of the request; none if `auth.mode` is `none`.
+    /// The API key of the request, if it has one.
     pub(crate) fn key(&self) -> Option<&ApiKeyRecord> {
         self.credential.key.as_deref()
     }
@@ -117,11 +130,48 @@ pub(crate) struct Identity {
 impl Identity {
     /// Authenticates the request and requires the scope `S`.
     pub(crate) async fn with<S: Scope>(parts: &Parts, app: &App) -> Result<Self, Problem> {
-        let identity = match presented(parts)? {
+        let identity = match presented(app, parts)? {
             Presented::Token(token) => Self::of_token(app, parts, &token).await?,
-            Presented::Key(key) => Self::of_key(app, parts, key).await?,
+            presented => Self::lasting(app, parts, presented).await?,
         };
         if identity.caller.has(S::NAME) { Ok(identity) } else { Err(forbidden(S::NAME)) }
+    }
+
+    /// The caller by its key or its session, or without either where none is needed; no scope is
+    /// required.
+    pub(crate) async fn signed_in(parts: &Parts, app: &App) -> Result<Self, Problem> {
+        Self::lasting(app, parts, presented(app, parts)?).await
+    }
+
+    /// The caller by its key alone.
+    pub(crate) async fn by_key(parts: &Parts, app: &App) -> Result<Self, Problem> {
+        Self::of_key(app, parts, bearer(&parts.headers)).await
+    }
+
+    async fn lasting(app: &App, parts: &Parts, by: Presented<'_>) -> Result<Self, Problem> {
+        match by {
+            Presented::Cookie(session) => Self::of_session(app, parts, session).await,
+            Presented::Key(key) => Self::of_key(app, parts, key).await,
+            Presented::Jwt(token, provider) => Self::of_jwt(app, parts, token, provider).await,
+            Presented::Token(_) => Err(refused(app, parts, Refusal::Malformed, None)),
+        }
+    }
+
+    /// The caller that signed in to the console.
+    async fn of_session(app: &App, parts: &Parts, session: &str) -> Result<Self, Problem> {
+        check_own_page(parts)?;
+        let Some(session) = app.tokens.verify::<ConsoleSession>(session) else {
+            return Err(refused(app, parts, Refusal::ForgedToken, None));
+        };
+        let mut identity = Self::from(usable(app, parts, &session.key, None).await?);
+        let is_over = session.expires_at <= clock::now();
+        if is_over || app.ended.has(app.store.as_ref(), session.id).await? {
+            let key = identity.credential.key.as_deref();
+            return Err(refused(app, parts, Refusal::ExpiredToken, key));
+        }
+        identity.credential.expires_at = Some(session.expires_at);
+        identity.credential.session = Some(session.id);
+        Ok(identity)
     }
 
     async fn of_key(app: &App, parts: &Parts, key: Option<&str>) -> Result<Self, Problem> {
@@ -133,12 +183,15 @@ impl Identity {
 
     /// The caller that made the token, if the token is for this request.
     async fn of_token(app: &App, parts: &Parts, token: &str) -> Result<Self, Problem> {
-        let Some(grant) = app.tokens.verify(token) else {
+        let Some(grant) = app.tokens.verify::<Grant>(token) else {
             return Err(refused(app, parts, Refusal::ForgedToken, None));
         };
-        let mut identity = match Self::without_key(app) {
-            Some(identity) => identity,
-            None => usable(app, parts, &grant.key, None).await?.into(),
+        let mut identity = match (Self::without_key(app), &grant.caller) {
+            (Some(identity), _) => identity,
+            (None, Some(caller)) if matches!(app.auth, Auth::ApiKeysAndJwts(_)) => {
+                Self::of_caller(app, parts, caller.clone())?
+            }
+            (None, _) => usable(app, parts, &grant.key, None).await?.into(),
         };
         if grant.is_over() {
             let key = identity.credential.key.as_deref();
@@ -149,12 +202,51 @@ impl Identity {
         Ok(identity)
     }
 
+    /// The caller that the identity provider vouches for.
+    async fn of_jwt(
+        app: &App,
+        parts: &Parts,
+        token: &str,
+        provider: &IdentityProvider,
+    ) -> Result<Self, Problem> {
+        match provider.caller_of(token).await {
+            Ok(vouched) => {
+                let mut identity = Self::of_caller(app, parts, vouched.caller)?;
+                identity.credential.expires_at = Some(vouched.expires_at);
+                Ok(identity)
+            }
+            Err(JwtError::Refused(why)) => {
+                let problem = refused(app, parts, Refusal::Jwt(why), None);
+                // Only who has a token that the provider signed is told what is wrong with it.
+                let is_signed = !matches!(why, JwtRefusal::Malformed | JwtRefusal::Forged);
+                Err(if is_signed {
+                    Problem::new(Code::Unauthenticated, why.to_string())
+                } else {
+                    problem
+                })
+            }
+            Err(JwtError::KeySet(why)) => {
+                tracing::warn!(error = %why, "a token of the identity provider cannot be verified");
+                Err(Problem::new(
+                    Code::IdentityProviderUnavailable,
+                    "The keys of the identity provider are not known at the moment.",
+                ))
+            }
+        }
+    }
+
+    /// A caller without an API key.
+    fn of_caller(app: &App, parts: &Parts, caller: Caller) -> Result<Self, Problem> {
+        count(app, parts, &caller.subject)?;
+        Ok(Self { caller: Arc::new(caller), credential: Credential::default() })
+    }
+
     /// The caller of all requests, where they need no key.
     fn without_key(app: &App) -> Option<Self> {
         let caller = match &app.auth {
             Auth::None => app.keys.local(),
             Auth::Local(caller) => Arc::clone(caller),
-            Auth::ApiKeys => return None,
+            Auth::ApiKeys | Auth::ApiKeysAndJwts(_) => return None,
         };
         Some(Self { caller, credential: Credential::default() })
     }
@@ -162,7 +254,7 @@ impl Identity {
 
 impl From<CachedKey> for Identity {
     fn from(CachedKey { caller, key, .. }: CachedKey) -> Self {
-        Self { caller, credential: Credential { key: Some(key), expires_at: None } }
+        Self { caller, credential: Credential { key: Some(key), ..Credential::default() } }
     }
 }
 
@@ -170,9 +262,12 @@ impl From<CachedKey> for Identity {
 enum Presented<'p> {
     Key(Option<&'p str>),
     Token(Cow<'p, str>),
+    Jwt(&'p str, &'p IdentityProvider),
+    /// A session of the console, by the cookie alone.
+    Cookie(&'p str),
 }
 
-fn presented(parts: &Parts) -> Result<Presented<'_>, Problem> {
+fn presented<'p>(app: &'p App, parts: &'p Parts) -> Result<Presented<'p>, Problem> {
     let bearer = bearer(&parts.headers);
     match (tokens::in_query(parts)?, bearer) {
         (Some(_), Some(_)) => Err(Problem::new(
@@ -180,9 +275,22 @@ fn presented(parts: &Parts) -> Result<Presented<'_>, Problem> {
             "There are two credentials, in the header `Authorization` and in `access_token`.",
         )),
         (Some(token), None) => Ok(Presented::Token(token.into())),
-        (None, Some(token)) if tokens::is_token(token) => Ok(Presented::Token(token.into())),
-        (None, key) => Ok(Presented::Key(key)),
+        (None, Some(token)) if tokens::is_token(token) => Ok(match &app.auth {
+            Auth::ApiKeysAndJwts(provider) if jwt::is_foreign(token) => {
+                Presented::Jwt(token, provider)
+            }
+            _ => Presented::Token(token.into()),
+        }),
+        (None, key) => Ok(session(app, parts).map_or(Presented::Key(key), Presented::Cookie)),
     }
+}
+
+/// The session in the cookie, where keys are asked for and the request says nothing else of who
+/// sends it.
+pub(crate) fn session<'p>(app: &App, parts: &'p Parts) -> Option<&'p str> {
+    let is_alone = !parts.headers.contains_key(AUTHORIZATION);
+    let session = console_cookie::in_cookie(parts, app.tokens.cookie());
+    session.filter(|_| app.auth.is_required() && is_alone)
 }
 
 /// Rejects anonymous callers (`auth.mode = "none"`): a decision is recorded with who made it.
@@ -192,7 +300,7 @@ pub(crate) fn refuse_anonymous(auth: &Auth) -> Result<(), Problem> {
             Code::Forbidden,
             "Decisions require an authenticated caller: set auth.mode = \"api_key\" and use an API key.",
         )),
-        Auth::Local(_) | Auth::ApiKeys => Ok(()),
+        Auth::Local(_) | Auth::ApiKeys | Auth::ApiKeysAndJwts(_) => Ok(()),
     }
 }
 
@@ -202,7 +310,10 @@ pub(crate) fn forbidden(scope: &str) -> Problem {
 
 /// A credential that is not accepted, or no longer.
 pub(crate) fn refused_key() -> Problem {
-    Problem::new(Code::Unauthenticated, "The API key or token is unknown, expired or revoked.")
+    Problem::new(
+        Code::Unauthenticated,
+        "The API key, token or session is unknown, expired or revoked.",
+    )
 }
 
 fn refused(app: &App, parts: &Parts, why: Refusal, key: Option<&ApiKeyRecord>) -> Problem {
@@ -254,13 +365,18 @@ fn count(app: &App, parts: &Parts, key: &str) -> Result<(), Problem> {
 
 /// Resolves when the credential has expired or its key was revoked; without one never.
 pub(crate) async fn credential_lost(app: &App, credential: &Credential) {
-    let Credential { key, expires_at } = credential;
+    let Credential { key, expires_at, session } = credential;
     if key.is_none() && expires_at.is_none() {
         return std::future::pending().await;
     }
     loop {
         tokio::time::sleep(WATCH).await;
         if expires_at.is_some_and(|end| end <= clock::now()) {
+            return;
+        }
+        if let Some(session) = session
+            && app.ended.has(app.store.as_ref(), *session).await.unwrap_or(false)
+        {
             return;
         }
         let Some(key) = key else { continue };

@@ -17,7 +17,7 @@ use serde_json::{Map, Value};
 use uuid::Uuid;
 
 use super::problem::{Code, Problem};
-use crate::bounds::json::{self, Unreadable};
+use crate::bounds::json::{self, Unreadable, escaped_key};
 use crate::bounds::text::{quoted, shortened};
 use crate::event::ValidationError;
 use crate::http::state::App;
@@ -147,15 +147,10 @@ fn pointer(path: &serde_path_to_error::Path) -> String {
     use serde_path_to_error::Segment;
     let segments = path.iter().filter_map(|segment| match segment {
         Segment::Seq { index } => Some(format!("/{index}")),
-        Segment::Map { key } => Some(format!("/{}", escaped(key))),
+        Segment::Map { key } => Some(format!("/{}", escaped_key(key))),
         Segment::Enum { .. } | Segment::Unknown => None,
     });
     segments.collect()
-}
-
-/// Escapes a key for use in a JSON pointer.
-pub(crate) fn escaped(key: &str) -> String {
-    key.replace('~', "~0").replace('/', "~1")
 }
 
 /// A run id in the path; 404 if it is not a UUID.

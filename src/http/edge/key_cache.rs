@@ -10,6 +10,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::problem::Problem;
 use crate::clock;
 use crate::run::Caller;
+use crate::runtime::jwt::IdentityProvider;
 use crate::runtime::{Refusal, Runtime, keys};
 use crate::store::{ApiKeyRecord, Store};
 
@@ -20,6 +21,15 @@ pub enum Auth {
     /// Not at all: every request comes from this caller, in the same process.
     Local(Arc<Caller>),
     ApiKeys,
+    /// By API keys, and by tokens of an identity provider.
+    ApiKeysAndJwts(Arc<IdentityProvider>),
+}
+
+impl Auth {
+    /// Whether requests say who sends them.
+    pub(crate) fn is_required(&self) -> bool {
+        matches!(self, Self::ApiKeys | Self::ApiKeysAndJwts(_))
+    }
 }
 
 /// Caches API keys, so that not every request queries the store. A revocation takes effect at once

@@ -3,6 +3,7 @@
 pub(super) mod accept;
 pub(super) mod assets;
 pub(super) mod auth;
+pub(super) mod console_cookie;
 pub(super) mod cors;
 pub(super) mod extract;
 pub(super) mod front;

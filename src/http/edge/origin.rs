@@ -2,7 +2,8 @@
 //! pages of this machine.
 //!
 //! A page of any site can make a browser send requests to loopback addresses, by a host name that
-//! resolves to one or across origins. Such requests name a foreign host or origin.
+//! resolves to one or across origins. Such requests name a foreign host or origin. Which requests
+//! come from the service's own pages is told here, too.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -28,19 +29,14 @@ pub(super) fn check_local(
         );
         Err(Problem::new(Code::ForeignOrigin, detail))
     };
-    let named = headers.get_all(HOST).iter().map(|host| host.to_str().unwrap_or_default());
-    let hosts: Vec<&str> =
-        uri.authority().map(Authority::as_str).into_iter().chain(named).collect();
+    let hosts = hosts(uri, headers);
     if hosts.is_empty() || !hosts.iter().all(|host| is_loopback(host)) {
         return foreign("the host must be localhost, a 127.0.0.0/8 address or [::1]");
     }
     if listed.allows(headers).is_some() {
         return Ok(());
     }
-    let is_own = |origin: &str| {
-        let origin = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
-        origin.is_some_and(|origin| hosts.iter().any(|host| host.eq_ignore_ascii_case(origin)))
-    };
+    let is_own = |origin: &str| is_of(&hosts, origin);
     if !headers.get_all(ORIGIN).iter().all(|origin| origin.to_str().is_ok_and(is_own)) {
         return foreign(
             "the header Origin must be the service's own, or listed in server.cors_origins",
@@ -51,6 +47,34 @@ pub(super) fn check_local(
         return foreign("the header Sec-Fetch-Site must be `same-origin` or `none`");
     }
     Ok(())
+}
+
+/// Whether a browser says that a page of the service itself sent the request. What a browser tells of
+/// the site is not the page's to choose; one that tells nothing of it names the origin, unless it
+/// only reads (`may_be_silent`).
+pub(super) fn is_of_own_page(uri: &Uri, headers: &HeaderMap, may_be_silent: bool) -> bool {
+    let mut sites = headers.get_all(SEC_FETCH_SITE).iter().peekable();
+    if sites.peek().is_some() {
+        return sites.all(|site| site == "same-origin");
+    }
+    let hosts = hosts(uri, headers);
+    let mut origins = headers.get_all(ORIGIN).iter().peekable();
+    if origins.peek().is_none() {
+        return may_be_silent;
+    }
+    origins.all(|origin| origin.to_str().is_ok_and(|origin| is_of(&hosts, origin)))
+}
+
+/// The hosts that the request names as its own.
+fn hosts<'r>(uri: &'r Uri, headers: &'r HeaderMap) -> Vec<&'r str> {
+    let named = headers.get_all(HOST).iter().map(|host| host.to_str().unwrap_or_default());
+    uri.authority().map(Authority::as_str).into_iter().chain(named).collect()
+}
+
+/// Whether an origin is that of one of the hosts.
+fn is_of(hosts: &[&str], origin: &str) -> bool {
+    let origin = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+    origin.is_some_and(|origin| hosts.iter().any(|host| host.eq_ignore_ascii_case(origin)))
 }
 
 /// Whether a `Host` is a loopback name or address, with any port.
@@ -74,6 +98,42 @@ fn is_loopback(host: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_page_is_the_services_own_where_the_browser_says_so() {
+        let uri = Uri::from_static("/v1/runs");
+        let asked = |told: &[(&'static str, &str)]| {
+            let mut headers = HeaderMap::new();
+            headers.insert(HOST, "box.example:8080".parse().unwrap());
+            for (name, value) in told {
+                headers.append(*name, value.parse().unwrap());
+            }
+            (is_of_own_page(&uri, &headers, true), is_of_own_page(&uri, &headers, false))
+        };
+        assert_eq!(asked(&[]), (true, false));
+        for own in [
+            &[("sec-fetch-site", "same-origin")][..],
+            &[("origin", "https://box.example:8080")],
+            &[("origin", "http://BOX.example:8080")],
+            // A proxy that has another name inside.
+            &[("sec-fetch-site", "same-origin"), ("origin", "https://outside.example")],
+        ] {
+            assert_eq!(asked(own), (true, true), "{own:?}");
+        }
+        for foreign in [
+            &[("sec-fetch-site", "cross-site")][..],
+            &[("sec-fetch-site", "same-site")],
+            &[("sec-fetch-site", "none")],
+            &[("sec-fetch-site", "same-origin"), ("sec-fetch-site", "cross-site")],
+            &[("sec-fetch-site", "cross-site"), ("origin", "https://box.example:8080")],
+            &[("origin", "https://box.example")],
+            &[("origin", "https://evil.example")],
+            &[("origin", "null")],
+            &[("origin", "https://box.example:8080"), ("origin", "https://evil.example")],
+        ] {
+            assert_eq!(asked(foreign), (false, false), "{foreign:?}");
+        }
+    }
 
     #[test]
     fn loopback_hosts_have_any_port() {

@@ -53,18 +53,21 @@ pub(crate) enum Code {
     PromptInjection,
     WebhooksDisabled,
     RateLimited,
+    TooManyRuns,
     HeadersTooLarge,
     Internal,
     Overloaded,
     Draining,
     StoreUnavailable,
     WorkspaceUnavailable,
+    IdentityProviderUnavailable,
     Timeout,
 }
 
 impl Code {
     /// Name, status and title.
     fn meaning(self) -> (&'static str, StatusCode, &'static str) {
+        const UNAVAILABLE: StatusCode = StatusCode::SERVICE_UNAVAILABLE;
         match self {
             Self::MalformedJson => ("MALFORMED_JSON", StatusCode::BAD_REQUEST, "Malformed JSON"),
             Self::InvalidParameter => {
@@ -126,19 +129,21 @@ impl Code {
                 ("IDEMPOTENCY_MISMATCH", StatusCode::UNPROCESSABLE_ENTITY, "Idempotency mismatch")
             }
             Self::RateLimited => ("RATE_LIMITED", StatusCode::TOO_MANY_REQUESTS, "Rate limited"),
+            Self::TooManyRuns => ("TOO_MANY_RUNS", StatusCode::TOO_MANY_REQUESTS, "Too many runs"),
             Self::HeadersTooLarge => (
                 "HEADERS_TOO_LARGE",
                 StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
                 "Headers too large",
             ),
             Self::Internal => ("INTERNAL", StatusCode::INTERNAL_SERVER_ERROR, "Internal error"),
-            Self::Overloaded => ("OVERLOADED", StatusCode::SERVICE_UNAVAILABLE, "Overloaded"),
-            Self::Draining => ("DRAINING", StatusCode::SERVICE_UNAVAILABLE, "Shutting down"),
-            Self::StoreUnavailable => {
-                ("STORE_UNAVAILABLE", StatusCode::SERVICE_UNAVAILABLE, "Store unavailable")
-            }
+            Self::Overloaded => ("OVERLOADED", UNAVAILABLE, "Overloaded"),
+            Self::Draining => ("DRAINING", UNAVAILABLE, "Shutting down"),
+            Self::StoreUnavailable => ("STORE_UNAVAILABLE", UNAVAILABLE, "Store unavailable"),
             Self::WorkspaceUnavailable => {
-                ("WORKSPACE_UNAVAILABLE", StatusCode::SERVICE_UNAVAILABLE, "Workspace unavailable")
+                ("WORKSPACE_UNAVAILABLE", UNAVAILABLE, "Workspace unavailable")
+            }
+            Self::IdentityProviderUnavailable => {
+                ("IDENTITY_PROVIDER_UNAVAILABLE", UNAVAILABLE, "Identity provider unavailable")
             }
             Self::Timeout => ("TIMEOUT", StatusCode::GATEWAY_TIMEOUT, "Timeout"),
         }
@@ -159,9 +164,11 @@ impl Code {
     /// Seconds until a retry may succeed.
     fn retry_after(self) -> Option<HeaderValue> {
         match self {
-            Self::Overloaded => Some(HeaderValue::from_static("1")),
+            Self::Overloaded | Self::TooManyRuns => Some(HeaderValue::from_static("1")),
             Self::StoreUnavailable => Some(HeaderValue::from_static("2")),
-            Self::Draining | Self::WorkspaceUnavailable => Some(HeaderValue::from_static("5")),
+            Self::Draining | Self::WorkspaceUnavailable | Self::IdentityProviderUnavailable => {
+                Some(HeaderValue::from_static("5"))
+            }
             _ => None,
         }
     }
@@ -224,6 +231,10 @@ impl Problem {
         let mut detail = detail.into();
         cut(&mut detail);
         Self { code, detail, errors: Vec::new(), run_id: None, retry_after: None, cause: None }
+    }
+
+    pub(crate) fn code(&self) -> Code {
+        self.code
     }
 
     /// A fault of the service; the cause is logged and not sent.
@@ -298,6 +309,7 @@ impl Problem {
         {
             tracing::error!(request_id, path, status = status.as_u16(), cause, "request failed");
         }
+        let path = &redacted(path);
         let body = ProblemBody {
             kind: format!("urn:toolloop:problem:{code}"),
             title,
@@ -441,6 +453,7 @@ impl From<StartError> for Problem {
             StartError::IdempotencyMismatch => Code::IdempotencyMismatch,
             StartError::WebhooksDisabled => Code::WebhooksDisabled,
             StartError::Overloaded => Code::Overloaded,
+            StartError::TooManyRuns(_) => Code::TooManyRuns,
             StartError::Draining => Code::Draining,
             StartError::NoWorkspace => Code::WorkspaceUnavailable,
             StartError::InvalidInputs(errors) => {

@@ -7,7 +7,7 @@ use utoipa::PartialSchema;
 
 use super::*;
 
-const ALL: [Code; 33] = [
+const ALL: [Code; 35] = [
     Code::MalformedJson,
     Code::InvalidParameter,
     Code::Unauthenticated,
@@ -34,12 +34,14 @@ const ALL: [Code; 33] = [
     Code::PromptInjection,
     Code::WebhooksDisabled,
     Code::RateLimited,
+    Code::TooManyRuns,
     Code::HeadersTooLarge,
     Code::Internal,
     Code::Overloaded,
     Code::Draining,
     Code::StoreUnavailable,
     Code::WorkspaceUnavailable,
+    Code::IdentityProviderUnavailable,
     Code::Timeout,
 ];
 
@@ -91,12 +93,14 @@ fn codes_statuses_and_titles_are_a_contract() {
     422 PROMPT_INJECTION Prompt injection
     422 WEBHOOKS_DISABLED Webhooks disabled
     429 RATE_LIMITED Rate limited
+    429 TOO_MANY_RUNS Too many runs retry 1
     431 HEADERS_TOO_LARGE Headers too large
     500 INTERNAL Internal error
     503 OVERLOADED Overloaded retry 1
     503 DRAINING Shutting down retry 5
     503 STORE_UNAVAILABLE Store unavailable retry 2
     503 WORKSPACE_UNAVAILABLE Workspace unavailable retry 5
+    503 IDENTITY_PROVIDER_UNAVAILABLE Identity provider unavailable retry 5
     504 TIMEOUT Timeout
     ");
 }

@@ -1,4 +1,4 @@
-//! Admission of invocations: the scope, then a token from the key's token bucket.
+//! Admission of invocations: the scope, then a token from the caller's token bucket.
 //!
 //! The token is taken before the body is read, so that a request that is rejected for another reason
 //! has consumed it. Every response to a rate-limited request has the two headers of
@@ -24,7 +24,7 @@ pub(crate) const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy"
 /// `"default";r=<remaining tokens>;t=<seconds until the bucket is full>`.
 pub(crate) const REMAINING: HeaderName = HeaderName::from_static("ratelimit");
 
-/// A caller with the scope `agents:invoke` that has taken a token from its key's bucket.
+/// A caller with the scope `agents:invoke` that has taken a token from its bucket.
 pub(crate) struct Admitted {
     caller: Arc<Caller>,
     pub(crate) credential: Credential,
@@ -44,9 +44,12 @@ impl FromRequestParts<App> for Admitted {
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
         let Identity { caller, credential } = Identity::with::<AgentsInvoke>(parts, app).await?;
         // auth.mode = none is loopback only and has no rate limit.
-        let Some(key) = &credential.key else { return Ok(Self { caller, credential }) };
-        let limit = limit_of(key, app.settings.rate_limit);
-        let allowance = app.runtime.admit_invocation(&key.id, limit).await?;
+        if !app.auth.is_required() {
+            return Ok(Self { caller, credential });
+        }
+        let default = app.settings.rate_limit;
+        let limit = credential.key.as_ref().map_or(default, |key| limit_of(key, default));
+        let allowance = app.runtime.admit_invocation(&caller.subject, limit).await?;
         if let Some(headers) = parts.extensions.get::<RateLimitHeaders>() {
             headers.set(limit, &allowance);
         }

@@ -1,17 +1,22 @@
-//! Short-lived tokens for one run or one session: what they say, and how they are signed.
+//! Short-lived tokens for one run or one session, and sessions of the console: what they say, and
+//! how they are signed.
 //!
-//! A token is a JWT (RFC 7519, HS256), signed with a secret of the store, so that every replica
-//! accepts it. It names the API key that made it, and ends with that key.
+//! Both are JWTs (RFC 7519, HS256), signed with a secret of the store, so that every replica accepts
+//! them. Each names the API key that made it, and ends with that key. Neither can be read as the
+//! other.
 
 use chrono::{DateTime, Utc};
 use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use strum::IntoStaticStr;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::problem::Problem;
 use crate::clock;
+use crate::run::Caller;
 use crate::runtime::keys::{KeyError, random};
 use crate::store::Store;
 
@@ -19,7 +24,7 @@ use crate::store::Store;
 const SECRET: &str = "access_tokens";
 const ISSUER: &str = "toolloop";
 /// Longer than any token that is made here.
-const MAX_BYTES: usize = 4096;
+const MAX_BYTES: usize = 32 * 1024;
 
 /// What a token may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, IntoStaticStr, ToSchema)]
@@ -48,9 +53,12 @@ pub(crate) enum Target {
 /// The content of a token.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Grant {
-    /// The id of the API key that made it; empty if authentication was off.
+    /// The id of the API key that made it; empty if there was none.
     #[serde(rename = "sub")]
     pub(crate) key: String,
+    /// Who made it, if it was a caller of the identity provider.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) caller: Option<Caller>,
     pub(crate) target: Target,
     pub(crate) actions: Vec<Action>,
     #[serde(rename = "exp", with = "chrono::serde::ts_seconds")]
@@ -63,17 +71,32 @@ impl Grant {
     }
 }
 
+/// The content of a console's session.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ConsoleSession {
+    /// The id of the API key that signed in.
+    #[serde(rename = "sub")]
+    pub(crate) key: String,
+    #[serde(rename = "console_session")]
+    pub(crate) id: Uuid,
+    #[serde(rename = "exp", with = "chrono::serde::ts_seconds")]
+    pub(crate) expires_at: DateTime<Utc>,
+}
+
 #[derive(Serialize, Deserialize)]
-struct Claims {
+struct Claims<T> {
     iss: String,
     #[serde(flatten)]
-    grant: Grant,
+    content: T,
 }
 
 /// Signs and verifies tokens.
 pub struct TokenSigner {
     encoding: EncodingKey,
     decoding: DecodingKey,
+    /// Of the cookie that has a console's session: each store has its own, so that services on one
+    /// host do not sign each other's people out.
+    cookie: String,
 }
 
 impl TokenSigner {
@@ -91,28 +114,37 @@ impl TokenSigner {
     }
 
     fn with(secret: &[u8]) -> Self {
+        let named = Sha256::new().chain_update("cookie").chain_update(secret).finalize();
+        let named: Vec<u8> = named.into_iter().take(4).collect();
         Self {
             encoding: EncodingKey::from_secret(secret),
             decoding: DecodingKey::from_secret(secret),
+            cookie: format!("toolloop_{}", hex::encode(named)),
         }
     }
 
-    pub(crate) fn sign(&self, grant: Grant) -> Result<String, Problem> {
-        let claims = Claims { iss: ISSUER.to_owned(), grant };
+    /// The name of the cookie that has a console's session.
+    pub(crate) fn cookie(&self) -> &str {
+        &self.cookie
+    }
+
+    /// Signs a [`Grant`] or a [`ConsoleSession`].
+    pub(crate) fn sign(&self, content: impl Serialize) -> Result<String, Problem> {
+        let claims = Claims { iss: ISSUER.to_owned(), content };
         jsonwebtoken::encode(&Header::new(Algorithm::HS256), &claims, &self.encoding)
             .map_err(|error| Problem::internal(error.to_string()))
     }
 
     /// The content of a token that was signed here, expired or not.
-    pub(super) fn verify(&self, token: &str) -> Option<Grant> {
+    pub(crate) fn verify<T: DeserializeOwned>(&self, token: &str) -> Option<T> {
         if token.len() > MAX_BYTES {
             return None;
         }
         let mut validation = Validation::new(Algorithm::HS256);
         validation.set_issuer(&[ISSUER]);
         validation.validate_exp = false; // judged by the service's clock
-        let read = jsonwebtoken::decode::<Claims>(token, &self.decoding, &validation);
-        read.ok().map(|read| read.claims.grant)
+        let read = jsonwebtoken::decode::<Claims<T>>(token, &self.decoding, &validation);
+        read.ok().map(|read| read.claims.content)
     }
 }
 
@@ -126,6 +158,7 @@ mod tests {
 
     fn grant() -> Grant {
         Grant {
+            caller: None,
             key: "abc".into(),
             target: Target::Run(Uuid::nil()),
             actions: vec![Action::Read, Action::Stream],
@@ -138,7 +171,7 @@ mod tests {
         let signer = TokenSigner::known();
         let token = signer.sign(grant()).unwrap();
         assert_eq!(signer.verify(&token), Some(grant()));
-        assert_eq!(TokenSigner::with(&[2; 32]).verify(&token), None);
+        assert_eq!(TokenSigner::with(&[2; 32]).verify::<Grant>(&token), None);
         let [head, body, signature] = token.split('.').collect::<Vec<_>>()[..] else { panic!() };
         let unsigned = BASE64_URL_SAFE_NO_PAD.encode(r#"{"typ":"JWT","alg":"none"}"#);
         let other = BASE64_URL_SAFE_NO_PAD.encode(r#"{"typ":"JWT","alg":"HS512"}"#);
@@ -156,8 +189,24 @@ mod tests {
             String::new(),
             "eyJ".into(),
         ] {
-            assert_eq!(signer.verify(&forged), None, "{forged}");
+            assert_eq!(signer.verify::<Grant>(&forged), None, "{forged}");
         }
+    }
+
+    #[test]
+    fn a_session_of_the_console_is_no_token_and_a_token_is_no_session() {
+        let signer = TokenSigner::known();
+        let session = ConsoleSession {
+            key: "abc".into(),
+            id: Uuid::nil(),
+            expires_at: DateTime::from_timestamp(1_900_000_000, 0).unwrap(),
+        };
+        let kept = signer.sign(session.clone()).unwrap();
+        assert_eq!(signer.verify(&kept), Some(session));
+        assert_eq!(signer.verify::<Grant>(&kept), None);
+        let token = signer.sign(grant()).unwrap();
+        assert_eq!(signer.verify::<ConsoleSession>(&token), None);
+        assert_ne!(signer.cookie(), TokenSigner::with(&[2; 32]).cookie());
     }
 
     #[test]

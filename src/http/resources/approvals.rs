@@ -12,6 +12,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::page::{LISTS, ListParams, Listing, by_time, time_cursor};
+use super::redacted;
 use super::run_views::{Pending, RunAnswer, answer_to};
 use crate::http::document::vocabulary::ApprovalStatus as StatusWord;
 use crate::http::edge::auth::{AgentsInvoke, RunsApprove, Scoped, refuse_anonymous};
@@ -54,7 +55,7 @@ impl From<ApprovalRecord> for Approval {
             status: row.status.as_str(),
             decided_by: row.decided_by.take(),
             decided_at: row.decided_at,
-            decision_reason: row.decision_reason.take(),
+            decision_reason: row.decision_reason.take().map(redacted::text),
             asked: row.into(),
         }
     }

@@ -9,6 +9,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::page::{LISTS, ListParams, Listing, by_time, time_cursor};
+use super::redacted;
 use super::run_parts::json_or_text;
 use crate::event::AuditAction;
 use crate::http::document::vocabulary::{AuditAction as AuditActionWord, CallOutcome, Decision};
@@ -66,6 +67,10 @@ pub(crate) struct AuditView {
     /// Duration of the execution in milliseconds; null if nothing was executed.
     #[schema(example = json!(null))]
     duration_ms: Option<u64>,
+    /// Bytes of what the tool returned, before anything in it was replaced or withheld; null if
+    /// nothing was executed.
+    #[schema(example = json!(null))]
+    result_bytes: Option<u64>,
 }
 
 impl From<AuditRow> for AuditView {
@@ -76,16 +81,17 @@ impl From<AuditRow> for AuditView {
             action: row.action.as_str(),
             subject: row.subject,
             run_id: row.run_id,
-            tool: row.tool,
+            tool: row.tool.map(redacted::text),
             rule: row.rule,
             pattern: row.pattern,
             definition_hash: row.definition_hash,
             decision: row.decision,
-            reason: row.reason,
-            arguments: json_or_text(&row.arguments),
+            reason: row.reason.map(redacted::text),
+            arguments: redacted::output(json_or_text(&row.arguments)),
             labels: row.labels,
             outcome: row.outcome,
             duration_ms: row.duration_ms,
+            result_bytes: row.result_bytes,
         }
     }
 }

@@ -33,7 +33,7 @@ pub(crate) struct StretchView {
     /// The hash of the stretch before it; empty for the first one.
     #[schema(example = "")]
     previous: String,
-    /// SHA-256 of the tenant, the number, the previous hash and the records.
+    /// SHA-256 of the tenant, the number, the times, the previous hash and the records.
     #[schema(example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")]
     hash: String,
     /// Whether it is signed.
@@ -63,10 +63,14 @@ impl From<CheckedStretch> for StretchView {
 /// List closed stretches of the audit log
 ///
 /// Oldest first, each compared with its records: what was changed, deleted or added since it was
-/// closed is in `faults`. Records of the last hour may not be closed yet.
+/// closed is in `faults`. Records of the last hour may not be closed yet. Where the service has a key,
+/// a stretch that it did not sign is a fault, but for those that `unsigned_until` excepts.
 #[utoipa::path(
     get, path = "/audit/stretches", tag = "audit", security(("bearer" = ["audit:read"])),
-    params(StretchParams),
+    params(
+        ("unsigned_until" = Option<i64>, Query, minimum = 0, description = "The number of the last stretch that was closed before signing began; up to it, stretches without a signature are no fault."),
+        StretchParams,
+    ),
     responses((status = 200, description = "A page of stretches.", body = Listing<StretchView>)),
 )]
 pub(crate) async fn list_audit_stretches(
@@ -74,9 +78,12 @@ pub(crate) async fn list_audit_stretches(
     caller: Scoped<AuditRead>,
     mut params: Params,
 ) -> Result<Json<Listing<StretchView>>, Problem> {
+    let number = |text: &str| text.parse::<i64>().ok().filter(|number| *number >= 0);
+    let unsigned_until = params.value("unsigned_until", "the number of a stretch", number)?;
     let page = by_number(&mut params, STRETCHES)?;
     params.finish()?;
-    let checked = app.runtime.checked_stretches(&caller.tenant, &page).await?;
+    let unsigned_until = unsigned_until.unwrap_or_default();
+    let checked = app.runtime.checked_stretches(&caller.tenant, &page, unsigned_until).await?;
     let cursor = |checked: &CheckedStretch| number_cursor(checked.stretch.number);
     Ok(Json(Listing::of(checked, &page, cursor, StretchView::from)))
 }

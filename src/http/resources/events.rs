@@ -16,7 +16,7 @@ use super::page::{Listing, PARTS, PartParams, by_number, number_cursor};
 use super::redacted;
 use super::runs::existing;
 use super::stream::{self, Viewer};
-use crate::http::document::answers::EXAMPLE_FRAME;
+use crate::http::document::answers::{EXAMPLE_FRAME, EventStream};
 use crate::http::document::vocabulary::EventData;
 use crate::http::edge::accept::MediaType;
 use crate::http::edge::auth::{RunsRead, Scoped};
@@ -93,7 +93,7 @@ impl PartialSchema for JournalEntry {
     ),
     responses(
         (status = 200, description = "A page of events, in order; or an event stream.", content(
-            (Listing<JournalEntry> = "application/json"), (String = "text/event-stream", example = json!(EXAMPLE_FRAME)),
+            (Listing<JournalEntry> = "application/json"), (inline(EventStream) = "text/event-stream", example = json!(EXAMPLE_FRAME)),
         )),
         (status = 204, description = "The run has ended and the client has received all events."),
     ),

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::openapi::RefOr;
@@ -12,11 +13,13 @@ use utoipa::openapi::schema::Schema;
 use utoipa::{PartialSchema, ToSchema};
 use uuid::Uuid;
 
+use crate::bounds::json::escaped_key;
 use crate::http::document::openapi::{one_object, properties};
 use crate::http::document::vocabulary::{RunInputs, RunMetadata};
-use crate::http::edge::extract::{escaped, fields};
+use crate::http::edge::extract::fields;
 use crate::http::edge::problem::{Code, Problem};
 use crate::run::{Overrides, RunKind};
+use crate::store::QueuePlace;
 
 /// The overrides that a single-shot invocation accepts.
 const SINGLE: [&str; 5] = ["model", "temperature", "active_skills", "on_session_busy", "private"];
@@ -30,6 +33,7 @@ pub(crate) struct Invocation {
     pub(crate) metadata: BTreeMap<String, String>,
     pub(crate) overrides: Overrides,
     pub(crate) webhook: Option<String>,
+    pub(crate) queue: QueuePlace,
 }
 
 /// The fields that are not overrides.
@@ -50,6 +54,12 @@ struct Envelope {
     metadata: Option<BTreeMap<String, String>>,
     /// Where events of the run are sent.
     webhook: Option<WebhookRequest>,
+    /// Among the queued runs of the tenant, those with a higher priority are taken first; 0 by default.
+    #[schema(minimum = -100, maximum = 100)]
+    priority: Option<i64>,
+    /// The queued run is not taken before this time, at most 30 days ahead. Only with `Prefer:
+    /// respond-async`.
+    available_at: Option<DateTime<Utc>>,
     /// Answers with the prompt, tools and limits that the run would have, without starting it.
     dry_run: Option<bool>,
 }
@@ -80,14 +90,15 @@ impl Invocation {
         };
         let invalid = |error| Problem::invalid(Code::InvalidOverride, vec![error]);
         let mut envelope = Map::new();
-        for name in ["run_id", "session_id", "metadata", "dry_run"] {
+        for name in ["run_id", "session_id", "metadata", "priority", "available_at", "dry_run"] {
             envelope.extend(body.remove_entry(name));
         }
         if kind == RunKind::Iterative {
             envelope.extend(body.remove_entry("webhook"));
         }
-        let Envelope { run_id, session_id, metadata, dry_run, webhook, .. } =
-            fields(envelope).map_err(invalid)?;
+        let Envelope {
+            run_id, session_id, metadata, dry_run, webhook, priority, available_at, ..
+        } = fields(envelope).map_err(invalid)?;
         let metadata = metadata.unwrap_or_default();
         check(session_id.as_deref(), &metadata)?;
         let overrides = if body.is_empty() { Overrides::default() } else { overrides(kind, body)? };
@@ -99,13 +110,14 @@ impl Invocation {
             metadata,
             overrides,
             webhook: webhook.map(|webhook| webhook.url),
+            queue: QueuePlace { priority: priority.unwrap_or_default(), available_at },
         })
     }
 }
 
 fn overrides(kind: RunKind, body: Map<String, Value>) -> Result<Overrides, Problem> {
     let refused = |name: &str, why: &str| {
-        Problem::at(Code::InvalidOverride, format!("/{}", escaped(name)), why)
+        Problem::at(Code::InvalidOverride, format!("/{}", escaped_key(name)), why)
     };
     if let Some(name) =
         body.keys().find(|name| kind == RunKind::Single && !SINGLE.contains(&name.as_str()))
@@ -134,7 +146,7 @@ fn check(session_id: Option<&str>, metadata: &BTreeMap<String, String>) -> Resul
     }
     for (key, value) in metadata {
         if !(1..=128).contains(&key.chars().count()) || value.chars().count() > 1024 {
-            let pointer = format!("/metadata/{}", escaped(key));
+            let pointer = format!("/metadata/{}", escaped_key(key));
             return refused(
                 pointer,
                 "must have a key of 1 to 128 and a value of at most 1024 characters",

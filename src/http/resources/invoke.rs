@@ -148,7 +148,7 @@ fn request(
     kind: RunKind,
     invocation: Invocation,
 ) -> StartRequest {
-    let Invocation { inputs, run_id, session_id, dry_run: _, metadata, overrides, webhook } =
+    let Invocation { inputs, run_id, session_id, dry_run: _, metadata, overrides, webhook, queue } =
         invocation;
     StartRequest {
         caller: Arc::clone(caller),
@@ -164,6 +164,7 @@ fn request(
         overrides,
         webhook,
         uploads: None,
+        queue,
     }
 }
 

@@ -14,6 +14,7 @@ use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
 use utoipa::{PartialSchema, ToSchema};
 
 use super::page::{LISTS, ListParams, Listing, by_time_and, time_cursor};
+use super::redacted;
 use crate::clock;
 use crate::event::ValidationError;
 use crate::http::edge::auth::{KeysAdmin, Scoped, forbidden, refused_key};
@@ -125,7 +126,7 @@ impl From<ApiKeyRecord> for KeyView {
     fn from(key: ApiKeyRecord) -> Self {
         Self {
             id: key.id,
-            name: key.name,
+            name: redacted::text(key.name),
             tenant: key.tenant,
             scopes: key.scopes,
             created_at: key.created_at,
@@ -189,26 +190,26 @@ fn authorise(caller: &Caller, tenant: &str, scopes: &[String]) -> Result<(), Pro
 /// bound by the service's.
 fn narrow(
     request: &mut KeyRequest,
-    maker: Option<&ApiKeyRecord>,
+    maker: &Caller,
+    key: Option<&ApiKeyRecord>,
     default: RateLimit,
 ) -> Result<(), Problem> {
-    let Some(maker) = maker else { return Ok(()) };
     let longer = |bound: DateTime<Utc>| {
         let bound = bound.to_rfc3339_opts(SecondsFormat::AutoSi, true);
         format!("A key cannot create one that lives longer; this key expires at {bound}.")
     };
-    narrow_one(&mut request.expires_at, maker.expires_at, None, longer)?;
-    let by_service = |limit: u32| (!maker.is_admin()).then_some(limit);
+    narrow_one(&mut request.expires_at, key.and_then(|key| key.expires_at), None, longer)?;
+    let by_service = |limit: u32| (!maker.has("admin")).then_some(limit);
     for (asked, own, default, what) in [
         (
             &mut request.rate_limit_per_minute,
-            maker.rate_limit_per_minute,
+            key.and_then(|key| key.rate_limit_per_minute),
             by_service(default.per_minute),
             "may do more per minute",
         ),
         (
             &mut request.rate_limit_burst,
-            maker.rate_limit_burst,
+            key.and_then(|key| key.rate_limit_burst),
             by_service(default.burst),
             "may do more at once",
         ),
@@ -278,7 +279,7 @@ pub(crate) async fn create_key(
     }
     let tenant = request.tenant.clone().unwrap_or_else(|| caller.tenant.clone());
     authorise(&caller, &tenant, &request.scopes)?;
-    narrow(&mut request, caller.key(), app.settings.rate_limit)?;
+    narrow(&mut request, &caller, caller.key(), app.settings.rate_limit)?;
     let new = keys::generate().map_err(|e| Problem::internal(e.to_string()))?;
     let mut scopes = request.scopes;
     scopes.sort_unstable();

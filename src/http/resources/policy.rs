@@ -171,6 +171,9 @@ pub(crate) async fn replay_policy(
             pointer: "/definition".to_owned(),
             message: error.to_string(),
         }),
+        ReplayError::Definition(message) => {
+            invalid(ValidationError { pointer: "/definition".to_owned(), message })
+        }
         ReplayError::Store(error) => error.into(),
     })
 }

@@ -209,7 +209,7 @@ impl From<ToolCallRecord> for ToolCallView {
             attempt: row.attempt,
             iteration: row.iteration,
             ordinal: row.ordinal,
-            tool: row.tool,
+            tool: redacted::text(row.tool),
             arguments: redacted::document(row.arguments),
             effect: row.effect,
             decision: row.decision,
@@ -337,7 +337,7 @@ pub(crate) fn messages_of(turns: &[Turn]) -> Vec<Message> {
 fn exchange(said: &AssistantMessage, results: &[ToolResult]) -> Vec<Message> {
     let tool_calls = said.tool_calls.iter().map(|call| MessageCall {
         id: call.id,
-        name: call.name.clone(),
+        name: redacted::text(call.name.clone()),
         arguments: redacted::document(json_or_text(&call.arguments)),
     });
     let said_so =
@@ -345,7 +345,7 @@ fn exchange(said: &AssistantMessage, results: &[ToolResult]) -> Vec<Message> {
     let name = |id: Uuid| said.tool_calls.iter().find(|call| call.id == id);
     let answers = results.iter().map(|result| Message {
         tool_call_id: Some(result.call_id),
-        name: name(result.call_id).map(|call| call.name.clone()),
+        name: name(result.call_id).map(|call| redacted::text(call.name.clone())),
         ..message(Role::Tool, &result.content)
     });
     std::iter::once(said_so).chain(answers).collect()

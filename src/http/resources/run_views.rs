@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use axum::Json;
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -16,6 +16,7 @@ use uuid::Uuid;
 use super::redacted;
 use super::webhooks::CallbackError;
 use crate::agents::Definition;
+use crate::clock;
 use crate::event::WaitKind;
 use crate::http::document::vocabulary::{PendingKind, RunInputs, RunMetadata};
 use crate::http::edge::problem::Problem;
@@ -178,6 +179,11 @@ pub(crate) struct RunSummary {
     /// The run that delegated to this one.
     #[schema(example = json!(null))]
     parent_run_id: Option<Uuid>,
+    /// The priority given in the request.
+    #[schema(minimum = -100, maximum = 100)]
+    priority: i64,
+    /// Since when a queued run can be taken, or from when on; null in any other status.
+    available_at: Option<DateTime<Utc>>,
     /// When the run was accepted.
     created_at: DateTime<Utc>,
     /// When execution began.
@@ -294,6 +300,10 @@ pub(crate) struct TreeUsed {
     /// Lines written or replaced.
     #[schema(example = 40)]
     lines_changed: u64,
+    /// Requests to the network; absent where `governance.network.max_requests` is not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    network_requests: Option<u64>,
 }
 
 /// What a run has consumed.
@@ -302,7 +312,8 @@ pub(crate) struct BudgetUsed {
     /// Model responses.
     #[schema(example = 4)]
     iterations: u32,
-    /// Seconds since the start of the run, up to its end.
+    /// Seconds since the start of the run, up to its end, without the time in which it waited for
+    /// people, callers or children.
     #[schema(example = 0.812)]
     duration_seconds: f64,
     /// Tool calls.
@@ -415,9 +426,11 @@ impl From<ApprovalRecord> for Pending {
 
 impl From<&RunRecord> for BudgetUsed {
     fn from(record: &RunRecord) -> Self {
-        let until = record.finished_at.unwrap_or_else(Utc::now);
-        let seconds =
-            record.started_at.map_or(0.0, |start| (until - start).as_seconds_f64().max(0.0));
+        let until = record.waiting_since.or(record.finished_at).unwrap_or_else(clock::now);
+        let waited = TimeDelta::milliseconds(record.waited_ms);
+        let seconds = record
+            .started_at
+            .map_or(0.0, |start| (until - start - waited).as_seconds_f64().max(0.0));
         Self {
             iterations: record.iterations,
             duration_seconds: (seconds * 1000.0).round() / 1000.0,
@@ -538,6 +551,8 @@ impl<'a> RunViews<'a> {
             metadata: redacted::document(record.metadata.0),
             session_id: record.session_id,
             parent_run_id: record.parent_run_id,
+            priority: record.priority,
+            available_at: record.available_at,
             created_at: record.created_at,
             started_at: record.started_at,
             finished_at: record.finished_at,
@@ -580,6 +595,7 @@ impl<'a> RunViews<'a> {
                 .map(|_| dollars(i64::try_from(budget.spent.micro_usd).unwrap_or(i64::MAX))),
             files_modified: budget.spent.files,
             lines_changed: budget.spent.lines,
+            network_requests: budget.caps.requests.map(|_| budget.spent.requests),
         };
         Ok(self.app.store.shared_budget(record.id).await?.map(used))
     }

@@ -39,6 +39,7 @@ fn record(kind: RunKind) -> RunRecord {
         idempotency: None,
         traceparent: None,
         webhook: None,
+        queue: crate::store::QueuePlace::default(),
     };
     let output = Outcome::Completed {
         output: json!({"n": 1}),

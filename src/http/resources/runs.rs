@@ -7,7 +7,7 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::time::Instant;
 use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn, ParameterStyle};
@@ -17,6 +17,7 @@ use uuid::Uuid;
 
 use super::page::{LISTS, ListParams, Listing, by_time, time_cursor};
 use super::run_views::{RunAnswer, RunDetail, RunSummary, RunViews, answer_to, detail};
+use super::search::search;
 use crate::http::edge::auth::{RunsCancel, RunsRead, Scoped, credential_lost, refused_key};
 use crate::http::edge::extract::{JsonObject, Params, RunId, fields};
 use crate::http::edge::layer::Deadline;
@@ -28,6 +29,20 @@ use crate::store::{CancelOutcome, RunFilter, RunRecord};
 /// A run of this tenant, or 404.
 pub(crate) async fn existing(app: &Shared, tenant: &str, run: Uuid) -> Result<RunRecord, Problem> {
     app.store.run(tenant, run).await?.ok_or_else(|| Problem::not_found("run"))
+}
+
+/// A page of runs.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct RunPage {
+    /// The runs of this page.
+    data: Vec<RunSummary>,
+    /// The `cursor` of the next page; null on the last page.
+    #[schema(example = json!(null))]
+    next_cursor: Option<String>,
+    /// With `q`: how many runs were looked at for this page. The next page goes on where it ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    searched: Option<u32>,
 }
 
 /// The `metadata.<key>` filters, for the API document.
@@ -51,6 +66,10 @@ impl IntoParams for MetadataParams {
 ///
 /// Newest first, without inputs, outputs and overrides: those are in `GET /runs/{id}`.
 /// `metadata.<key>=<value>` filters by a label and can be given for several keys.
+///
+/// `q` looks for words, whatever the case of A to Z, in agents' names, ids, values of metadata, inputs
+/// and outputs, as they are served. A page has looked at 10,000 runs at most (`searched`), and can have
+/// fewer runs than `limit`, or none, although older ones match: `next_cursor` goes on from there.
 #[utoipa::path(
     get, path = "/runs", tag = "runs", security(("bearer" = ["runs:read"])),
     params(
@@ -61,27 +80,35 @@ impl IntoParams for MetadataParams {
         ("termination_reason" = Option<TerminationReason>, Query, description = "Runs that ended for this reason."),
         ("created_after" = Option<DateTime<Utc>>, Query, description = "Runs created after this time."),
         ("created_before" = Option<DateTime<Utc>>, Query, description = "Runs created before this time."),
+        ("q" = Option<String>, Query, description = "Runs that have all of these words.", example = "invoice 4711"),
         MetadataParams,
         ListParams,
     ),
-    responses((status = 200, description = "A page of runs.", body = Listing<RunSummary>)),
+    responses((status = 200, description = "A page of runs.", body = RunPage)),
 )]
 pub(crate) async fn list_runs(
     State(app): State<App>,
     caller: Scoped<RunsRead>,
     mut params: Params,
-) -> Result<Json<Listing<RunSummary>>, Problem> {
+) -> Result<Json<RunPage>, Problem> {
     let filter = run_filter(&mut params)?;
+    let text = params.text("q").filter(|text| !text.trim().is_empty());
     let page = by_time(&mut params, LISTS)?;
     params.finish()?;
-    let runs = app.store.runs(&caller.tenant, &filter, &page).await?;
-    let cursor = |run: &RunRecord| time_cursor(run.created_at, &run.id.to_string());
-    let Listing { data, next_cursor } = Listing::of(runs, &page, cursor, |run| run);
-    let (mut views, mut rows) = (RunViews::new(&app), Vec::with_capacity(data.len()));
-    for run in data {
-        rows.push(views.summary(run).await?);
+    let (runs, next_cursor, searched) = if let Some(text) = text {
+        let found = search(&app, &caller.tenant, &filter, &text, page).await?;
+        (found.runs, found.next_cursor, Some(found.searched))
+    } else {
+        let runs = app.store.runs(&caller.tenant, &filter, &page).await?;
+        let cursor = |run: &RunRecord| time_cursor(run.created_at, &run.id.to_string());
+        let Listing { data, next_cursor } = Listing::of(runs, &page, cursor, |run| run);
+        (data, next_cursor, None)
+    };
+    let (mut views, mut data) = (RunViews::new(&app), Vec::with_capacity(runs.len()));
+    for run in runs {
+        data.push(views.summary(run).await?);
     }
-    Ok(Json(Listing { data: rows, next_cursor }))
+    Ok(Json(RunPage { data, next_cursor, searched }))
 }
 
 fn run_filter(params: &mut Params) -> Result<RunFilter, Problem> {

@@ -10,6 +10,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::page::{LISTS, ListParams, Listing, by_number};
+use super::redacted;
 use super::run_views::UsageView;
 use crate::clock;
 use crate::http::edge::auth::{RunsRead, Scoped};
@@ -51,7 +52,7 @@ pub(crate) struct ToolStatsView {
 impl From<ToolStats> for ToolStatsView {
     fn from(stats: ToolStats) -> Self {
         let ToolStats { tool, calls, errors, blocked, p50_ms, p95_ms, p99_ms } = stats;
-        Self { tool, calls, errors, blocked, p50_ms, p95_ms, p99_ms }
+        Self { tool: redacted::text(tool), calls, errors, blocked, p50_ms, p95_ms, p99_ms }
     }
 }
 

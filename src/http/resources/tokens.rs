@@ -83,9 +83,12 @@ pub(crate) async fn create_token(
     require_target(&app, &caller, &target).await?;
     let end = clock::now().trunc_subsecs(0) + ttl;
     let key = caller.key();
+    let without_key = app.auth.is_required() && key.is_none();
+    let end_of_credential = caller.credential().expires_at().or(key.and_then(|key| key.expires_at));
     let grant = Grant {
         key: key.map(|key| key.id.clone()).unwrap_or_default(),
-        expires_at: key.and_then(|key| key.expires_at).map_or(end, |of_key| of_key.min(end)),
+        caller: without_key.then(|| Caller::clone(&caller)),
+        expires_at: end_of_credential.map_or(end, |it| it.min(end)),
         target,
         actions: request.actions,
     };

@@ -3,8 +3,8 @@
 //! It opens after more than five consecutive transient failures, stays open for 30 s and then lets
 //! one probe through, whose outcome closes it or opens it again. Failures of concurrent calls are
 //! correlated, so n concurrent calls raise the threshold by n - 1: a server that fails now and then
-//! is not shut out by chance. A 429 is neither a failure nor a success. The router decides where a
-//! rejected call goes.
+//! is not shut out by chance. A 429 is neither a failure nor a success: the [`super::gate`] is for
+//! it. The router decides where a rejected call goes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,6 +13,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use tokio::time::Instant;
 
+use super::gate::Gate;
 use crate::providers::{Completion, FailureKind, ProviderError};
 
 /// Consecutive failures that do not open the breaker yet.
@@ -30,6 +31,8 @@ pub(super) struct Breakers {
 #[derive(Debug, Default)]
 pub(super) struct Breaker {
     health: Mutex<Health>,
+    /// What is known of refusals of this model.
+    gate: Gate,
 }
 
 #[derive(Debug, Default)]
@@ -78,11 +81,16 @@ impl Breaker {
 
     fn is_in_use(&self, now: Instant) -> bool {
         let health = self.health();
-        health.calls > 0 || health.open_until.is_some_and(|until| until > now)
+        let is_open = health.open_until.is_some_and(|until| until > now);
+        health.calls > 0 || is_open || self.gate.is_in_use(now)
     }
 }
 
 impl Call {
+    pub(super) fn gate(&self) -> &Gate {
+        &self.0.gate
+    }
+
     /// # Errors
     /// The last failure, if the breaker is open.
     pub(super) fn admit(&self, now: Instant) -> Result<Admission<'_>, ProviderError> {

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::*;
+use crate::tools::credentials::Credentials;
 
 fn load(files: &[(&str, &str)]) -> Declared {
     let dir = TempDir::new().unwrap();
@@ -26,7 +27,15 @@ fn loaded(dir: &Path, environment: Environment<'_>) -> Declared {
         namespaces: true,
         supervisor: "/nowhere".into(),
     }));
-    Declared::load(dir, Surroundings { environment, client: &Client::new(), sandbox: &sandbox })
+    Declared::load(
+        dir,
+        Surroundings {
+            environment,
+            client: &Client::new(),
+            proxy: &Proxy::new(Client::new(), Credentials::new()),
+            sandbox: &sandbox,
+        },
+    )
 }
 
 fn error(yaml: &str) -> String {

@@ -108,6 +108,13 @@ impl Entry {
         self.yields.as_deref().map(Labels::yielded)
     }
 
+    /// What a call does, as it is declared: secrets by the names of their variables.
+    pub(super) fn does(&self) -> String {
+        json!({"method": self.method, "path": self.path, "query": self.query,
+            "headers": self.headers, "body": self.body, "command": self.command, "env": self.env})
+        .to_string()
+    }
+
     /// Keys that mean nothing for this kind of tool.
     fn misplaced(&self) -> Option<&'static str> {
         let is_program = self.command.is_some();

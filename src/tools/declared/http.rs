@@ -25,6 +25,7 @@ use crate::outbound::{
     AddressPolicy, Client, MAX_REDIRECTS, OutboundError, Request, Response, Terms,
 };
 use crate::run::{Effect, Target};
+use crate::tools::requests::Requests;
 use crate::tools::{Defaults, Tool, ToolContext, ToolError, ToolInfo};
 
 /// The header by which a service recognises a call that is repeated.
@@ -44,6 +45,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 pub(super) struct Service {
     set: String,
     base: Url,
+    /// As declared: secrets by the names of their variables.
+    templates: BTreeMap<String, String>,
     headers: HeaderMap,
     secrets: Secrets,
     client: Client,
@@ -76,14 +79,22 @@ impl Service {
                 .map_err(|_| Wrong::at(&key, "is not the name of a header"))?;
             headers.insert(name, value);
         }
-        let (set, client) = (set.to_owned(), client.clone());
-        Ok(Self { set, base, headers, secrets, client, addresses: AddressPolicy::any() })
+        Ok(Self {
+            set: set.to_owned(),
+            base,
+            templates: templates.clone(),
+            headers,
+            secrets,
+            client: client.clone(),
+            addresses: AddressPolicy::any(),
+        })
     }
 }
 
 /// The tool.
 pub(super) struct HttpTool {
     info: ToolInfo,
+    does: String,
     mapping: Mapping,
     shown: Shown,
     base: Url,
@@ -103,6 +114,7 @@ impl HttpTool {
         let mapping = Mapping::new(&entry, environment, &mut secrets)?;
         let shown = Shown::new(entry.response.as_ref().unwrap_or(&ResponseSection::default()))?;
         let yields = entry.yielded();
+        let does = format!("{} {:?} {}", service.base, service.templates, entry.does());
         let info = ToolInfo {
             name: format!("http:{}/{}", service.set, entry.name),
             description: entry.description,
@@ -116,6 +128,7 @@ impl HttpTool {
         };
         Ok(Self {
             info,
+            does,
             mapping,
             shown,
             base: service.base.clone(),
@@ -140,7 +153,11 @@ impl HttpTool {
         Ok(Request { method: self.mapping.method().clone(), url, headers, body })
     }
 
-    async fn send(&self, request: &Request) -> Result<Response, OutboundError> {
+    async fn send(
+        &self,
+        request: &Request,
+        requests: &Requests,
+    ) -> Result<Response, OutboundError> {
         let stays = |url: &Url| {
             if address::is_same_origin(url, &self.base) {
                 return Ok(());
@@ -154,7 +171,7 @@ impl HttpTool {
             deadline: DEADLINE,
             max_body: MAX_ANSWER,
         };
-        self.client.send(request.clone(), &terms).await
+        self.client.send_each(request.clone(), &terms, &requests.counting()).await
     }
 
     /// How long to wait before the same is tried again; none where it is not.
@@ -186,6 +203,10 @@ impl Tool for HttpTool {
         &self.info
     }
 
+    fn does(&self) -> String {
+        self.does.clone()
+    }
+
     async fn actions(&self, arguments: &Value, _: &ToolContext) -> Result<Vec<Action>, ToolError> {
         let url = self.mapping.address(&self.base, arguments).map_err(ToolError::ForModel)?;
         let target = Target::of(&url, true);
@@ -207,7 +228,7 @@ impl Tool for HttpTool {
         let mut tries = 0;
         let sent = loop {
             tries += 1;
-            let sent = self.send(&request).await;
+            let sent = self.send(&request, &context.requests).await;
             let Some(pause) = self.pause(&sent, tries) else { break sent };
             tokio::time::sleep(pause).await;
             if self.info.effect != Effect::Read {

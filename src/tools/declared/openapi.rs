@@ -144,10 +144,15 @@ impl Document {
             let more = if ids.len() > 20 { ", …" } else { "" };
             format!("there is no operation {id:?}; there are: {some}{more}")
         })?;
+        self.entry(id, &found)
+            .map_err(|why| format!("the operation {id:?} cannot be called: {why}"))
+    }
+
+    fn entry<'a>(&'a self, id: &str, found: &Found<'a>) -> Result<Entry, String> {
         let mut arguments = Arguments::default();
         let mut walk = Walk { above: Vec::new(), depth: 0, left: MAX_SCHEMAS };
         let mut path = found.path.to_owned();
-        for parameter in self.parameters(&found)? {
+        for parameter in self.parameters(found)? {
             let at = |key: &str| parameter.get(key).and_then(Value::as_str).unwrap_or_default();
             let (name, place) = (at("name"), at("in"));
             let mut schema = self.parameter_schema(parameter, &mut walk)?;
@@ -179,7 +184,7 @@ impl Document {
         if opened.contains(['{', '}']) {
             return Err("its path has parts that no parameter describes".to_owned());
         }
-        let body = self.body(&found, &mut arguments, &mut walk)?;
+        let body = self.body(found, &mut arguments, &mut walk)?;
         Ok(Entry {
             name: tool_name(id),
             description: description(found.operation),

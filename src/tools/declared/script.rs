@@ -23,12 +23,12 @@ use crate::bounds::secrets;
 use crate::bounds::text::quoted;
 use crate::governance::{Action, ActionKind, Permit};
 use crate::message::tool_schema::ToolSchema;
-use crate::outbound::Client;
-use crate::run::Effect;
+use crate::run::{Effect, SandboxLevel};
+use crate::tools::proxy::{self, Proxy};
 use crate::tools::sandbox::plan::{Access, Command, Grant, GrantKind, Reach, Step, When};
 use crate::tools::sandbox::reach::{self, Startable};
 use crate::tools::sandbox::{Job, Sandbox};
-use crate::tools::{Defaults, Tool, ToolContext, ToolError, ToolInfo, proxy, shell};
+use crate::tools::{Defaults, Tool, ToolContext, ToolError, ToolInfo, programs};
 
 /// Words of a command, and bytes of all of them.
 const MAX_WORDS: usize = 64;
@@ -48,6 +48,7 @@ const INTERPRETERS: [&str; 9] =
 /// The tool.
 pub(super) struct ScriptTool {
     info: ToolInfo,
+    does: String,
     /// Absolute.
     program: String,
     /// As they are written, the program's name first.
@@ -58,16 +59,16 @@ pub(super) struct ScriptTool {
     timeout: Option<Duration>,
     variables: Vec<(String, String)>,
     sandbox: Arc<Sandbox>,
-    client: Client,
+    proxy: Proxy,
 }
 
 impl ScriptTool {
     pub(super) fn new(
         place: &Place<'_>,
         entry: Entry,
-        Surroundings { environment, client, sandbox }: Surroundings<'_>,
+        Surroundings { environment, proxy, sandbox, .. }: Surroundings<'_>,
     ) -> Result<Self, Wrong> {
-        let yields = entry.yielded();
+        let (yields, declared) = (entry.yielded(), entry.does());
         let arguments = entry.command.unwrap_or_default();
         check_words(&arguments)?;
         let directory = fs::canonicalize(place.dir)
@@ -99,12 +100,14 @@ impl ScriptTool {
             destructive: entry.destructive,
             defaults: Defaults { yields, timeout: timeout.map(|timeout| timeout + GRACE) },
         };
+        let does = format!("{} {declared}", program.display());
         let odd = || Wrong::at("command", "lies in a place whose path is not UTF-8");
         let secret = variables.iter().filter(|(name, value)| is_secret(name, value));
         let secret: Vec<String> = secret.map(|(_, value)| value.clone()).collect();
         secrets::remember(secret.clone());
         Ok(Self {
             info,
+            does,
             program: program.into_os_string().into_string().map_err(|_| odd())?,
             arguments,
             directory: directory.into_os_string().into_string().map_err(|_| odd())?,
@@ -112,7 +115,7 @@ impl ScriptTool {
             timeout,
             variables,
             sandbox: Arc::clone(sandbox),
-            client: client.clone(),
+            proxy: proxy.clone(),
         })
     }
 
@@ -165,6 +168,14 @@ impl Tool for ScriptTool {
         &self.info
     }
 
+    fn does(&self) -> String {
+        self.does.clone()
+    }
+
+    fn sandbox_level(&self) -> Option<SandboxLevel> {
+        self.sandbox.known_level()
+    }
+
     async fn actions(&self, _: &Value, context: &ToolContext) -> Result<Vec<Action>, ToolError> {
         let mut argv = self.arguments.clone();
         argv[0].clone_from(&self.program);
@@ -181,7 +192,8 @@ impl Tool for ScriptTool {
         context: &ToolContext,
     ) -> Result<String, ToolError> {
         let leads_out = proxy::leads_out(&self.sandbox, context).await;
-        let way_out = leads_out.then(|| proxy::way_out(&self.client, &permit, context));
+        let way_out = leads_out.then(|| self.proxy.way_out(&permit, context));
+        let of_proxy = if leads_out { self.proxy.variables(&permit) } else { Vec::new() };
         let (reach, handle, workspace) = self.reached(permit, context, leads_out).await?;
         let of_call = [
             ("TOOLLOOP_RUN_ID", context.run_id.to_string()),
@@ -202,17 +214,22 @@ impl Tool for ScriptTool {
             steps: vec![Step { when: When::Always, negated: false, commands: vec![command] }],
             directory: self.directory.clone(),
             workspace: &handle,
-            environment: of_call.into_iter().chain(self.variables.iter().cloned()).collect(),
+            environment: of_call
+                .into_iter()
+                .chain(of_proxy)
+                .chain(self.variables.iter().cloned())
+                .collect(),
             input: Some(arguments.to_string()),
             reach,
             timeout,
             way_out,
             each_line: Some(&mut each_line),
         };
-        if self.info.effect != Effect::Read {
+        let writes = self.info.effect != Effect::Read;
+        if writes {
             context.standing.held().await;
         }
-        let ran = self.sandbox.run(job).await.map_err(|error| shell::failed(&error))?;
+        let ran = programs::run(&self.sandbox, job, &context.workspace, writes).await?;
         self.answers.log(&ran, context, &self.info.name);
         let unanswered = context.requests.refusals();
         self.answers.of(&ran, timeout).map_err(|mut message| {

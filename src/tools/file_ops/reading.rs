@@ -2,10 +2,10 @@
 //!
 //! A small file is read at once, on the caller's thread: that is what most calls do, and it is
 //! quicker than handing it over. A large one is read in pages of whole lines, with a note that says
-//! how to go on; no file is ever held whole. Only text is shown: a NUL byte or a bad UTF-8 sequence
-//! makes a file binary.
+//! how to go on; no file is ever held whole. Only text is shown, that of PDF documents too (`pdf`): a
+//! NUL byte or a bad UTF-8 sequence makes a file binary.
 
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read, Seek};
 
 use cap_std::fs::File;
 use chrono::{DateTime, SecondsFormat, Utc};
@@ -13,35 +13,62 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use super::{Kind, ToolError, Workspace, refused, special, stopped};
+use crate::tools::pdf;
 
 /// Bytes of a file that is read on the caller's thread.
 const SMALL: u64 = 64 * 1024;
+/// Bytes of a larger one by which it is known what it is.
+const PEEKED: u64 = 16;
 /// Bytes of text in one answer.
 const PAGE: usize = 1024 * 1024;
 /// Bytes looked at in one call, skipped lines included.
 const MAX_SCANNED: usize = 256 * 1024 * 1024;
 
-/// Reads a file that is small; `None` where it is not, and [`read`] has to do it.
-pub(super) fn read_small(
+/// What a file turned out to be.
+pub(super) enum Begun {
+    /// It is small, and that is what was asked for.
+    Text(String),
+    /// A document, from its beginning.
+    Pdf(std::fs::File),
+    /// [`read`] has to do it.
+    Large,
+}
+
+/// Reads a file that is small text.
+pub(super) fn begin(
     workspace: &Workspace,
     path: &str,
     offset: Option<u64>,
     limit: Option<u64>,
-) -> Result<Option<String>, ToolError> {
-    let (file, length) = open(workspace, path)?;
-    if length > SMALL {
-        return Ok(None);
-    }
+) -> Result<Begun, ToolError> {
+    let (mut file, length) = open(workspace, path)?;
+    let failed = |e: io::Error| refused(path, &e);
     // One byte more than it had: a file that grows meanwhile is a case for `read`.
-    let mut bytes = Vec::with_capacity(usize::try_from(length).unwrap_or(0) + 1);
-    file.take(SMALL + 1).read_to_end(&mut bytes).map_err(|e| refused(path, &e))?;
-    if bytes.len() as u64 > SMALL {
-        return Ok(None);
+    let looked_at = if length > SMALL { PEEKED } else { SMALL + 1 };
+    let mut bytes = Vec::with_capacity(usize::try_from(length.min(looked_at)).unwrap_or(0) + 1);
+    (&mut file).take(looked_at).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.starts_with(pdf::MAGIC) {
+        let mut document = file.into_std();
+        document.rewind().map_err(failed)?;
+        return Ok(Begun::Pdf(document));
+    }
+    if length > SMALL || bytes.len() as u64 > SMALL {
+        return Ok(Begun::Large);
     }
     if offset.unwrap_or(1) == 1 && limit.is_none() {
-        return whole(path, bytes).map(Some);
+        return whole(path, bytes).map(Begun::Text);
     }
-    page(path, bytes.as_slice(), offset, limit, &CancellationToken::new()).map(Some)
+    page(path, bytes.as_slice(), offset, limit, &CancellationToken::new()).map(Begun::Text)
+}
+
+/// Lines of a text that was made from a file.
+pub(super) fn page_of(
+    path: &str,
+    text: &str,
+    offset: Option<u64>,
+    limit: Option<u64>,
+) -> Result<String, ToolError> {
+    page(path, text.as_bytes(), offset, limit, &CancellationToken::new())
 }
 
 /// Reads lines of a file of any size.
@@ -93,14 +120,25 @@ fn open(workspace: &Workspace, path: &str) -> Result<(File, u64), ToolError> {
 }
 
 fn whole(path: &str, bytes: Vec<u8>) -> Result<String, ToolError> {
-    if bytes.contains(&0) {
-        return Err(binary(path));
+    match String::from_utf8(bytes) {
+        Ok(text) if !text.contains('\0') => Ok(text),
+        Ok(text) => Err(binary(path, text.as_bytes())),
+        Err(error) => Err(binary(path, error.as_bytes())),
     }
-    String::from_utf8(bytes).map_err(|_| binary(path))
 }
 
-fn binary(path: &str) -> ToolError {
-    ToolError::ForModel(format!("{path:?} is a binary file; only text can be read"))
+/// A file that is not text, by its first bytes.
+fn binary(path: &str, bytes: &[u8]) -> ToolError {
+    let image = imagesize::image_type(bytes).ok().zip(imagesize::blob_size(bytes).ok());
+    ToolError::ForModel(match image {
+        Some((kind, size)) => {
+            let (width, height) = (size.width, size.height);
+            format!(
+                "{path:?} is an image ({kind:?}, {width} x {height} pixels); only text can be read"
+            )
+        }
+        None => format!("{path:?} is a binary file; only text can be read"),
+    })
 }
 
 /// The lines from `offset` on, at most `limit` of them and at most a page, and how to go on.
@@ -171,7 +209,7 @@ fn lines(
         let newline = chunk.iter().position(|byte| *byte == b'\n');
         let mut part = &chunk[..newline.map_or(chunk.len(), |at| at + 1)];
         if part.contains(&0) {
-            return Err(binary(path));
+            return Err(binary(path, if scanned == 0 { chunk } else { &[] }));
         }
         if line >= first {
             part = &part[..part.len().min(PAGE - text.len())];

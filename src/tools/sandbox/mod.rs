@@ -3,11 +3,12 @@
 //! [`Sandbox::run`] starts a supervisor (this same binary, see `supervisor`), hands it a plan and
 //! reads what the programs write. The supervisor outlives the service: dropping the future, and the
 //! death of the whole service, end every program there is. How well programs are held depends on
-//! the kernel; it is found out by trying, told as a [`Level`], and never assumed.
+//! the kernel; it is found out by trying, told as a [`SandboxLevel`], and never assumed.
 //!
 //! It does not decide what may run, nor what may be reached: tools do, from a permit.
 
 mod confinement;
+mod handles;
 mod mounts;
 mod network;
 mod output;
@@ -16,26 +17,26 @@ pub mod reach;
 
 mod runner;
 mod seccomp;
+mod supervised;
 mod supervisor;
 mod syscalls;
 mod tree;
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
-use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, UnixStream};
-use tokio::process::{Child, Command};
+use tokio::net::TcpListener;
 use tokio::sync::OnceCell;
 
+use crate::run::SandboxLevel;
 pub use output::Output;
-use plan::{Holds, MAX_PLAN, PROXY_PORT, Plan, Reach, Report, Step};
-pub use plan::{Level, Limits, Stopped};
+use plan::{Holds, MAX_PLAN, PROXY_PORT, Plan, Reach, Step};
+pub use plan::{Limits, Stopped};
+use supervised::Supervisors;
 pub use supervisor::supervise;
 
 /// The argument that makes the binary a supervisor.
@@ -44,8 +45,22 @@ pub const SUPERVISOR: &str = "sandbox-run";
 const GRACE: Duration = Duration::from_secs(5);
 /// How long it may take to find out what the kernel gives.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Bytes of a report.
-const MAX_REPORT: u64 = 64 * 1024;
+/// Probes of which the last one is believed where the supervisor cannot be started or is late.
+const PROBES: u32 = 3;
+
+/// Confines this process to what is open already: no other files, no network, no further privileges,
+/// and no more memory and time than this.
+///
+/// # Errors
+/// The limits cannot be set. What this kernel does not have, Landlock or seccomp, is left out.
+pub fn confine(limits: &Limits) -> io::Result<()> {
+    confinement::limit(limits, false)?;
+    confinement::limit_program(limits)?;
+    confinement::drop_capabilities()?;
+    let _ = confinement::landlock(&[], None);
+    let _ = seccomp::refuse_calls(false, false);
+    Ok(())
+}
 
 /// What the operator sets for all programs.
 #[derive(Debug, Clone)]
@@ -70,6 +85,7 @@ pub struct Settings {
 pub struct Sandbox {
     settings: Settings,
     kernel: OnceCell<Kernel>,
+    supervisors: Supervisors,
 }
 
 /// What the kernel gives.
@@ -83,7 +99,7 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    pub fn level(&self) -> Level {
+    pub fn level(&self) -> SandboxLevel {
         self.holds.level()
     }
 }
@@ -118,7 +134,7 @@ pub struct Ran {
     pub stdout: Output,
     pub stderr: Output,
     pub duration: Duration,
-    pub level: Level,
+    pub level: SandboxLevel,
 }
 
 /// Why programs did not run.
@@ -130,7 +146,7 @@ pub enum SandboxError {
          `toolloop doctor`",
         found = <&str>::from(*found)
     )]
-    TooWeak { found: Level },
+    TooWeak { found: SandboxLevel },
     #[error("the programs could not be started: {0}")]
     NotStarted(String),
     #[error("the programs are larger than {MAX_PLAN} bytes with what they read")]
@@ -141,7 +157,8 @@ pub enum SandboxError {
 
 impl Sandbox {
     pub fn new(settings: Settings) -> Self {
-        Self { settings, kernel: OnceCell::new() }
+        let supervisors = Supervisors::new(&settings.supervisor);
+        Self { settings, kernel: OnceCell::new(), supervisors }
     }
 
     pub fn settings(&self) -> &Settings {
@@ -150,7 +167,12 @@ impl Sandbox {
 
     /// What the kernel gives, found out once.
     pub async fn kernel(&self) -> &Kernel {
-        self.kernel.get_or_init(|| probe(&self.settings)).await
+        self.kernel.get_or_init(|| probe(&self.settings, &self.supervisors)).await
+    }
+
+    /// How well programs are confined, where that is known.
+    pub fn known_level(&self) -> Option<SandboxLevel> {
+        self.known_kernel().map(Kernel::level)
     }
 
     /// What is known of the kernel so far; found out by [`Self::kernel`].
@@ -164,7 +186,7 @@ impl Sandbox {
     /// [`SandboxError`] where nothing ran.
     pub async fn run(&self, job: Job<'_>) -> Result<Ran, SandboxError> {
         let kernel = self.kernel().await;
-        if self.settings.require && kernel.level() < Level::Enforced {
+        if self.settings.require && kernel.level() < SandboxLevel::Enforced {
             return Err(SandboxError::TooWeak { found: kernel.level() });
         }
         let since = Instant::now();
@@ -183,14 +205,21 @@ impl Sandbox {
             timeout_ms: u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX),
             temporary,
             namespaces: kernel.holds.namespaces,
-            at_least: if self.settings.require { Level::Enforced } else { Level::Unavailable },
+            at_least: if self.settings.require {
+                SandboxLevel::Enforced
+            } else {
+                SandboxLevel::Unavailable
+            },
         };
         let most = self.settings.max_output;
-        let started = Supervised::start(&self.settings.supervisor, workspace, &plan)?;
-        let ended = started.ended(&plan, most, way_out, each_line);
-        let (report, stdout, stderr) = tokio::time::timeout(timeout + GRACE, ended)
+        let supervised = async {
+            let started = self.supervisors.start(workspace, &plan).await?;
+            started.ended(&plan, most, way_out, each_line).await
+        };
+        let (report, stdout, stderr) = tokio::time::timeout(timeout + GRACE, supervised)
             .await
             .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+        self.supervisors.keep_ready();
         if let Some(failure) = report.failure {
             return Err(SandboxError::NotStarted(failure));
         }
@@ -231,80 +260,6 @@ impl Sandbox {
     }
 }
 
-/// A supervisor with a plan.
-struct Supervised {
-    child: Child,
-    socket: UnixStream,
-    plan: Vec<u8>,
-}
-
-impl Supervised {
-    fn start(binary: &Path, workspace: &OwnedFd, plan: &Plan) -> Result<Self, SandboxError> {
-        let text = serde_json::to_vec(plan).map_err(io::Error::other)?;
-        let length = u32::try_from(text.len()).ok().filter(|n| *n as usize <= MAX_PLAN);
-        let length = length.ok_or(SandboxError::TooLarge)?;
-        let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
-        ours.set_nonblocking(true)?;
-        let child = Command::new(binary)
-            .arg(SUPERVISOR)
-            .env_clear()
-            // The directory that is open, whatever has become of its path.
-            .current_dir(format!("/proc/self/fd/{}", workspace.as_fd().as_raw_fd()))
-            .stdin(Stdio::from(OwnedFd::from(theirs)))
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()?;
-        let plan = [&length.to_be_bytes()[..], &text].concat();
-        Ok(Self { child, socket: UnixStream::from_std(ours)?, plan })
-    }
-
-    async fn ended(
-        mut self,
-        plan: &Plan,
-        most: usize,
-        way_out: Option<WayOut>,
-        each_line: Option<&mut (dyn FnMut(&str) -> bool + Send)>,
-    ) -> Result<(Report, Output, Output), SandboxError> {
-        let missing = || io::Error::other("a stream of the supervisor is missing");
-        let stdout = self.child.stdout.take().ok_or_else(missing)?;
-        let stderr = self.child.stderr.take().ok_or_else(missing)?;
-        let talk = async {
-            self.socket.write_all(&self.plan).await?;
-            let listener =
-                if plan.network { network::taken_over(&self.socket).await? } else { None };
-            let mut text = Vec::new();
-            let mut socket = (&mut self.socket).take(MAX_REPORT);
-            let reported = socket.read_to_end(&mut text);
-            match (listener, way_out) {
-                (Some(listener), Some(way_out)) => {
-                    listener.set_nonblocking(true)?;
-                    let serving = way_out(TcpListener::from_std(listener)?);
-                    tokio::select! {
-                        read = reported => read?,
-                        () = serving => return Err(io::Error::other("its proxy has ended")),
-                    }
-                }
-                _ => reported.await?,
-            };
-            io::Result::Ok(text)
-        };
-        let (talked, stdout, stderr) = tokio::join!(
-            talk,
-            output::captured(stdout, most, None),
-            output::captured(stderr, most, each_line)
-        );
-        let (stdout, stderr) = (stdout?, stderr?);
-        self.child.wait().await?;
-        let report = talked.and_then(|text| {
-            serde_json::from_slice(&text).map_err(|_| {
-                let said = if plan.steps.is_empty() { "" } else { stderr.text.trim() };
-                io::Error::other(format!("it ended without a report {said}"))
-            })
-        })?;
-        Ok((report, stdout, stderr))
-    }
-}
-
 /// What leads programs to the proxy, and past what was configured of that kind.
 fn proxied() -> Vec<(String, String)> {
     let proxy = format!("http://127.0.0.1:{PROXY_PORT}");
@@ -316,7 +271,7 @@ fn proxied() -> Vec<(String, String)> {
 }
 
 /// Tries what the kernel gives, with an empty plan.
-async fn probe(settings: &Settings) -> Kernel {
+async fn probe(settings: &Settings, supervisors: &Supervisors) -> Kernel {
     let tried = |namespaces: bool, network: bool| async move {
         let here = rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty());
         let here = here.map_err(io::Error::from)?;
@@ -329,9 +284,9 @@ async fn probe(settings: &Settings) -> Kernel {
             network,
             ..Plan::default()
         };
-        let started = Supervised::start(&settings.supervisor, &here, &plan)?;
-        let ended = started.ended(&plan, 1000, None, None);
-        let (report, ..) = tokio::time::timeout(PROBE_TIMEOUT, ended)
+        let supervised =
+            async { supervisors.start(&here, &plan).await?.ended(&plan, 1000, None, None).await };
+        let (report, ..) = tokio::time::timeout(PROBE_TIMEOUT, supervised)
             .await
             .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
         match report.failure {
@@ -344,9 +299,14 @@ async fn probe(settings: &Settings) -> Kernel {
         kernel.without_namespaces = Some("switched off".to_owned());
     }
     for network in [true, false].into_iter().filter(|_| settings.namespaces) {
-        let reason = match tried(true, network).await {
-            Ok(holds) => return Kernel { holds, without_namespaces: None, ..kernel },
-            Err(reason) => Some(reason.to_string()),
+        let mut attempts = 1;
+        let reason = loop {
+            match tried(true, network).await {
+                Ok(holds) => return Kernel { holds, without_namespaces: None, ..kernel },
+                // The machine is busy, which says nothing of what it can do.
+                Err(SandboxError::Io(_)) if attempts < PROBES => attempts += 1,
+                Err(reason) => break Some(reason.to_string()),
+            }
         };
         let which =
             if network { &mut kernel.without_network } else { &mut kernel.without_namespaces };

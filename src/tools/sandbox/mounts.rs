@@ -5,6 +5,7 @@
 //! Which paths that concerns is the plan's. Landlock holds beside this; mounts add what it does not
 //! look at: modes, owners and times of files.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -55,7 +56,26 @@ pub(super) fn set_up(plan: &Plan, reached: &[Reached]) -> io::Result<()> {
     let options = std::ffi::CStr::from_bytes_with_nul(options.as_bytes()).ok();
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
     mount("tmpfs", plan.temporary.as_str(), "tmpfs", flags, options)?;
+    hold_above(&plan.reach.masked)?;
     plan.reach.masked.iter().try_for_each(|path| cover(path))
+}
+
+/// Makes the directories above what is denied mount points, which cannot be renamed: a cover would
+/// move along, and the path that is denied would be free.
+fn hold_above(masked: &[String]) -> io::Result<()> {
+    let above = masked.iter().flat_map(|path| {
+        path.match_indices('/').filter_map(|(at, _)| path.get(..at)).collect::<Vec<_>>()
+    });
+    // A directory comes before what lies in it.
+    let above: BTreeSet<&str> = above.filter(|path| !path.is_empty() && *path != ".").collect();
+    for path in above {
+        match open_path(path) {
+            Ok(directory) => drop(mounted_again(&directory)?),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) => return Err(io::Error::new(e.kind(), format!("{path}: {e}"))),
+        }
+    }
+    Ok(())
 }
 
 fn identity(of: &impl AsFd) -> io::Result<(u64, u64)> {

@@ -5,18 +5,14 @@
 //! programs of this call can connect to this one, the service accepts without leaving its own
 //! network, and there is nothing else that a program could reach. What the proxy permits is not decided here.
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io;
 use std::net::{Ipv4Addr, TcpListener};
-use std::os::fd::AsFd;
 
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recv, recvmsg, sendmsg,
-};
+use rustix::net::{RecvFlags, recv};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
+use super::handles;
 use super::plan::PROXY_PORT;
 use super::syscalls::raise_loopback;
 
@@ -32,14 +28,7 @@ pub(super) fn hand_over() -> io::Result<()> {
     )?;
     raise_loopback(&any)?;
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, PROXY_PORT))?;
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut message = SendAncillaryBuffer::new(&mut space);
-    let handles = [listener.as_fd()];
-    if !message.push(SendAncillaryMessage::ScmRights(&handles)) {
-        return Err(io::ErrorKind::OutOfMemory.into());
-    }
-    sendmsg(rustix::stdio::stdin(), &[IoSlice::new(MARK)], &mut message, SendFlags::empty())?;
-    Ok(())
+    handles::send(rustix::stdio::stdin(), MARK, &listener)
 }
 
 /// The socket, from the supervisor's other end; none where a report comes in its place.
@@ -53,13 +42,6 @@ fn received(socket: &UnixStream) -> io::Result<Option<TcpListener>> {
     if length == 0 || first != MARK {
         return Ok(None);
     }
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut message = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-    recvmsg(socket, &mut [IoSliceMut::new(&mut first)], &mut message, flags)?;
-    let listener = message.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut handles) => handles.next().map(TcpListener::from),
-        _ => None,
-    });
-    Ok(listener)
+    let handle = handles::receive(socket, &mut first, RecvFlags::DONTWAIT)?;
+    Ok(handle.map(TcpListener::from))
 }

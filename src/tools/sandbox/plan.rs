@@ -6,6 +6,8 @@
 use serde::{Deserialize, Serialize};
 use strum::IntoStaticStr;
 
+use crate::run::SandboxLevel;
+
 /// Where programs find the proxy, in a network of their own in which there is nothing else.
 pub const PROXY_PORT: u16 = 3128;
 /// Bytes of a plan, input included.
@@ -32,7 +34,7 @@ pub struct Plan {
     /// Whether the programs reach a proxy of the service; in namespaces only.
     pub network: bool,
     /// Run nothing where the sandbox is weaker than this.
-    pub at_least: Level,
+    pub at_least: SandboxLevel,
 }
 
 /// A pipeline, and when it runs.
@@ -133,29 +135,6 @@ pub struct Limits {
     pub open_files: u64,
 }
 
-/// How well programs are confined.
-#[derive(
-    Debug,
-    Clone,
-    Copy,
-    Default,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Serialize,
-    Deserialize,
-    IntoStaticStr,
-)]
-#[serde(rename_all = "snake_case")]
-#[strum(serialize_all = "snake_case")]
-pub enum Level {
-    #[default]
-    Unavailable,
-    Partial,
-    Enforced,
-}
-
 /// What holds programs in fact, as the supervisor found it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holds {
@@ -170,11 +149,11 @@ pub struct Holds {
 impl Holds {
     /// Files are confined from Landlock's third version on (before it, files could be cut short),
     /// and processes outside cannot be signalled in a namespace of their own or from its sixth.
-    pub fn level(&self) -> Level {
+    pub fn level(&self) -> SandboxLevel {
         match (self.landlock, self.seccomp) {
-            (3.., true) if self.namespaces || self.landlock >= 6 => Level::Enforced,
-            (0, false) if !self.namespaces => Level::Unavailable,
-            _ => Level::Partial,
+            (3.., true) if self.namespaces || self.landlock >= 6 => SandboxLevel::Enforced,
+            (0, false) if !self.namespaces => SandboxLevel::Unavailable,
+            _ => SandboxLevel::Partial,
         }
     }
 }

@@ -48,7 +48,15 @@ const SOURCES: &[&str] = &["/dev/zero", "/dev/full", "/dev/random", "/dev/urando
 const LOADERS: &[&str] = &["/lib64", "/lib", "/lib32", "/usr/lib"];
 /// Programs that are made of several, and where those lie.
 const PARTS: &[(&str, &[&str])] = &[
-    ("git", &["/usr/lib/git-core", "/usr/libexec/git-core"]),
+    (
+        "git",
+        &[
+            "/usr/lib/git-core",
+            "/usr/libexec/git-core",
+            "/usr/local/lib/git-core",
+            "/usr/local/libexec/git-core",
+        ],
+    ),
     ("gcc", &["/usr/lib/gcc", "/usr/libexec/gcc"]),
 ];
 
@@ -71,6 +79,11 @@ pub enum ReachError {
          for a program; use file_ops, or ask for rules that name whole directories"
     )]
     TooMany(&'static str),
+    #[error(
+        "{0} holds a file whose name is not UTF-8, which paths.deny cannot be held for; rename it, \
+         or use file_ops"
+    )]
+    NotText(String),
     #[error("the workspace cannot be read: {0}")]
     Unreadable(#[from] io::Error),
 }
@@ -179,7 +192,7 @@ pub fn workspace(
     let deny = permit.denied();
     let found = if by_glob || deny.by_glob || (!has_mounts && !deny.trees.is_empty()) {
         let what = if by_glob { "paths.read, paths.write" } else { "paths.deny" };
-        walk(permit, root, what)?
+        walk(permit, root, what, deny.by_glob || !deny.trees.is_empty())?
     } else {
         let denied = deny.trees.into_iter().filter(|path| root.exists(path));
         Found { denied: denied.collect(), ..Found::default() }
@@ -246,7 +259,12 @@ struct Found {
     denied: Vec<String>,
 }
 
-fn walk(permit: &Permit, root: &Dir, what: &'static str) -> Result<Found, ReachError> {
+fn walk(
+    permit: &Permit,
+    root: &Dir,
+    what: &'static str,
+    denies: bool,
+) -> Result<Found, ReachError> {
     let mut found = Found::default();
     let mut open = vec![(root.try_clone()?, String::new())];
     let mut seen = 0_usize;
@@ -257,8 +275,14 @@ fn walk(permit: &Permit, root: &Dir, what: &'static str) -> Result<Found, ReachE
             if seen > MAX_WALKED {
                 return Err(ReachError::TooMany(what));
             }
-            // A name that is no text is reached by no rule.
-            let Ok(name) = entry.file_name().into_string() else { continue };
+            let Ok(name) = entry.file_name().into_string() else {
+                if denies {
+                    let place = above.trim_end_matches('/');
+                    let place = if place.is_empty() { "the workspace" } else { place };
+                    return Err(ReachError::NotText(place.to_owned()));
+                }
+                continue;
+            };
             let path = format!("{above}{name}");
             if !permit.may_enter(&path) {
                 found.denied.push(path);

@@ -11,21 +11,38 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::{Pid, Signal, WaitOptions, waitpid};
+use rustix::process::{Pid, Resource, Rlimit, Signal, WaitOptions, waitpid};
 
 use super::confinement::{drop_capabilities, landlock, limit, limit_program, open};
 use super::mounts;
 use super::plan::{
-    Command, GrantKind, Holds, Level, PROXY_PORT, Plan, Redirection, Report, Step, Stopped, Target,
-    When,
+    Command, GrantKind, Holds, PROXY_PORT, Plan, Redirection, Report, Step, Stopped, Target, When,
 };
 use super::seccomp::refuse_calls;
 use super::syscalls::{Forked, exec, exit_now, fork, reset_signal};
+use super::tree::tasks_of_user;
+use crate::run::SandboxLevel;
 
 /// Exit codes of shells: not found, found but not executable, ended by a signal.
 const NOT_FOUND: i32 = 127;
 const NOT_EXECUTABLE: i32 = 126;
 const SIGNALLED: i32 = 128;
+
+/// Tasks of other calls, and of the service, that may be added to those of its user while a call
+/// lasts.
+const TASKS_OF_OTHERS: u64 = 1024;
+/// More than any kernel has.
+const MOST_TASKS: u64 = 1 << 22;
+/// Where a kernel counts the processes of a namespace for itself from.
+const PID_MAX_OF_NAMESPACE: (u32, u32) = (6, 14);
+
+/// What the programs of a plan get from the runner.
+struct Prepared {
+    /// What the first program reads.
+    input: OwnedFd,
+    /// Tasks of the user, without a namespace that counts those of the programs.
+    most_tasks: Option<u64>,
+}
 
 /// How a step ended.
 #[derive(Debug, Clone, Copy, Default)]
@@ -37,8 +54,8 @@ struct Ended {
 /// Runs a plan in this process, which is given up for it.
 pub(super) fn run(plan: &Plan) -> Report {
     let mut report = Report::default();
-    let input = match prepare(plan, &mut report.holds) {
-        Ok(input) => input,
+    let prepared = match prepare(plan, &mut report.holds) {
+        Ok(prepared) => prepared,
         Err(failure) => {
             report.failure = Some(failure);
             return report;
@@ -48,7 +65,7 @@ pub(super) fn run(plan: &Plan) -> Report {
         report.failure = Some(format!("this machine holds programs only so: {:?}", report.holds));
         return report;
     }
-    match steps(plan, input) {
+    match steps(plan, prepared) {
         Ok(ended) => {
             report.exit_code = Some(ended.code);
             report.stopped = match ended.signal {
@@ -62,20 +79,28 @@ pub(super) fn run(plan: &Plan) -> Report {
     report
 }
 
-/// Confines this process. Answers what the first program reads.
-fn prepare(plan: &Plan, holds: &mut Holds) -> Result<OwnedFd, String> {
+/// Confines this process.
+fn prepare(plan: &Plan, holds: &mut Holds) -> Result<Prepared, String> {
     let said = |what: &'static str| move |error: io::Error| format!("{what}: {error}");
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(|error| format!("the supervisor's death: {error}"))?;
     rustix::process::umask(Mode::from_raw_mode(0o077));
-    let _ = rustix::process::nice(5);
+    // However many there are, the supervisor must get to end them.
+    let _ = rustix::process::nice(10);
+    rustix::process::setpgid(None, None)
+        .map_err(|error| format!("the group of the programs: {error}"))?;
+    // Where memory runs out, programs are ended and not the service.
+    let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
     let input = input(plan).map_err(said("the input"))?;
     make_trees(plan).map_err(said("a directory that may be written"))?;
     let mut reached = open(&plan.reach.grants).map_err(said("what may be reached"))?;
     if plan.namespaces {
-        // Best effort: the supervisor counts where the kernel does not.
-        let _ =
-            std::fs::write("/proc/sys/kernel/pid_max", (301 + plan.limits.processes).to_string());
+        // Best effort: the supervisor counts where the kernel does not. An older kernel would limit
+        // the whole machine.
+        if kernel_version().is_some_and(|version| version >= PID_MAX_OF_NAMESPACE) {
+            let most = (301 + plan.limits.processes).to_string();
+            let _ = std::fs::write("/proc/sys/kernel/pid_max", most);
+        }
         mounts::set_up(plan, &reached).map_err(said("mounts"))?;
         holds.namespaces = true;
         holds.network = plan.network;
@@ -86,17 +111,27 @@ fn prepare(plan: &Plan, holds: &mut Holds) -> Result<OwnedFd, String> {
         reached.push(super::confinement::Reached { handle, access: own, kind: GrantKind::Tree });
     }
     enter(&plan.directory).map_err(said("the directory to start in"))?;
-    let counts_processes = plan.namespaces && !rustix::process::geteuid().is_root();
+    let is_counted = !rustix::process::geteuid().is_root();
+    let counts_processes = plan.namespaces && is_counted;
+    let most_tasks = (!plan.namespaces && is_counted)
+        .then(|| tasks_of_user() + plan.limits.processes + TASKS_OF_OTHERS);
     limit(&plan.limits, counts_processes).map_err(said("limits"))?;
     drop_capabilities().map_err(said("capabilities"))?;
     let port = holds.network.then_some(PROXY_PORT);
     holds.landlock = landlock(&reached, port).map_err(|error| format!("Landlock: {error}"))?;
-    holds.seccomp = match refuse_calls(!plan.namespaces, holds.network) {
+    holds.seccomp = match refuse_calls(plan.namespaces, holds.network) {
         Ok(()) => true,
-        Err(_) if plan.at_least < Level::Enforced => false,
+        Err(_) if plan.at_least < SandboxLevel::Enforced => false,
         Err(error) => return Err(format!("seccomp: {error}")),
     };
-    Ok(input)
+    Ok(Prepared { input, most_tasks })
+}
+
+/// The first two numbers of the kernel's version.
+fn kernel_version() -> Option<(u32, u32)> {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").ok()?;
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
 /// The input as a file in memory, or nothing.
@@ -135,7 +170,7 @@ fn enter(directory: &str) -> io::Result<()> {
     Ok(rustix::process::fchdir(super::confinement::open_path(directory)?)?)
 }
 
-fn steps(plan: &Plan, input: OwnedFd) -> io::Result<Ended> {
+fn steps(plan: &Plan, Prepared { input, most_tasks }: Prepared) -> io::Result<Ended> {
     let mut last = Ended::default();
     let mut input = Some(input);
     for Step { when, negated, commands } in &plan.steps {
@@ -145,7 +180,7 @@ fn steps(plan: &Plan, input: OwnedFd) -> io::Result<Ended> {
             When::Failed => last.code != 0,
         };
         if runs {
-            last = pipeline(plan, commands, input.take())?;
+            last = pipeline(plan, commands, input.take(), most_tasks)?;
             if *negated {
                 last.code = i32::from(last.code == 0);
             }
@@ -155,7 +190,12 @@ fn steps(plan: &Plan, input: OwnedFd) -> io::Result<Ended> {
 }
 
 /// Runs programs at the same time, each reading what the one before it writes; waits for all.
-fn pipeline(plan: &Plan, commands: &[Command], first: Option<OwnedFd>) -> io::Result<Ended> {
+fn pipeline(
+    plan: &Plan,
+    commands: &[Command],
+    first: Option<OwnedFd>,
+    most_tasks: Option<u64>,
+) -> io::Result<Ended> {
     let nothing = || rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
     let mut reads = match first {
         Some(input) => input,
@@ -169,7 +209,8 @@ fn pipeline(plan: &Plan, commands: &[Command], first: Option<OwnedFd>) -> io::Re
         match fork()? {
             Forked::Parent(pid) => started.push(pid),
             Forked::Child => {
-                let (code, error) = become_program(plan, command, &reads, writes.as_ref());
+                let (code, error) =
+                    become_program(plan, command, &reads, writes.as_ref(), most_tasks);
                 let _ = writeln!(io::stderr(), "{}: {error}", command.program);
                 exit_now(code);
             }
@@ -209,6 +250,7 @@ fn become_program(
     command: &Command,
     reads: &OwnedFd,
     writes: Option<&OwnedFd>,
+    most_tasks: Option<u64>,
 ) -> (i32, io::Error) {
     let prepared = || -> io::Result<(CString, Vec<CString>, Vec<CString>)> {
         // The runtime ignores it for itself; programs in pipes rely on it.
@@ -218,6 +260,10 @@ fn become_program(
             rustix::stdio::dup2_stdout(writes)?;
         }
         command.redirections.iter().try_for_each(redirect)?;
+        if !plan.namespaces {
+            rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+        }
+        most_tasks.map_or(Ok(()), limit_tasks)?;
         limit_program(&plan.limits)?;
         let text = |text: &str| CString::new(text).map_err(io::Error::other);
         let program = text(&command.program)?;
@@ -238,6 +284,30 @@ fn become_program(
             (code, error)
         }
         Err(error) => (1, error),
+    }
+}
+
+/// Limits the tasks of this user. Some may be out of sight, in other containers: the limit is raised
+/// until one more task is possible.
+fn limit_tasks(mut most: u64) -> io::Result<()> {
+    let limit = rustix::process::getrlimit(Resource::Nproc);
+    let possible = limit.maximum.unwrap_or(MOST_TASKS);
+    loop {
+        let most_now = most.min(possible);
+        let soft = Rlimit { current: Some(most_now), maximum: limit.maximum };
+        rustix::process::setrlimit(Resource::Nproc, soft)?;
+        match fork() {
+            Ok(Forked::Child) => exit_now(0),
+            Ok(Forked::Parent(pid)) => {
+                waitpid(Some(pid), WaitOptions::empty())?;
+                let both = Rlimit { current: Some(most_now), maximum: Some(most_now) };
+                return Ok(rustix::process::setrlimit(Resource::Nproc, both)?);
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && most_now < possible => {
+                most = most.saturating_mul(2);
+            }
+            Err(error) => return Err(error),
+        }
     }
 }
 

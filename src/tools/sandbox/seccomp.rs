@@ -47,7 +47,13 @@ const REFUSED: &[i64] = &[
     libc::SYS_msgget,
     libc::SYS_msgsnd,
     libc::SYS_semget,
+    libc::SYS_semop,
+    libc::SYS_semtimedop,
+    libc::SYS_semctl,
+    libc::SYS_msgrcv,
+    libc::SYS_msgctl,
     libc::SYS_mq_open,
+    libc::SYS_mq_unlink,
     libc::SYS_memfd_secret,
     libc::SYS_add_key,
     libc::SYS_request_key,
@@ -69,6 +75,10 @@ const REFUSED: &[i64] = &[
     libc::SYS_name_to_handle_at,
     libc::SYS_open_by_handle_at,
     libc::SYS_fanotify_init,
+    LISTMOUNT,
+    STATMOUNT,
+    // what others do with files that cannot be read
+    libc::SYS_inotify_add_watch,
     libc::SYS_quotactl,
     libc::SYS_quotactl_fd,
     libc::SYS_swapon,
@@ -93,6 +103,12 @@ const REFUSED: &[i64] = &[
     libc::SYS_setdomainname,
     libc::SYS_vhangup,
 ];
+/// Numbers that the crate does not name; they are the same on all processors.
+const STATMOUNT: i64 = 457;
+const LISTMOUNT: i64 = 458;
+const SETXATTRAT: i64 = 463;
+const REMOVEXATTRAT: i64 = 466;
+const FILE_SETATTR: i64 = 469;
 /// Refused where there is no network.
 const CONNECTING: &[i64] = &[libc::SYS_socket, libc::SYS_connect];
 /// Refused on this processor alone.
@@ -121,6 +137,9 @@ const ATTRIBUTES: &[i64] = &[
     libc::SYS_removexattr,
     libc::SYS_lremovexattr,
     libc::SYS_fremovexattr,
+    SETXATTRAT,
+    REMOVEXATTRAT,
+    FILE_SETATTR,
 ];
 #[cfg(target_arch = "x86_64")]
 const ATTRIBUTES_HERE: &[i64] = &[
@@ -137,21 +156,36 @@ const ATTRIBUTES_HERE: &[i64] = &[];
 /// arguments lie in memory that a filter cannot read, or they make memory that no limit counts.
 const UNKNOWN: &[i64] = &[libc::SYS_clone3, libc::SYS_memfd_create];
 
-/// Installs the filters for this process and its descendants.
-pub(super) fn refuse_calls(keeps_attributes: bool, network: bool) -> io::Result<()> {
-    let compiled = filters(keeps_attributes, network).map_err(io::Error::other)?;
+/// Calls whose first argument is a process, or 0 for the caller.
+const OF_A_PROCESS: &[i64] = &[
+    libc::SYS_sched_setscheduler,
+    libc::SYS_sched_setparam,
+    libc::SYS_sched_setattr,
+    libc::SYS_sched_setaffinity,
+];
+
+/// Installs the filters for this process and its descendants. Without namespaces, other processes
+/// and the attributes of files are out of reach by them alone.
+pub(super) fn refuse_calls(has_namespaces: bool, network: bool) -> io::Result<()> {
+    let compiled = filters(has_namespaces, network).map_err(io::Error::other)?;
     compiled.iter().try_for_each(|filter| apply_filter(filter).map_err(io::Error::other))
 }
 
 fn filters(
-    keeps_attributes: bool,
+    has_namespaces: bool,
     network: bool,
 ) -> Result<[BpfProgram; 2], seccompiler::BackendError> {
     let mut refused: BTreeMap<i64, Vec<SeccompRule>> =
         REFUSED.iter().chain(REFUSED_HERE).map(|call| (*call, vec![])).collect();
-    if keeps_attributes {
+    if !has_namespaces {
         refused.extend(ATTRIBUTES.iter().chain(ATTRIBUTES_HERE).map(|call| (*call, vec![])));
+        refused.extend(settings_of_others()?);
     }
+    // Limits are a program's own to lower.
+    refused.insert(libc::SYS_prlimit64, vec![only(argument(0, Op::Ne, 0)?)?]);
+    // Its pages count for no process that has given them back, and stay.
+    let shared = u64::from((libc::MAP_SHARED | libc::MAP_ANONYMOUS).unsigned_abs());
+    refused.insert(libc::SYS_mmap, vec![only(argument(3, Op::MaskedEq(shared), shared)?)?]);
     if network {
         refused.insert(libc::SYS_socket, other_than_tcp()?);
     } else {
@@ -199,6 +233,20 @@ fn argument(index: u8, op: Op, value: u64) -> Result<SeccompCondition, seccompil
 
 fn only(condition: SeccompCondition) -> Result<SeccompRule, seccompiler::BackendError> {
     SeccompRule::new(vec![condition])
+}
+
+/// Priorities and processors of other processes of this user.
+fn settings_of_others() -> Result<Vec<(i64, Vec<SeccompRule>)>, seccompiler::BackendError> {
+    let mut refused = Vec::new();
+    for call in OF_A_PROCESS {
+        refused.push((*call, vec![only(argument(0, Op::Ne, 0)?)?]));
+    }
+    let users = [(libc::SYS_setpriority, u64::from(libc::PRIO_USER)), (libc::SYS_ioprio_set, 3)];
+    for (call, of_a_user) in users {
+        let rules = [argument(0, Op::Eq, of_a_user)?, argument(1, Op::Ne, 0)?];
+        refused.push((call, rules.into_iter().map(only).collect::<Result<_, _>>()?));
+    }
+    Ok(refused)
 }
 
 /// Every socket but one of TCP over IPv4.

@@ -12,9 +12,11 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::RecvFlags;
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, kill_process_group, waitpid};
 
+use super::handles;
 use super::network;
 use super::plan::{MAX_PLAN, Plan, Report, Stopped};
 use super::runner;
@@ -60,11 +62,14 @@ fn supervised() -> io::Result<()> {
     write_all(rustix::stdio::stdin(), &text)
 }
 
-/// The plan, behind its length in four bytes.
+/// The plan, behind its length in four bytes; the directory that came with them becomes this
+/// process's.
 fn receive() -> io::Result<Plan> {
     let mut socket = Socket;
     let mut length = [0; 4];
-    socket.read_exact(&mut length)?;
+    let handle = handles::receive(rustix::stdio::stdin(), &mut length, RecvFlags::WAITALL)?;
+    let directory = handle.ok_or(io::ErrorKind::InvalidData)?;
+    rustix::process::fchdir(&directory)?;
     let length = u32::from_be_bytes(length) as usize;
     if length > MAX_PLAN {
         return Err(io::ErrorKind::InvalidData.into());
@@ -140,6 +145,8 @@ fn programs(plan: &Plan) -> io::Result<Report> {
     };
     drop(writes);
     let stopped = watched(plan, runner, &reads);
+    // All at once: none of them can make another one meanwhile.
+    let _ = kill_process_group(runner, Signal::KILL);
     let _ = kill_process(runner, Signal::KILL);
     if !matches!(stopped, Ok(None)) && !plan.namespaces {
         end_descendants();
@@ -178,7 +185,7 @@ fn watched(plan: &Plan, runner: Pid, report: &OwnedFd) -> io::Result<Option<Stop
         if left.is_zero() {
             return Ok(Some(Stopped::Timeout));
         }
-        let usage = usage_of(runner);
+        let usage = usage_of(runner, plan.limits.processes.saturating_add(2));
         if usage.memory > plan.limits.memory {
             return Ok(Some(Stopped::Memory));
         }

@@ -3,15 +3,18 @@
 //! `/proc` is read, since processes that have left their group and their session are found there
 //! all the same. What is read may be out of date at once: killing looks again until nothing is left.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 
 use rustix::event::{Timespec, poll};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 /// Looks until everything is gone, at most; each ends what the one before it saw.
 const MOST_ROUNDS: usize = 10_000;
+/// Looks until everything is stopped, at most.
+const MOST_STOPPING_ROUNDS: usize = 500;
 /// Rounds in which nothing is found before nothing is there.
 const EMPTY_ROUNDS: usize = 3;
 /// Between two of them.
@@ -28,28 +31,42 @@ pub(super) struct Usage {
     pub(super) memory: u64,
 }
 
-/// The use of a process and of all its descendants.
-pub(super) fn usage_of(root: Pid) -> Usage {
+/// The use of a process and of its descendants, of which `most` are looked at: a bomb of processes is
+/// known by the first of them.
+pub(super) fn usage_of(root: Pid, most: u64) -> Usage {
+    let most = usize::try_from(most).unwrap_or(MOST_COUNTED).min(MOST_COUNTED);
     let page = rustix::param::page_size() as u64;
     let mut usage = Usage::default();
-    for process in with_descendants(root.as_raw_pid()) {
+    for process in with_descendants(root.as_raw_pid(), most) {
         usage.tasks += threads(process);
         usage.memory += own_pages(process) * page;
     }
     usage
 }
 
+/// Processes and threads of this user, as far as they can be seen.
+pub(super) fn tasks_of_user() -> u64 {
+    let own = rustix::process::geteuid().as_raw();
+    let is_own = |process: &i32| {
+        fs::metadata(format!("/proc/{process}")).is_ok_and(|process| process.uid() == own)
+    };
+    numbers_in("/proc").into_iter().filter(is_own).map(threads).sum()
+}
+
 /// Kills all descendants of this process and collects them. It must be the one that orphans among
 /// them fall to.
 pub(super) fn end_descendants() {
     let own = rustix::process::getpid().as_raw_pid();
+    stop_descendants(own);
     let mut empty = 0;
     for _ in 0..MOST_ROUNDS {
         if empty > EMPTY_ROUNDS {
             return;
         }
-        let descendants: Vec<i32> =
-            with_descendants(own).into_iter().filter(|process| *process != own).collect();
+        let descendants: Vec<i32> = with_descendants(own, MOST_COUNTED)
+            .into_iter()
+            .filter(|process| *process != own)
+            .collect();
         // Stopped first, so that none is born while others die.
         for signal in [Signal::STOP, Signal::KILL] {
             for process in descendants.iter().filter_map(|process| Pid::from_raw(*process)) {
@@ -71,14 +88,32 @@ pub(super) fn end_descendants() {
     }
 }
 
+/// Stops all descendants. None is killed before: those that are stopped keep their places, so that
+/// processes which only make others run into the limit.
+fn stop_descendants(own: i32) {
+    let mut stopped = BTreeSet::from([own]);
+    let mut empty = 0;
+    for _ in 0..MOST_STOPPING_ROUNDS {
+        if empty > EMPTY_ROUNDS {
+            return;
+        }
+        let mut found = with_descendants(own, MOST_COUNTED);
+        found.retain(|process| stopped.insert(*process));
+        empty = if found.is_empty() { empty + 1 } else { 0 };
+        for process in found.into_iter().filter_map(Pid::from_raw) {
+            let _ = kill_process(process, Signal::STOP);
+        }
+    }
+}
+
 /// A process and its descendants, by the kernel's lists of children or, where it keeps none, by the
 /// parents of all processes.
-fn with_descendants(root: i32) -> Vec<i32> {
+fn with_descendants(root: i32, most: usize) -> Vec<i32> {
     let mut found = vec![root];
     let mut next = 0;
     let keeps_lists = fs::exists(format!("/proc/{root}/task/{root}/children")).unwrap_or(false);
     let by_parent = if keeps_lists { BTreeMap::new() } else { by_parent() };
-    while let Some(process) = found.get(next).copied().filter(|_| found.len() < MOST_COUNTED) {
+    while let Some(process) = found.get(next).copied().filter(|_| found.len() < most) {
         next += 1;
         if keeps_lists {
             for thread in numbers_in(&format!("/proc/{process}/task")) {

@@ -45,6 +45,8 @@ fn dispatch(bench: &mut Bench, call: &ToolCall, effect: Effect, unknown: OnUnkno
         reason: None,
         consumes: Consumption::default(),
         on_unknown_outcome: unknown,
+        sandbox: None,
+        circumstances: Circumstances::default(),
     }));
 }
 
@@ -103,6 +105,7 @@ fn a_call_that_may_have_taken_effect_is_reviewed_with_what_was_executed() {
     dispatch(&mut bench, &first, Effect::Once, OnUnknownOutcome::Review);
     bench.record(RunEvent::ApprovalRequested(Awaited {
         basis: ApprovalBasis::default(),
+        decision: None,
         escalation_target: None,
         actions: Arc::default(),
         call_id: second.id,

@@ -1,16 +1,20 @@
 //! The chain of the audit log: what was closed is found as it was, and nothing else passes.
 
 use chrono::TimeDelta;
-use toolloop::store::{AuditFilter, CheckedStretch, Closing};
+use toolloop::store::{AuditFilter, CheckedStretch, Closing, Signatures};
 
 use super::*;
 
 on_both! {
     what_was_closed_is_found_as_it_was,
     every_change_is_found,
+    a_chain_that_was_made_again_is_found,
+    the_beginning_of_signing_is_recorded,
     late_records_are_closed_with_the_next,
     two_replicas_close_each_stretch_once,
+    late_records_that_are_too_old_stay_outside,
     retention_deletes_whole_stretches,
+    retention_leaves_what_is_not_closed,
 }
 
 /// Everything that is there is complete.
@@ -31,21 +35,46 @@ async fn write(db: &Db, records: usize) {
 }
 
 async fn close(db: &Db, records: usize) -> usize {
+    close_with(db, records, &|hash| Some([b"signed ", hash].concat())).await
+}
+
+type Sign = dyn Fn(&[u8]) -> Option<Vec<u8>> + Sync;
+
+async fn close_with(db: &Db, records: usize, sign: &Sign) -> usize {
     let mut closed = 0;
-    let sign = |hash: &[u8]| Some([b"signed ", hash].concat());
-    while db.store.close_stretch(TENANT, closing(records), &sign).await.unwrap().is_some() {
+    while db.store.close_stretch(TENANT, closing(records), sign).await.unwrap().is_some() {
         closed += 1;
     }
     closed
 }
 
+fn is_signed(hash: &[u8], signature: &[u8]) -> bool {
+    signature == [b"signed ", hash].concat()
+}
+
+const KEY: Signatures<'_> = Signatures { is_signed: Some(&is_signed), unsigned_until: 0 };
+const NO_KEY: Signatures<'_> = Signatures { is_signed: None, unsigned_until: 0 };
+
 async fn checked(db: &Db) -> Vec<CheckedStretch> {
-    let is_signed = |hash: &[u8], signature: &[u8]| signature == [b"signed ", hash].concat();
-    db.store.checked_stretches(TENANT, &page(100, None), &is_signed).await.unwrap()
+    db.store.checked_stretches(TENANT, &page(100, None), KEY).await.unwrap()
 }
 
 async fn faults(db: &Db) -> Vec<(i64, String)> {
-    let found = checked(db).await.into_iter();
+    faults_with(db, KEY).await
+}
+
+async fn faults_with(db: &Db, signatures: Signatures<'_>) -> Vec<(i64, String)> {
+    // Page by page, as it is asked for.
+    let mut found = Vec::new();
+    loop {
+        let after = found.last().map(|checked: &CheckedStretch| checked.stretch.number);
+        let next = db.store.checked_stretches(TENANT, &page(3, after), signatures).await.unwrap();
+        if next.is_empty() {
+            break;
+        }
+        found.extend(next);
+    }
+    let found = found.into_iter();
     found
         .flat_map(|checked| {
             checked.faults.into_iter().map(move |fault| (checked.stretch.number, fault))
@@ -64,13 +93,15 @@ async fn what_was_closed_is_found_as_it_was(db: Db) {
     assert_eq!(close(&db, 10).await, 3);
     let found = checked(&db).await;
     let records: Vec<u32> = found.iter().map(|checked| checked.stretch.records).collect();
-    assert_eq!((records, faults(&db).await), (vec![10, 10, 5], vec![]));
+    // One more than was written: that signing began.
+    assert_eq!((records, faults(&db).await), (vec![10, 10, 6], vec![]));
     assert_eq!(found[1].stretch.previous, found[0].stretch.hash);
     let wrong = |_: &[u8], _: &[u8]| false;
-    let unsigned = db.store.checked_stretches(TENANT, &page(1, Some(1)), &wrong).await.unwrap();
+    let wrong = Signatures { is_signed: Some(&wrong), unsigned_until: 9 };
+    let unsigned = db.store.checked_stretches(TENANT, &page(1, Some(1)), wrong).await.unwrap();
     assert_eq!((unsigned.len(), unsigned[0].stretch.number, unsigned[0].faults.len()), (1, 2, 1));
     assert_eq!(db.store.audited_tenants().await.unwrap(), [TENANT]);
-    let other = db.store.checked_stretches("other", &page(9, None), &wrong).await.unwrap();
+    let other = db.store.checked_stretches("other", &page(9, None), wrong).await.unwrap();
     assert_eq!(other, []);
     // What is open is not judged.
     write(&db, 3).await;
@@ -79,36 +110,13 @@ async fn what_was_closed_is_found_as_it_was(db: Db) {
     assert_eq!(rows[0].pattern.as_deref(), Some("*"));
 }
 
-async fn every_change_is_found(db: Db) {
-    // The n-th record, from the oldest.
-    let nth = |n: usize| format!("(SELECT id FROM audit_log ORDER BY at, id LIMIT 1 OFFSET {n})");
-    write(&db, 80).await;
-    assert_eq!(close(&db, 10).await, 8);
-    let copy = "tenant, at, action, run_id, call_id, duration_ms, subject, tool, rule, decision, \
-                reason, outcome, arguments, definition_hash, pattern";
-    let other_id = "00000000-0000-7000-8000-000000000001";
-    let swap = format!(
-        "UPDATE audit_log SET call_id = NULL, at = (SELECT at FROM audit_log b WHERE b.id = {two}) \
-         WHERE id = {one}",
-        one = nth(3),
-        two = nth(4),
-    );
-    let changes = [
-        (format!("UPDATE audit_log SET decision = 'blocked' WHERE id = {}", nth(15)), "changed"),
-        (format!("UPDATE audit_log SET outcome = 'failed' WHERE id = {}", nth(15)), "changed"),
-        (format!("UPDATE audit_log SET subject = 'else' WHERE id = {}", nth(15)), "changed"),
-        (format!("UPDATE audit_log SET arguments = '{{}}' WHERE id = {}", nth(15)), "changed"),
-        (format!("UPDATE audit_log SET duration_ms = NULL WHERE id = {}", nth(15)), "changed"),
-        (swap, "changed"),
-        (format!("DELETE FROM audit_log WHERE id = {}", nth(15)), "missing"),
-        (
-            format!(
-                "INSERT INTO audit_log ({copy}, id) SELECT {copy}, '{other_id}' FROM audit_log \
-                 WHERE id = {}",
-                nth(15)
-            ),
-            "in no stretch",
-        ),
+/// Changes of the stretches themselves, and the fault that each is told as.
+fn changes_of_stretches(earlier: &dyn Fn(&str, i64) -> String) -> Vec<(String, &'static str)> {
+    vec![
+        (format!("UPDATE audit_stretches SET closed_at = {} WHERE number = 4", earlier("closed_at", 1)), "changed"),
+        (format!("UPDATE audit_stretches SET first_at = {} WHERE number = 8", earlier("first_at", 1)), "changed"),
+        (format!("UPDATE audit_stretches SET last_at = {} WHERE number = 9", earlier("last_at", -1)), "changed"),
+        ("UPDATE audit_stretches SET signature = NULL".into(), "not signed"),
         ("DELETE FROM audit_stretches WHERE number = 3".into(), "is missing"),
         ("DELETE FROM audit_stretches WHERE number = 1".into(), "no record says"),
         ("UPDATE audit_stretches SET records = 9 WHERE number = 2".into(), "missing"),
@@ -125,9 +133,59 @@ async fn every_change_is_found(db: Db) {
             "missing",
         ),
         ("UPDATE audit_stretches SET signature = NULL WHERE number = 4".into(), "not signed"),
+    ]
+}
+
+async fn every_change_is_found(db: Db) {
+    // The n-th record, from the oldest.
+    let nth = |n: usize| format!("(SELECT id FROM audit_log ORDER BY at, id LIMIT 1 OFFSET {n})");
+    write(&db, 80).await;
+    assert_eq!(close(&db, 10).await, 9);
+    let copy = "tenant, at, action, run_id, call_id, duration_ms, subject, tool, rule, decision, \
+                reason, outcome, arguments, definition_hash, pattern";
+    let other_id = "00000000-0000-7000-8000-000000000001";
+    let unit = if db.url.starts_with("sqlite") { "" } else { " * interval '1 microsecond'" };
+    let earlier = |column: &str, micros: i64| format!("{column} - {micros}{unit}");
+    let insert = |at: &str, n: usize| {
+        let values = copy.replace(" at,", &format!(" {at},"));
+        format!(
+            "INSERT INTO audit_log ({copy}, id) SELECT {values}, '{other_id}' FROM audit_log \
+             WHERE id = {}",
+            nth(n)
+        )
+    };
+    let swap = format!(
+        "UPDATE audit_log SET call_id = NULL, at = (SELECT at FROM audit_log b WHERE b.id = {two}) \
+         WHERE id = {one}",
+        one = nth(3),
+        two = nth(4),
+    );
+    let changes = [
+        (format!("UPDATE audit_log SET decision = 'blocked' WHERE id = {}", nth(15)), "changed"),
+        (format!("UPDATE audit_log SET outcome = 'failed' WHERE id = {}", nth(15)), "changed"),
+        (format!("UPDATE audit_log SET subject = 'else' WHERE id = {}", nth(15)), "changed"),
+        (format!("UPDATE audit_log SET arguments = '{{}}' WHERE id = {}", nth(15)), "changed"),
+        (format!("UPDATE audit_log SET duration_ms = NULL WHERE id = {}", nth(15)), "changed"),
+        (swap, "changed"),
+        (format!("DELETE FROM audit_log WHERE id = {}", nth(15)), "missing"),
+        (format!("UPDATE audit_log SET reason = '' WHERE id = {}", nth(15)), "changed"),
+        (insert("at", 15), "in no stretch"),
+        (insert("at", 77), "in no stretch"),
+        (insert("at", 80), "in no stretch"),
+        (insert(&earlier("at", 1), 0), "in no stretch"),
+        (insert(&earlier("at", 1), 10), "in no stretch"),
+        (insert(&earlier("at", 1), 78), "in no stretch"),
+        (
+            format!(
+                "INSERT INTO audit_log ({copy}, id) SELECT {moved}, id FROM audit_log WHERE id = {}",
+                nth(15),
+                moved = copy.replace(" at,", &format!(" {},", earlier("at", 60_000_000))),
+            ),
+            "in no stretch",
+        ),
     ];
     assert_eq!(faults(&db).await, []);
-    for (change, expected) in changes {
+    for (change, expected) in changes.into_iter().chain(changes_of_stretches(&earlier)) {
         let tables = ["audit_log", "audit_stretches"];
         for table in tables {
             db.execute(&format!("DROP TABLE IF EXISTS kept_{table}")).await;
@@ -144,6 +202,47 @@ async fn every_change_is_found(db: Db) {
     }
 }
 
+/// Writing to the database is not enough to make another chain where there is a key.
+async fn a_chain_that_was_made_again_is_found(db: Db) {
+    write(&db, 30).await;
+    close(&db, 10).await;
+    assert_eq!(faults(&db).await, []);
+    db.execute("DELETE FROM audit_log WHERE action = 'audit.signing_changed'").await;
+    db.execute("UPDATE audit_log SET subject = 'somebody else'").await;
+    db.execute("DELETE FROM audit_stretches").await;
+    assert_eq!(close_with(&db, 10, &|_| None).await, 3);
+    let found = faults(&db).await;
+    assert!(found.len() == 3 && found.iter().all(|(_, it)| it.contains("not signed")), "{found:?}");
+    // The service goes on with its key.
+    write(&db, 10).await;
+    close(&db, 10).await;
+    let numbers: Vec<i64> = faults(&db).await.into_iter().map(|(number, _)| number).collect();
+    assert_eq!(numbers, [1, 2, 3]);
+    assert_eq!(faults_with(&db, NO_KEY).await, [], "which nobody knows without the key");
+}
+
+async fn the_beginning_of_signing_is_recorded(db: Db) {
+    write(&db, 20).await;
+    assert_eq!(close_with(&db, 10, &|_| None).await, 2);
+    write(&db, 20).await;
+    assert_eq!(close(&db, 10).await, 3);
+    write(&db, 1).await;
+    assert_eq!(close_with(&db, 10, &|_| None).await, 2);
+    let action = Some(AuditAction::SigningChanged);
+    let filter = AuditFilter { action, ..AuditFilter::default() };
+    let rows = db.store.audit(TENANT, &filter, &page(9, None)).await.unwrap();
+    let told: Vec<&str> = rows.iter().map(|row| row.arguments.as_str()).collect();
+    assert_eq!(told, [r#"{"number":6,"signed":false}"#, r#"{"number":3,"signed":true}"#]);
+    let from = |unsigned_until| Signatures { unsigned_until, ..KEY };
+    let numbers = async |signatures| {
+        faults_with(&db, signatures).await.into_iter().map(|(n, _)| n).collect::<Vec<i64>>()
+    };
+    assert_eq!(numbers(KEY).await, [1, 2, 6, 7]);
+    assert_eq!(numbers(from(2)).await, [6, 7]);
+    assert_eq!(numbers(from(7)).await, [6], "signing does not end unseen");
+    assert_eq!(numbers(NO_KEY).await, [6]);
+}
+
 async fn late_records_are_closed_with_the_next(db: Db) {
     write(&db, 10).await;
     let mut late = Script::owned();
@@ -151,12 +250,35 @@ async fn late_records_are_closed_with_the_next(db: Db) {
     let at = now();
     first.audit = vec![AuditRecord { at, ..audited(&call("file_ops", "{}"), "allowed") }];
     write(&db, 10).await;
-    assert_eq!(close(&db, 20).await, 1);
+    assert_eq!(close(&db, 20).await, 2);
     db.commit("me", &first).await;
     write(&db, 5).await;
-    assert_eq!((close(&db, 10).await, faults(&db).await), (1, vec![]));
+    // Until then it looks as if it had been added.
+    let found = faults(&db).await;
+    assert!(found.len() == 1 && found[0].1.contains("in no stretch"), "{found:?}");
+    // At once, however young it is.
+    let young = Closing { records: 100, aged: now() - TimeDelta::hours(1), ..closing(1) };
+    let sign = |hash: &[u8]| Some([b"signed ", hash].concat());
+    assert!(db.store.close_stretch(TENANT, young, &sign).await.unwrap().is_some());
+    assert_eq!(faults(&db).await, []);
     let stretches = checked(&db).await;
-    assert_eq!((stretches[1].stretch.records, stretches[1].stretch.first_at), (6, at));
+    assert_eq!((stretches[2].stretch.records, stretches[2].stretch.first_at), (6, at));
+    assert_eq!(close(&db, 10).await, 0);
+}
+
+async fn late_records_that_are_too_old_stay_outside(db: Db) {
+    write(&db, 10).await;
+    assert_eq!(close(&db, 20).await, 2);
+    for (hours, is_closed) in [(2, false), (0, true)] {
+        let mut late = Script::owned();
+        let mut first = late.start();
+        let at = checked(&db).await[0].stretch.first_at - TimeDelta::hours(hours);
+        first.audit = vec![AuditRecord { at, ..audited(&call("file_ops", "{}"), "allowed") }];
+        db.commit("me", &first).await;
+        assert_eq!(close(&db, 20).await, usize::from(is_closed), "{hours}");
+        let found = faults(&db).await;
+        assert!(found.len() == 1 && found[0].1.contains("1 records"), "{found:?}");
+    }
 }
 
 async fn two_replicas_close_each_stretch_once(db: Db) {
@@ -175,7 +297,7 @@ async fn two_replicas_close_each_stretch_once(db: Db) {
         });
     }
     tasks.join_all().await;
-    close(&db, 5).await;
+    close_with(&db, 5, &|_| None).await;
     let found = checked(&db).await;
     let numbers: Vec<i64> = found.iter().map(|checked| checked.stretch.number).collect();
     assert_eq!(numbers, (1..=8).collect::<Vec<i64>>());
@@ -184,7 +306,7 @@ async fn two_replicas_close_each_stretch_once(db: Db) {
 
 async fn retention_deletes_whole_stretches(db: Db) {
     write(&db, 20).await;
-    assert_eq!(close(&db, 10).await, 2);
+    assert_eq!(close(&db, 10).await, 3);
     let before = checked(&db).await[1].stretch.last_at;
     write(&db, 15).await;
     assert_eq!(close(&db, 10).await, 2);
@@ -192,16 +314,42 @@ async fn retention_deletes_whole_stretches(db: Db) {
         db.store.audit(TENANT, &AuditFilter::default(), &page(200, None)).await.unwrap().len()
     };
     assert_eq!(db.store.delete_audit(before, 100).await.unwrap(), 10, "the second is not over");
-    assert_eq!(count().await, 26, "the deletion is recorded");
+    assert_eq!(count().await, 27, "the deletion is recorded");
     let just_after = before + TimeDelta::microseconds(1);
     assert_eq!(db.store.delete_audit(just_after, 100).await.unwrap(), 10);
     assert_eq!(db.store.delete_audit(just_after, 100).await.unwrap(), 0);
     let left: Vec<i64> = checked(&db).await.iter().map(|checked| checked.stretch.number).collect();
-    assert_eq!((left, faults(&db).await), (vec![3, 4], vec![]));
+    assert_eq!((left, faults(&db).await), (vec![3, 4, 5], vec![]));
     // The chain goes on, and a deletion that nobody recorded is found.
     write(&db, 5).await;
     assert_eq!((close(&db, 10).await, faults(&db).await), (1, vec![]));
     db.execute("DELETE FROM audit_stretches WHERE number = 3").await;
     let found = faults(&db).await;
     assert!(found.iter().any(|(_, fault)| fault.contains("no record says")), "{found:?}");
+}
+
+async fn retention_leaves_what_is_not_closed(db: Db) {
+    let later = || now() + TimeDelta::seconds(1);
+    let actions = async || {
+        let rows = db.store.audit(TENANT, &AuditFilter::default(), &page(200, None)).await;
+        rows.unwrap().iter().map(|row| row.action.as_str()).collect::<Vec<_>>()
+    };
+    write(&db, 5).await;
+    assert_eq!(db.store.delete_audit(later(), 1000).await.unwrap(), 0, "no stretch has them yet");
+    assert_eq!(actions().await.len(), 5);
+    close(&db, 10).await;
+    assert_eq!(db.store.delete_audit(later(), 1000).await.unwrap(), 6);
+    assert_eq!((actions().await, checked(&db).await), (vec!["audit.deleted"], vec![]));
+    // The chain goes on where all of it was deleted.
+    write(&db, 3).await;
+    assert_eq!((close(&db, 10).await, faults(&db).await), (1, vec![]));
+    let numbers: Vec<i64> = checked(&db).await.iter().map(|it| it.stretch.number).collect();
+    assert_eq!(numbers, [3]);
+    db.execute("UPDATE audit_stretches SET previous = hash WHERE number = 3").await;
+    assert!(faults(&db).await.iter().any(|(_, fault)| fault.contains("no record says")));
+    // The record of a deletion is followed by none of its own.
+    assert!(db.store.delete_audit(later(), 1000).await.unwrap() >= 4);
+    assert_eq!(close_with(&db, 10, &|_| None).await, 1);
+    assert_eq!(db.store.delete_audit(later(), 1000).await.unwrap(), 0);
+    assert_eq!(actions().await, ["audit.deleted"]);
 }

@@ -22,8 +22,15 @@ on_both! {
     what_a_run_has_spent_only_grows,
 }
 
-const NONE: Amounts =
-    Amounts { tokens: 0, micro_usd: 0, tool_calls: 0, iterations: 0, files: 0, lines: 0 };
+const NONE: Amounts = Amounts {
+    tokens: 0,
+    micro_usd: 0,
+    tool_calls: 0,
+    iterations: 0,
+    files: 0,
+    lines: 0,
+    requests: 0,
+};
 const CAPS: Caps = Caps {
     tokens: Some(1000),
     micro_usd: Some(500),
@@ -31,6 +38,7 @@ const CAPS: Caps = Caps {
     iterations: 10,
     files: 3,
     lines: 20,
+    requests: Some(8),
 };
 
 fn iteration(tokens: u64) -> Amounts {
@@ -94,8 +102,15 @@ async fn parallel_runs_never_overspend(db: Db) {
 
 async fn a_refusal_names_the_cap_and_takes_nothing(db: Db) {
     let (root, run) = (driven(&db).await, driven(&db).await);
-    let spent =
-        Amounts { tokens: 900, micro_usd: 400, tool_calls: 3, iterations: 9, files: 2, lines: 15 };
+    let spent = Amounts {
+        tokens: 900,
+        micro_usd: 400,
+        tool_calls: 3,
+        iterations: 9,
+        files: 2,
+        lines: 15,
+        requests: 6,
+    };
     open(&db, root, CAPS, spent).await;
     let table = [
         (iteration(101), "max_total_tokens", 900, 1000),
@@ -104,14 +119,22 @@ async fn a_refusal_names_the_cap_and_takes_nothing(db: Db) {
         (Amounts { iterations: 2, ..NONE }, "max_iterations", 9, 10),
         (Amounts { files: 2, ..NONE }, "max_files_modified", 2, 3),
         (Amounts { files: 1, lines: 6, ..NONE }, "max_lines_changed", 15, 20),
+        (Amounts { requests: 3, ..NONE }, "network.max_requests", 6, 8),
     ];
     for (wanted, limit, used, max) in table {
         let reserved = reserve(&db, root, run, wanted).await;
         assert_eq!(reserved, Reserved::Refused(Refusal { limit, used, max }), "{wanted:?}");
     }
     assert_eq!(budget(&db, root).await, SharedBudget { caps: CAPS, spent, reserved: NONE });
-    let rest =
-        Amounts { tokens: 100, micro_usd: 100, tool_calls: 1, iterations: 1, files: 1, lines: 5 };
+    let rest = Amounts {
+        tokens: 100,
+        micro_usd: 100,
+        tool_calls: 1,
+        iterations: 1,
+        files: 1,
+        lines: 5,
+        requests: 2,
+    };
     assert_eq!(reserve(&db, root, run, rest).await, Reserved::Granted, "exactly what is left");
     assert_eq!(budget(&db, root).await.reserved, rest);
     let more = reserve(&db, root, run, iteration(0)).await;
@@ -120,10 +143,10 @@ async fn a_refusal_names_the_cap_and_takes_nothing(db: Db) {
         Reserved::Refused(Refusal { limit: "max_iterations", used: 10, max: 10 }),
         "reserved is as good as spent"
     );
-    let free = Caps { tokens: None, micro_usd: None, ..CAPS };
+    let free = Caps { tokens: None, micro_usd: None, requests: None, ..CAPS };
     let root = driven(&db).await;
     open(&db, root, free, NONE).await;
-    let much = Amounts { tokens: 1 << 40, micro_usd: 1 << 40, ..NONE };
+    let much = Amounts { tokens: 1 << 40, micro_usd: 1 << 40, requests: 1 << 40, ..NONE };
     assert_eq!(reserve(&db, root, run, much).await, Reserved::Granted);
 }
 

@@ -65,6 +65,8 @@ async fn what_is_appended_is_replayed(db: Db) {
     assert_eq!(db.journal(script.id).await, appended);
     let tail = db.store.events(TENANT, script.id, 3, 2).await.unwrap();
     assert_eq!(tail, appended[3..5]);
+    let newest = db.store.newest_events(&[Uuid::nil(), script.id]).await.unwrap();
+    assert_eq!(newest, [(script.id, appended.last().unwrap().seq)]);
 }
 
 async fn a_repeated_batch_changes_nothing(db: Db) {

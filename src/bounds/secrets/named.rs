@@ -1,0 +1,207 @@
+//! Secrets that stand under a name: `password = …`, `"api_key": "…"`, `--token …`.
+//!
+//! A text may stand escaped in another, as JSON in JSON does, and that in a third. Quotes then have
+//! backslashes before them, one more than twice as many for each text around, and a value ends
+//! at a quote with as many as the one that began it.
+
+use std::borrow::Cow;
+use std::ops::Range;
+use std::sync::LazyLock;
+
+use regex_automata::util::captures::Captures;
+
+use super::shapes::{BEFORE, looks_random};
+use super::values::{Written, is_identifier, is_indexed, is_secret};
+use super::{NAMES, REDACTED, compiled};
+use crate::bounds::pattern::Pattern;
+
+/// Bytes of a value in quotes that goes over several lines, at most.
+const MAX_LINES: usize = 4 * 1024;
+/// A blank, in a text that may be escaped or of changed lines.
+const BLANK: &str = r"(?:\\+n[-+]?|\n[-+]?|\s|\\+[rt])";
+/// What ends a value that is not in quotes.
+const SIGNS: [char; 16] =
+    [' ', '\t', '"', '\'', '\\', ',', ';', '&', '<', '>', '[', ']', '{', '}', ')', '`'];
+/// What stands before the credentials of a request.
+const SCHEMES: [&str; 4] = ["bearer", "basic", "token", "digest"];
+
+fn name() -> String {
+    let others = NAMES[1..].join("|");
+    // Numbers of tokens are none.
+    let token = r"token(?:[0-9]*|[_-][A-Za-z0-9_-]*)";
+    let short =
+        "pwd|(?:db|user|mysql|pg|postgres|smtp|mail|ftp|ssh|admin|root|auth|proxy|redis)_pass";
+    format!(r"[A-Za-z0-9_-]*(?:{token}|{short}|(?:{others})[A-Za-z0-9_-]*)")
+}
+
+static ASSIGNED: LazyLock<Pattern> = LazyLock::new(|| {
+    let name = name();
+    compiled(&format!(
+        r#"(?i)({name})\\*["'`]?{BLANK}*(:=|=>|={{1,3}}|:){BLANK}*(?:[|>][-+]?{BLANK}+)?"#
+    ))
+});
+static OF_COMMAND: LazyLock<Pattern> =
+    LazyLock::new(|| compiled(&format!("(?i){BEFORE}-{{1,2}}({}){BLANK}+", name())));
+static SAID: LazyLock<Pattern> =
+    LazyLock::new(|| compiled(&format!(r#"(?i)({}){BLANK}+(?:is|was):?{BLANK}+["'`]?"#, name())));
+static TAGGED: LazyLock<Pattern> =
+    LazyLock::new(|| compiled(&format!(r"(?i)<({})>([^<]+)<\\*/", name())));
+
+/// A text without the values of names.
+pub(super) fn without_named(text: &str) -> Cow<'_, str> {
+    let mut text = Cow::Borrowed(text);
+    let finders: [(&Pattern, Finder); 4] =
+        [(&ASSIGNED, assigned), (&OF_COMMAND, of_command), (&SAID, said), (&TAGGED, tagged)];
+    for (pattern, place) in finders {
+        let changed = pattern.replace_where(&text, REDACTED, |found| place(&text, found));
+        if let Cow::Owned(changed) = changed {
+            text = Cow::Owned(changed);
+        }
+    }
+    text
+}
+
+/// Where the value of an occurrence is, if it is a secret.
+type Finder = fn(&str, &Captures) -> Option<Range<usize>>;
+
+fn assigned(text: &str, found: &Captures) -> Option<Range<usize>> {
+    let name = found.get_group(1)?;
+    let start = found.get_match()?.end();
+    let written = text.get(name.start..name.end)?;
+    let before = text.get(..name.start)?;
+    let sign = found.get_group(2).and_then(|sign| text.get(sign.start..sign.end))?;
+    let (is_colon, is_comparison) = (sign == ":", sign.starts_with("=="));
+    if written.eq_ignore_ascii_case("passwd") && before.ends_with(['/', '\\']) {
+        return None; // the file
+    }
+    if let Some((value, is_whole)) = quoted(text, start) {
+        let credentials = value.start + scheme(text.get(value.clone())?);
+        let inner = text.get(credentials..value.end)?;
+        let is_secret = !is_whole || is_secret(written, inner, Written::Quoted);
+        return (is_secret && !value.is_empty()).then_some(value);
+    }
+    if is_colon && written.to_ascii_lowercase().ends_with("cookie") {
+        return cookies(text, start);
+    }
+    if let Some(value) = behind_type(text, start) {
+        return Some(value);
+    }
+    let mut value = bare(text, start);
+    let credentials = value.start + scheme(text.get(value.start..)?);
+    if credentials > value.start {
+        value = bare(text, credentials);
+    }
+    if value.is_empty() {
+        return None;
+    }
+    let rest = text.get(value.start..)?;
+    let is_reported = ["Permission denied", "No such file", "Is a directory", "Not a directory"]
+        .iter()
+        .any(|report| rest.starts_with(report));
+    let word = text.get(value.clone())?;
+    let is_expression = is_indexed(text, &value) || (is_comparison && is_identifier(word));
+    let is_secret = !is_reported && !is_expression && is_secret(written, word, Written::Bare);
+    is_secret.then_some(start..value.end)
+}
+
+/// The value in quotes behind a type: `secret: &str = "…"`.
+fn behind_type(text: &str, at: usize) -> Option<Range<usize>> {
+    let rest = text.get(at..)?;
+    let is_type = |letter: char| letter.is_ascii_alphabetic() || "&'<>:. _|".contains(letter);
+    let behind = rest.trim_start_matches(is_type);
+    if behind.len() == rest.len() {
+        return None;
+    }
+    let value = behind.strip_prefix('=')?.trim_start_matches(' ');
+    let (value, _) = quoted(text, text.len() - value.len())?;
+    (!value.is_empty()).then_some(value)
+}
+
+fn of_command(text: &str, found: &Captures) -> Option<Range<usize>> {
+    let name = found.get_group(1)?;
+    let start = found.get_match()?.end();
+    let written = text.get(name.start..name.end)?;
+    let (value, kind) = match quoted(text, start) {
+        Some((value, _)) => (value, Written::Quoted),
+        None if text.get(start..)?.starts_with('-') => return None,
+        None => (bare(text, start), Written::Bare),
+    };
+    let is_secret = !value.is_empty() && is_secret(written, text.get(value.clone())?, kind);
+    is_secret.then_some(value)
+}
+
+fn said(text: &str, found: &Captures) -> Option<Range<usize>> {
+    let name = found.get_group(1)?;
+    let value = bare(text, found.get_match()?.end());
+    let word = text.get(value.clone())?;
+    let word = word.trim_end_matches(['.', '!', '?', ':']);
+    let is_secret =
+        looks_random(word) && is_secret(text.get(name.start..name.end)?, word, Written::Bare);
+    is_secret.then_some(value.start..value.start + word.len())
+}
+
+fn tagged(text: &str, found: &Captures) -> Option<Range<usize>> {
+    let (name, value) = (found.get_group(1)?, found.get_group(2)?);
+    let value = value.start..value.end;
+    let name = text.get(name.start..name.end)?;
+    is_secret(name, text.get(value.clone())?, Written::Quoted).then_some(value)
+}
+
+/// The inside of quotes that begin here, and whether they end. Three quotes go over several lines.
+fn quoted(text: &str, at: usize) -> Option<(Range<usize>, bool)> {
+    let rest = text.get(at..)?;
+    let slashes = rest.bytes().take_while(|byte| *byte == b'\\').count();
+    let quote = *rest.as_bytes().get(slashes)?;
+    if !matches!(quote, b'"' | b'\'' | b'`') {
+        return None;
+    }
+    let opening = rest.get(..=slashes)?;
+    let three = opening.repeat(3);
+    if rest.starts_with(&three) {
+        let inside = rest.get(three.len()..)?;
+        let end = inside.find(&three);
+        let start = at + three.len();
+        return Some((start..start + end.unwrap_or(inside.len()), end.is_some()));
+    }
+    let start = at + slashes + 1;
+    let inside = text.get(start..)?;
+    let inside = &inside[..inside.floor_char_boundary(MAX_LINES)];
+    let line = inside.find('\n').unwrap_or(inside.len());
+    let mut run = 0;
+    for (place, byte) in inside.bytes().enumerate() {
+        if byte == b'\n' && quote != b'"' {
+            break;
+        }
+        if byte == quote && (run < slashes || (run - slashes) % (2 * slashes + 2) == 0) {
+            return Some((start..start + place - run.min(slashes), true));
+        }
+        run = if byte == b'\\' { run + 1 } else { 0 };
+    }
+    // An apostrophe is none that ends.
+    (quote == b'"').then_some((start..start + line, false))
+}
+
+/// A value without quotes.
+fn bare(text: &str, at: usize) -> Range<usize> {
+    let rest = text.get(at..).unwrap_or_default();
+    let ends = |letter: char| letter.is_whitespace() || SIGNS.contains(&letter);
+    at..at + rest.find(ends).unwrap_or(rest.len())
+}
+
+/// All cookies of a line, if there are any.
+fn cookies(text: &str, at: usize) -> Option<Range<usize>> {
+    let rest = text.get(at..)?;
+    let line = &rest[..rest.find(['\n', '\r', '"', '\'', '\\']).unwrap_or(rest.len())];
+    let first = line.split(char::is_whitespace).next().unwrap_or_default();
+    let end = line.trim_end().len();
+    (first.contains('=') || looks_random(first)).then_some(at..at + end)
+}
+
+/// Bytes of the scheme and the blanks behind it, where credentials follow.
+fn scheme(value: &str) -> usize {
+    let Some((first, rest)) = value.split_once(' ') else { return 0 };
+    let credentials = rest.trim_start_matches(' ');
+    let is_scheme = SCHEMES.iter().any(|scheme| first.eq_ignore_ascii_case(scheme));
+    let follows = credentials.starts_with(|letter: char| letter.is_alphanumeric() || letter == '[');
+    if is_scheme && follows { value.len() - credentials.len() } else { 0 }
+}

@@ -1,0 +1,69 @@
+//! Secrets that are known by their own shape: keys and tokens with a prefix of their issuer.
+//!
+//! A shape begins where a word does. In a text that stands escaped in another, e.g. as JSON in JSON,
+//! what separates words may end with a letter, as `\n` does, and so do percent encodings and the
+//! sequences of colours. All of these count as the beginning of a word here.
+
+use std::borrow::Cow;
+use std::sync::LazyLock;
+
+use super::{REDACTED, compiled};
+use crate::bounds::pattern::Pattern;
+
+/// What may stand before a word.
+pub(super) const BEFORE: &str = r"(?:\A|[^A-Za-z0-9]|\\[abefnrtv0]|\\[uU][0-9A-Fa-f]{4}|\\x[0-9A-Fa-f]{2}|%[0-9A-Fa-f]{2}|\[[0-9;]{0,9}m)";
+
+/// Shapes, behind [`BEFORE`].
+const SHAPES: [&str; 13] = [
+    r"(?:sk|rk)[-_][A-Za-z0-9_-]{16,}",
+    r"gh[pousr]_[A-Za-z0-9]{20,}",
+    r"github_pat_[A-Za-z0-9_]{20,}",
+    r"glpat-[A-Za-z0-9_-]{16,}",
+    r"xox[abeprs]-[A-Za-z0-9-]{10,}",
+    r"(?:npm|hf|whsec)_[A-Za-z0-9+/=]{20,}",
+    r"pypi-AgE[A-Za-z0-9_-]{16,}",
+    r"AIza[A-Za-z0-9_-]{30,}",
+    r"SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}",
+    r"tl_[A-Za-z0-9]+_[A-Za-z0-9]{32,}",
+    r"(?:AKIA|ASIA)[A-Z0-9]{16}",
+    r"eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*",
+    r"hooks\.slack\.com/services/[A-Za-z0-9/]+",
+];
+
+/// A private key, up to the end of the text or of what it is quoted in where its own is missing.
+const PRIVATE_KEY: &str =
+    r#"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----(?:(?s:.*?)-----END [A-Z0-9 ]*-----|[^"]*)"#;
+
+/// What every text has in it that has a shape; to be looked for with [`BEFORE`].
+pub(super) const BEGINNINGS: &str = r"[sr]k[-_][A-Za-z0-9_-]{16}|gh[pousr]_|github_pat_|glpat-|xox[abeprs]-|npm_|hf_|whsec_|pypi-AgE|AIza|SG\.|tl_|AKIA|ASIA|eyJ|hooks\.slack";
+
+static SHAPED: LazyLock<Pattern> =
+    LazyLock::new(|| compiled(&format!("{BEFORE}({})|({PRIVATE_KEY})", SHAPES.join("|"))));
+
+/// A text without what has such a shape.
+pub(super) fn without_shaped(text: &str) -> Cow<'_, str> {
+    SHAPED.replace_where(text, REDACTED, |found| {
+        if let Some(key) = found.get_group(2) {
+            let key = key.start..key.end;
+            let without_quote = text.get(key.clone())?.trim_end_matches('\\').len();
+            return Some(key.start..key.start + without_quote);
+        }
+        let place = found.get_group(1)?;
+        let shaped = text.get(place.start..place.end)?;
+        // Names in programs and of packages may begin so, too: `sk_buff_release_head_state`.
+        let names = ["sk_", "rk_", "sk-learn"];
+        let may_be_name = names.iter().any(|name| shaped.starts_with(name));
+        let goes_on = text.as_bytes().get(place.end).is_some_and(u8::is_ascii_alphanumeric);
+        let is_part = goes_on && shaped.starts_with('A') && shaped.len() == 20;
+        (!is_part && (!may_be_name || looks_random(shaped))).then_some(place.start..place.end)
+    })
+}
+
+/// Whether a word has digits, or capital letters in several places behind small ones.
+pub(super) fn looks_random(word: &str) -> bool {
+    let rises = word.as_bytes().windows(2).filter(|pair| {
+        pair.first().is_some_and(u8::is_ascii_lowercase)
+            && pair.last().is_some_and(u8::is_ascii_uppercase)
+    });
+    word.bytes().any(|byte| byte.is_ascii_digit()) || rises.count() > 1
+}

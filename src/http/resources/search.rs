@@ -1,0 +1,118 @@
+//! Searching runs: a bounded look through the newest ones, for words in what the caller may read.
+//!
+//! There is no index of words: keeping one would make every commit of a run heavier. A request looks
+//! at [`RUNS`] runs at most, or for [`PATIENCE`], and its cursor goes on from there. The database
+//! finds what may match, in what is stored; what matches is decided here, in what is served, so that
+//! no secret can be found out by searching for it.
+
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::time::Instant;
+
+use super::page::time_cursor;
+use super::redacted;
+use crate::http::edge::problem::Problem;
+use crate::http::state::App;
+use crate::store::{Page, RunCursor, RunFilter, RunRecord};
+
+/// Runs that one request looks at.
+pub(crate) const RUNS: u32 = 10_000;
+/// Runs of which the database is asked at once.
+const CHUNK: u32 = 250;
+/// After this time a request looks no further.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Words that the database looks for, the longest; the others are looked for in what it found.
+const NARROWING: usize = 4;
+
+/// What a search found.
+#[derive(Default)]
+pub(crate) struct Found {
+    pub(crate) runs: Vec<RunRecord>,
+    pub(crate) next_cursor: Option<String>,
+    /// Runs that were looked at.
+    pub(crate) searched: u32,
+}
+
+/// Looks for runs that have all words of `text`, whatever the case of A to Z.
+pub(crate) async fn search(
+    app: &App,
+    tenant: &str,
+    filter: &RunFilter,
+    text: &str,
+    page: Page<RunCursor>,
+) -> Result<Found, Problem> {
+    let words: Vec<String> = text.split_whitespace().map(str::to_ascii_lowercase).collect();
+    let mut longest: Vec<&str> = words.iter().map(String::as_str).collect();
+    longest.sort_by_key(|word| std::cmp::Reverse(word.len()));
+    longest.truncate(NARROWING);
+    let size = page.limit as usize - 1;
+    let (mut found, mut after) = (Found::default(), page.after);
+    let until = Instant::now() + PATIENCE;
+    while found.searched < RUNS {
+        let chunk = Page { limit: CHUNK, after: after.take() };
+        let looked_at = app.store.search_runs(tenant, filter, &longest, &chunk).await?;
+        for run in &looked_at {
+            found.searched += 1;
+            let record = if run.may_match { app.store.run(tenant, run.id).await? } else { None };
+            if let Some(mut record) = record
+                && has_all(&words, &mut record)
+            {
+                found.runs.push(record);
+            }
+            if found.runs.len() >= size || (run.may_match && Instant::now() > until) {
+                found.next_cursor = Some(time_cursor(run.created_at, &run.id.to_string()));
+                return Ok(found);
+            }
+        }
+        let Some(last) = looked_at.last().filter(|_| looked_at.len() >= CHUNK as usize) else {
+            return Ok(found);
+        };
+        found.next_cursor = Some(time_cursor(last.created_at, &last.id.to_string()));
+        if Instant::now() > until {
+            return Ok(found);
+        }
+        found.next_cursor.take_if(|_| found.searched < RUNS);
+        after = Some(RunCursor { at: last.created_at, id: last.id.to_string() });
+    }
+    Ok(found)
+}
+
+/// Whether each word stands somewhere in what is served of the run.
+fn has_all(words: &[String], record: &mut RunRecord) -> bool {
+    let mut texts = vec![record.agent.clone(), record.id.to_string()];
+    collect(&redacted::document(record.inputs.take()), &mut texts);
+    collect(&redacted::document(record.metadata.0.clone()), &mut texts);
+    if let Some(output) = record.output.take() {
+        collect(&redacted::output(output), &mut texts);
+    }
+    for text in &mut texts {
+        text.make_ascii_lowercase();
+    }
+    words.iter().all(|word| texts.iter().any(|text| text.contains(word)))
+}
+
+/// The texts and numbers of a document; names of fields are none.
+fn collect(document: &Value, texts: &mut Vec<String>) {
+    match document {
+        Value::String(text) => texts.push(text.clone()),
+        Value::Number(number) => texts.push(number.to_string()),
+        Value::Array(items) => items.iter().for_each(|item| collect(item, texts)),
+        Value::Object(fields) => fields.values().for_each(|value| collect(value, texts)),
+        Value::Null | Value::Bool(_) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn texts_and_numbers_are_searched_and_names_are_not() {
+        let mut texts = Vec::new();
+        collect(&json!({"name": ["a b", {"deep": 42}], "c": null, "d": true}), &mut texts);
+        assert_eq!(texts, ["a b", "42"]);
+    }
+}

@@ -1,0 +1,320 @@
+//! What a provider is known to refuse, for all calls of this process together.
+//!
+//! After a 429 a model is left alone for one cool-down, which all its calls wait for; then one probe
+//! is made, and the others follow when it is answered. After as many refused probes as a call has
+//! retries, their common patience is at an end: all calls fail at once for a while with what the
+//! provider said, and then it begins anew with a probe. An exhausted quota leaves no patience at
+//! all. A call may insist, and is a probe even then: the router says which.
+//!
+//! What is said of the account holds for all models of the provider, a 429 for its model only:
+//! providers limit each model by itself. Faults are the [`super::breaker`]'s; the router decides
+//! where a refused call goes.
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout_at};
+
+use super::retry;
+use crate::providers::{Completion, FailureKind, ProviderError};
+
+/// For how long calls fail at once where the provider asks for no wait.
+const QUIET: Duration = Duration::from_secs(10);
+/// For how long they do at most.
+const LONGEST_QUIET: Duration = Duration::from_secs(30);
+/// A probe that has not been refused for so long is being answered.
+const PROBE_PATIENCE: Duration = Duration::from_secs(5);
+/// What a cool-down is followed by before it is forgotten that there was one.
+const FORGOTTEN: Duration = Duration::from_secs(10);
+/// How long those who start runs leave those that wait already to go first.
+const PRECEDENCE: Duration = Duration::from_millis(200);
+
+/// Whether calls may be made.
+#[derive(Debug, Default)]
+pub(super) struct Gate {
+    state: Mutex<State>,
+    /// The gate was opened or shut, or a probe was given up.
+    changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// How often it was opened or shut: what was asked before says nothing of now.
+    turn: u64,
+    shut: Option<Shut>,
+}
+
+#[derive(Debug)]
+struct Shut {
+    refusal: ProviderError,
+    /// When a probe may be made.
+    until: Instant,
+    /// Refusals in a row, each after its cool-down.
+    refused: u32,
+    /// Whether calls wait, or fail at once.
+    has_patience: bool,
+    probed: Option<Instant>,
+}
+
+/// The gates that a call passes: of its provider's account and of its model.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Gates<'a> {
+    pub(super) account: &'a Gate,
+    pub(super) model: &'a Gate,
+}
+
+/// Why a call may not ask the provider now.
+#[derive(Debug)]
+pub(super) enum Held<'a> {
+    /// After the wait it may want to enter again.
+    CoolsDown(ProviderError, Duration),
+    /// A probe is under way: [`Gate::settled`] tells when to enter again.
+    IsProbed(&'a Gate, Instant),
+    Refused(ProviderError),
+}
+
+/// The permission to make one try.
+#[derive(Debug)]
+pub(super) struct Passes<'a> {
+    account: Pass<'a>,
+    model: Pass<'a>,
+}
+
+#[derive(Debug)]
+struct Pass<'a> {
+    gate: &'a Gate,
+    turn: u64,
+    is_probe: bool,
+}
+
+/// What a call that was refused by the provider may hope for.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Hope {
+    /// What its own retries allow.
+    Own,
+    /// Another try after this cool-down.
+    After(Duration),
+    Nothing,
+}
+
+/// What a run could expect that begins now.
+#[derive(Debug)]
+pub(super) enum Outlook {
+    Open,
+    /// It is decided by then whether it opens.
+    Undecided(Instant),
+    Refused(ProviderError),
+}
+
+/// Whether the provider will refuse the next call just as well.
+fn is_refusal(error: &ProviderError) -> bool {
+    match error.kind {
+        FailureKind::QuotaExhausted => true,
+        // OpenAI answers 429 to a request that is above the limit by itself.
+        FailureKind::RateLimited => {
+            !error.message.to_ascii_lowercase().contains("request too large")
+        }
+        _ => false,
+    }
+}
+
+/// Whether all models of the provider are meant. A message without such a code may be about the
+/// quota of one model.
+fn is_of_account(error: &ProviderError) -> bool {
+    error.kind == FailureKind::QuotaExhausted
+        && (error.status == Some(402)
+            || matches!(
+                error.code.as_deref(),
+                Some(
+                    "insufficient_quota"
+                        | "billing_hard_limit_reached"
+                        | "billing_not_active"
+                        | "billing_error"
+                )
+            ))
+}
+
+impl Gate {
+    fn enter(&self, now: Instant, insists: bool) -> Result<Pass<'_>, Held<'_>> {
+        let mut state = self.state.lock();
+        if state.shut.as_ref().is_some_and(|shut| shut.is_over(now)) {
+            state.open();
+            self.changed.notify_waiters();
+        }
+        let turn = state.turn;
+        let Some(shut) = &mut state.shut else {
+            return Ok(Pass { gate: self, turn, is_probe: false });
+        };
+        if let Some(probed) = shut.probed {
+            return Err(Held::IsProbed(self, probed + PROBE_PATIENCE));
+        }
+        let left = shut.until.saturating_duration_since(now);
+        if left.is_zero() || insists && !shut.has_patience {
+            shut.probed = Some(now);
+            return Ok(Pass { gate: self, turn, is_probe: true });
+        }
+        let refusal = shut.refusal(left);
+        Err(if shut.has_patience { Held::CoolsDown(refusal, left) } else { Held::Refused(refusal) })
+    }
+
+    /// Resolves when the probe under way has ended, or at this instant.
+    pub(super) async fn settled(&self, at: Instant) {
+        let changed = self.changed.notified();
+        if self.state.lock().shut.as_ref().is_some_and(|shut| shut.probed.is_some()) {
+            let _ = timeout_at(at, changed).await;
+        }
+    }
+
+    fn outlook(&self, now: Instant) -> Outlook {
+        let state = self.state.lock();
+        let Some(shut) = state.shut.as_ref().filter(|shut| !shut.is_over(now)) else {
+            return Outlook::Open;
+        };
+        match shut.probed {
+            Some(probed) => Outlook::Undecided(probed + PROBE_PATIENCE),
+            None if !shut.has_patience && shut.until > now => {
+                Outlook::Refused(shut.refusal(shut.until - now))
+            }
+            None if shut.has_patience && shut.until + PRECEDENCE > now => {
+                Outlook::Undecided(shut.until + PRECEDENCE)
+            }
+            None => Outlook::Open,
+        }
+    }
+
+    /// Resolves when the outlook may be another one, or at this instant.
+    pub(super) async fn changed(&self, at: Instant) {
+        let _ = timeout_at(at, self.changed.notified()).await;
+    }
+
+    pub(super) fn is_in_use(&self, now: Instant) -> bool {
+        self.state.lock().shut.as_ref().is_some_and(|shut| !shut.is_over(now))
+    }
+}
+
+impl State {
+    fn open(&mut self) {
+        self.turn += 1;
+        self.shut = None;
+    }
+
+    /// After another refusal; `retries` of them are outlived.
+    fn shut(&mut self, refusal: &ProviderError, retries: u32, now: Instant) {
+        self.turn += 1;
+        let earlier = self.shut.take().filter(|shut| shut.has_patience);
+        let refused = earlier.map_or(0, |shut| shut.refused);
+        let cool_down = (refused < retries).then(|| retry::delay(refusal, refused, None)).flatten();
+        let quiet = || refusal.retry_after.unwrap_or(QUIET).min(LONGEST_QUIET);
+        tracing::warn!(
+            provider = refusal.provider,
+            error = %refusal,
+            ?cool_down,
+            refused = refused + 1,
+            "the provider refuses: its calls wait together"
+        );
+        self.shut = Some(Shut {
+            refusal: refusal.clone(),
+            until: now + cool_down.unwrap_or_else(quiet),
+            refused: refused + 1,
+            has_patience: cool_down.is_some(),
+            probed: None,
+        });
+    }
+}
+
+impl Shut {
+    /// Whether it is to be forgotten: no call came to probe, or the probe is being answered.
+    fn is_over(&self, now: Instant) -> bool {
+        match self.probed {
+            Some(probed) => probed + PROBE_PATIENCE <= now,
+            None => self.until + FORGOTTEN <= now,
+        }
+    }
+
+    fn refusal(&self, left: Duration) -> ProviderError {
+        let seconds = left.as_secs_f64().ceil();
+        let message = format!("not asked for another {seconds} s: {}", self.refusal.message);
+        ProviderError { message, ..self.refusal.clone() }
+    }
+}
+
+impl<'a> Gates<'a> {
+    /// Lets a call pass, or says why not. One that insists is a probe where others fail at once.
+    pub(super) fn enter(self, now: Instant, insists: bool) -> Result<Passes<'a>, Held<'a>> {
+        let account = self.account.enter(now, insists)?;
+        Ok(Passes { account, model: self.model.enter(now, insists)? })
+    }
+
+    /// What a run could expect that begins now, and which gate says so.
+    pub(super) fn outlook(self, now: Instant) -> (&'a Gate, Outlook) {
+        match self.account.outlook(now) {
+            Outlook::Open => (self.model, self.model.outlook(now)),
+            outlook => (self.account, outlook),
+        }
+    }
+}
+
+impl Passes<'_> {
+    /// Records what came of the try. `retries` is what a call has.
+    pub(super) fn ended(
+        self,
+        outcome: &Result<Completion, ProviderError>,
+        retries: u32,
+        now: Instant,
+    ) -> Hope {
+        let refusal = outcome.as_ref().err().filter(|error| is_refusal(error));
+        let (of_account, of_model) = (
+            refusal.filter(|refusal| is_of_account(refusal)),
+            refusal.filter(|refusal| !is_of_account(refusal)),
+        );
+        let hope = self.account.ended(of_account, retries, now);
+        let hope_of_model = self.model.ended(of_model, retries, now);
+        if of_account.is_some() { hope } else { hope_of_model }
+    }
+}
+
+impl Pass<'_> {
+    fn ended(self, refusal: Option<&ProviderError>, retries: u32, now: Instant) -> Hope {
+        let mut state = self.gate.state.lock();
+        let is_current = state.turn == self.turn;
+        match refusal {
+            Some(refusal) if is_current => {
+                state.shut(refusal, retries, now);
+                self.gate.changed.notify_waiters();
+            }
+            None if is_current && self.is_probe => {
+                state.open();
+                self.gate.changed.notify_waiters();
+            }
+            Some(refusal) => {
+                let asked = refusal.retry_after.unwrap_or_default().min(LONGEST_QUIET);
+                if let Some(shut) = state.shut.as_mut().filter(|shut| shut.probed.is_none()) {
+                    shut.until = shut.until.max(now + asked);
+                }
+            }
+            None => {}
+        }
+        match &state.shut {
+            Some(shut) if refusal.is_some() && shut.has_patience => {
+                Hope::After(shut.until.saturating_duration_since(now))
+            }
+            Some(_) if refusal.is_some() => Hope::Nothing,
+            _ => Hope::Own,
+        }
+    }
+}
+
+impl Drop for Pass<'_> {
+    /// A probe that was given up makes room for another one.
+    fn drop(&mut self) {
+        let mut state = self.gate.state.lock();
+        if self.is_probe
+            && state.turn == self.turn
+            && let Some(shut) = &mut state.shut
+        {
+            shut.probed = None;
+            self.gate.changed.notify_waiters();
+        }
+    }
+}

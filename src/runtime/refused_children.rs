@@ -1,0 +1,72 @@
+//! Child runs that are not started, because the provider of their model is known to refuse.
+//!
+//! What the router knows of that ends after seconds; within one response of the parent's model it is
+//! remembered, so that a provider which refuses is not asked again by the children of a long batch.
+//! The parent itself goes on, or fails by its own next call where it has the same provider.
+
+use std::collections::HashMap;
+
+use parking_lot::Mutex;
+use uuid::Uuid;
+
+use super::Runtime;
+use crate::engine::RunControl;
+use crate::providers::ProviderError;
+use crate::tools::subagent::ChildFailed;
+
+/// Attempt and iteration of a response.
+type Place = (u32, u32);
+
+/// Agents of which no more children are started in one response, and why.
+#[derive(Debug, Default)]
+pub(super) struct RefusedAgents(Mutex<(Place, HashMap<String, ChildFailed>)>);
+
+impl RefusedAgents {
+    fn of(&self, place: Place, agent: &str) -> Option<ChildFailed> {
+        let mut refused = self.0.lock();
+        if refused.0 != place {
+            *refused = (place, HashMap::new());
+        }
+        refused.1.get(agent).cloned()
+    }
+
+    fn note(&self, agent: &str, why: ChildFailed) {
+        self.0.lock().1.insert(agent.to_owned(), why);
+    }
+}
+
+impl Runtime {
+    /// Why a child is not started whose models are all refused by their providers. Waits while that
+    /// is being found out. A child that was started before goes on.
+    pub(super) async fn refused_child(
+        &self,
+        control: &RunControl,
+        refused: &RefusedAgents,
+        (tenant, id): (&str, Uuid),
+        agent: &str,
+    ) -> Option<ChildFailed> {
+        let place = control.delegating().map(|now| (now.attempt(), now.iteration()))?;
+        let failed = if let Some(failed) = refused.of(place, agent) {
+            failed
+        } else {
+            let known = self.inner.catalogue.agent(agent)?;
+            let models = known.definition.models_from(&known.definition.model);
+            let refusal = self.inner.router.refusal(&models).await?;
+            tracing::warn!(agent, %refusal, "no more child runs are started for now");
+            not_started(agent, &refusal)
+        };
+        if !matches!(self.inner.store.run(tenant, id).await, Ok(None)) {
+            return None;
+        }
+        refused.note(agent, failed.clone());
+        Some(failed)
+    }
+}
+
+fn not_started(agent: &str, refusal: &ProviderError) -> ChildFailed {
+    let ProviderError { provider, message, .. } = refusal;
+    let code = refusal.code.as_deref().unwrap_or(refusal.kind.as_str());
+    ChildFailed(format!(
+        "The agent {agent} was not started: the provider {provider} of its model refuses ({code}): {message}"
+    ))
+}

@@ -1,0 +1,197 @@
+//! Whether the audit log is as it was closed: each stretch against the one before it, its records,
+//! its signature, and what else is there of its time.
+//!
+//! Nothing of a time that is closed may be outside of a stretch. A record that was late is closed
+//! within a minute; until then it cannot be told from one that was added by hand.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use chrono::{DateTime, Utc};
+use uuid::Uuid;
+
+use super::audit_chain::{LOOKED_BACK, hash, last_deleted, newest_deletion};
+use super::backend::Work;
+use super::listing::readable;
+use super::sql::Query;
+use super::tables::{AuditRow, Stretch};
+use super::{Page, Store, StoreError};
+
+/// Records of a stretch's time that are looked at: its own, and those that were closed late.
+const READ: u32 = 20_000;
+
+/// Whether a hash has this signature.
+pub type IsSigned<'k> = &'k (dyn Fn(&[u8], &[u8]) -> bool + Sync);
+
+/// How signatures are judged.
+#[derive(Clone, Copy)]
+pub struct Signatures<'k> {
+    /// None without a key.
+    pub is_signed: Option<IsSigned<'k>>,
+    /// The last stretch that may be without one where there is a key.
+    pub unsigned_until: i64,
+}
+
+/// A stretch, and what is wrong with it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CheckedStretch {
+    pub stretch: Stretch,
+    pub faults: Vec<String>,
+}
+
+impl Signatures<'_> {
+    fn fault(&self, stretch: &Stretch, before: Option<&Stretch>) -> Option<&'static str> {
+        let was_signed = before.is_some_and(|before| before.signature.is_some());
+        match (&stretch.signature, self.is_signed) {
+            (Some(signature), Some(is_signed)) if !is_signed(&stretch.hash, signature) => {
+                Some("its signature is not that of the configured key")
+            }
+            (None, _) if was_signed => Some("it is not signed, but the one before it is"),
+            (None, Some(_)) if stretch.number > self.unsigned_until => {
+                Some("it is not signed, and there is a key")
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Store {
+    /// A page of a tenant's stretches, the oldest first, each compared with its records.
+    pub async fn checked_stretches(
+        &self,
+        tenant: &str,
+        page: &Page<i64>,
+        signatures: Signatures<'_>,
+    ) -> Result<Vec<CheckedStretch>, StoreError> {
+        let after = page.after.unwrap_or(0);
+        let read = Query::new(
+            "SELECT * FROM audit_stretches WHERE tenant = :tenant AND number >= :after \
+             ORDER BY number LIMIT :limit",
+        );
+        let limit = page.limit + 1 + LOOKED_BACK;
+        let read = read.bind("tenant", tenant).bind("after", after).bind("limit", limit);
+        let read: Vec<Stretch> = readable(&self.backend.read(Work::Data, read).await?).collect();
+        let mut covered = self.covered_by(tenant, after).await?;
+        let mut checked = Vec::new();
+        for (place, stretch) in read.iter().enumerate() {
+            if stretch.number <= after || checked.len() >= page.limit as usize {
+                continue;
+            }
+            let before = place.checked_sub(1).and_then(|before| read.get(before));
+            let mut faults = Vec::new();
+            faults.extend(match before {
+                Some(before) => link_fault(stretch, before),
+                None => self.beginning_fault(stretch).await?,
+            });
+            faults.extend(self.record_faults(stretch).await?);
+            let later = read.iter().skip(place).take(1 + LOOKED_BACK as usize);
+            faults.extend(self.added(stretch, covered, later).await?);
+            faults.extend(signatures.fault(stretch, before).map(str::to_owned));
+            covered = covered.max(Some(stretch.last_at));
+            checked.push(CheckedStretch { stretch: stretch.clone(), faults });
+        }
+        Ok(checked)
+    }
+
+    /// The end of what the stretches up to this number close.
+    async fn covered_by(
+        &self,
+        tenant: &str,
+        number: i64,
+    ) -> Result<Option<DateTime<Utc>>, StoreError> {
+        let read = Query::new(
+            "SELECT last_at FROM audit_stretches WHERE tenant = :tenant AND number <= :number \
+             ORDER BY last_at DESC LIMIT 1",
+        );
+        let read = read.bind("tenant", tenant).bind("number", number);
+        let rows = self.backend.read(Work::Data, read).await?;
+        rows.first().map(|row| row.read("last_at")).transpose()
+    }
+
+    /// Whether the records of a stretch are there as they were closed.
+    async fn record_faults(&self, stretch: &Stretch) -> Result<Vec<String>, StoreError> {
+        let ids: Vec<Uuid> = stretch.members().collect();
+        let read = Query::new(
+            "SELECT * FROM audit_log WHERE tenant = :tenant AND at >= :first AND at <= :last \
+             AND id IN :ids",
+        );
+        let read = read.bind("tenant", &stretch.tenant).bind("first", stretch.first_at);
+        let read = read.bind("last", stretch.last_at).bind("ids", &*ids);
+        let rows = self.backend.read(Work::Data, read).await?;
+        let there: Vec<AuditRow> = readable(&rows).collect();
+        let count = there.len();
+        let mut found: HashMap<Uuid, AuditRow> =
+            there.into_iter().map(|row| (row.id, row)).collect();
+        if count > found.len() {
+            return Ok(vec!["some of its records are there twice".to_owned()]);
+        }
+        let records: Vec<AuditRow> = ids.iter().filter_map(|id| found.remove(id)).collect();
+        if records.len() == ids.len() && ids.len() == stretch.records as usize {
+            let is_same = hash(stretch, records) == stretch.hash;
+            let changed = "a record was changed, their order, or a time of the stretch";
+            return Ok((!is_same).then(|| changed.to_owned()).into_iter().collect());
+        }
+        let there: BTreeSet<Uuid> = records.iter().map(|record| record.id).collect();
+        let missing: Vec<Uuid> = ids.into_iter().filter(|id| !there.contains(id)).collect();
+        Ok(vec![format!("{} of its records are missing: {}", missing.len(), some(&missing))])
+    }
+
+    /// Records between the end of what was closed before and the end of a stretch that neither it nor
+    /// one of those after it has, which close what was late.
+    async fn added(
+        &self,
+        stretch: &Stretch,
+        covered: Option<DateTime<Utc>>,
+        later: impl Iterator<Item = &Stretch> + Send,
+    ) -> Result<Option<String>, StoreError> {
+        let mut known: BTreeMap<Uuid, &Stretch> = BTreeMap::new();
+        for stretch in later {
+            known.extend(stretch.members().map(|id| (id, stretch)));
+        }
+        let read =
+            Query::new("SELECT id, at FROM audit_log WHERE tenant = :tenant AND at <= :last");
+        let read = read.bind("tenant", &stretch.tenant).bind("last", stretch.last_at);
+        let read = read.and("at > :covered", "covered", covered);
+        let read = read.push(" ORDER BY at, id LIMIT :limit").bind("limit", READ);
+        let mut added = Vec::new();
+        for row in self.backend.read(Work::Data, read).await? {
+            let (id, at): (Uuid, DateTime<Utc>) = (row.read("id")?, row.read("at")?);
+            // One that is there twice is added the second time.
+            let closed = known.remove(&id);
+            if !closed.is_some_and(|closed| (closed.first_at..=closed.last_at).contains(&at)) {
+                added.push(id);
+            }
+        }
+        let say =
+            || format!("{} records of its time are in no stretch: {}", added.len(), some(&added));
+        Ok((!added.is_empty()).then(say))
+    }
+
+    /// Whether it is recorded that the stretches before the oldest one were deleted.
+    async fn beginning_fault(&self, oldest: &Stretch) -> Result<Option<String>, StoreError> {
+        if oldest.number == 1 {
+            let fault = "it continues a stretch that is missing";
+            return Ok((!oldest.previous.is_empty()).then(|| fault.to_owned()));
+        }
+        let rows = self.backend.read(Work::Data, newest_deletion(&oldest.tenant)).await?;
+        let deletion: Option<AuditRow> = readable(&rows).next();
+        let expected = (oldest.number - 1, oldest.previous.clone());
+        let fault =
+            "the stretches before it are missing, and no record says that they were deleted";
+        let is_recorded = deletion.as_ref().and_then(last_deleted) == Some(expected);
+        Ok((!is_recorded).then(|| fault.to_owned()))
+    }
+}
+
+fn link_fault(stretch: &Stretch, before: &Stretch) -> Option<String> {
+    if before.number + 1 != stretch.number {
+        return Some(format!("the stretch before it, number {}, is missing", stretch.number - 1));
+    }
+    let fault = "it does not continue the stretch before it";
+    (before.hash != stretch.previous).then(|| fault.to_owned())
+}
+
+/// The first few.
+fn some(ids: &[Uuid]) -> String {
+    let some: Vec<String> = ids.iter().take(3).map(Uuid::to_string).collect();
+    some.join(", ")
+}

@@ -1,0 +1,39 @@
+//! Signed tokens that were ended before they expire, so that no replica accepts them any more.
+//!
+//! Only those are kept; how a token is signed, and what it is good for, is decided elsewhere.
+
+use chrono::{DateTime, Utc};
+use uuid::Uuid;
+
+use super::audit::note;
+use super::backend::Work;
+use super::sql::Query;
+use super::{Store, StoreError};
+use crate::event::Act;
+
+impl Store {
+    /// Ends a token, and records who did that. What has expired anyhow is forgotten.
+    pub async fn end_token(
+        &self,
+        id: Uuid,
+        expires_at: DateTime<Utc>,
+        act: Act,
+    ) -> Result<(), StoreError> {
+        let mut tx = self.backend.begin(Work::Data).await?;
+        tx.run(Query::new("DELETE FROM ended_tokens WHERE expires_at < {now}")).await?;
+        let end = Query::new(
+            "INSERT INTO ended_tokens (id, expires_at) VALUES (:id, :expires_at) \
+             ON CONFLICT DO NOTHING RETURNING id",
+        );
+        if !tx.run(end.bind("id", id).bind("expires_at", expires_at)).await?.is_empty() {
+            note(&mut *tx, act).await?;
+        }
+        tx.commit().await
+    }
+
+    /// Whether a token was ended.
+    pub async fn is_token_ended(&self, id: Uuid) -> Result<bool, StoreError> {
+        let look = Query::new("SELECT 1 FROM ended_tokens WHERE id = :id").bind("id", id);
+        Ok(!self.backend.read(Work::Data, look).await?.is_empty())
+    }
+}

@@ -1,0 +1,273 @@
+//! One page: an isolated context of the browser with one tab, as long as its run uses it.
+//!
+//! What the page shows is read by a script of ours (`page.js`) in a world of its own; clicks and keys
+//! come as a person's do. The caller bounds the time. What the page says is a text for the model, and
+//! nothing else.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use futures::future::try_join_all;
+use serde_json::{Value, json};
+use url::Url;
+
+use super::chromium::Chromium;
+use super::connection::Connection;
+use super::tab::{Tab, handle_events};
+use super::traffic::{NetworkAccess, OpenAccess, Traffic};
+use crate::outbound::Client;
+
+/// In the page's own world: defines `toolloop`, once a document.
+const SCRIPT: &str = include_str!("page.js");
+/// A page without requests for this long has settled.
+const QUIET: Duration = Duration::from_millis(300);
+/// A page whose requests are not answered has settled if it makes no more of them for this long.
+const WAITS_IN_VAIN: Duration = Duration::from_secs(3);
+/// A page that does not settle is taken as it is after this time, and after a part of that of a call.
+const RESTLESS: Duration = Duration::from_secs(10);
+const PART: u32 = 2;
+/// Between two looks at a page that has not settled.
+const LOOK: Duration = Duration::from_millis(25);
+/// Tries to run our script in a page that is loaded anew meanwhile.
+const EVALUATIONS: usize = 5;
+/// Bytes of its text.
+const MAX_TEXT: usize = 256 * 1024;
+
+/// How large the page is, in pixels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Viewport {
+    pub width: u32,
+    pub height: u32,
+}
+
+/// What a page shows.
+#[derive(Debug, Default)]
+pub(super) struct Shown {
+    pub(super) title: String,
+    pub(super) text: String,
+    pub(super) is_whole: bool,
+}
+
+/// A page; its context ends when it is dropped.
+pub(super) struct Page {
+    tab: Arc<Tab>,
+    /// The number of the next reference to an element: none is given twice.
+    next_reference: AtomicU64,
+    settles_within: Duration,
+}
+
+impl Page {
+    pub(super) async fn new(
+        chromium: &Arc<Chromium>,
+        client: Client,
+        viewport: Viewport,
+        timeout: Duration,
+    ) -> Result<Self, String> {
+        let browser = |method, params| chromium.call(None, method, params);
+        let context =
+            browser("Target.createBrowserContext", json!({"disposeOnDetach": true})).await?;
+        let context = text(&context["browserContextId"])?;
+        let (sender, mut events) = Connection::channel();
+        chromium.connection().watch_context(&context, sender.clone());
+        let Viewport { width, height } = viewport;
+        let created = browser(
+            "Target.createTarget",
+            json!({"url": "about:blank", "browserContextId": context, "width": width, "height": height}),
+        );
+        let target = text(&created.await?["targetId"])?;
+        let session = loop {
+            let Some(event) = events.recv().await else {
+                return Err("the browser has ended".into());
+            };
+            if event.params["targetInfo"]["targetId"] == target.as_str() {
+                break text(&event.params["sessionId"])?;
+            }
+        };
+        chromium.connection().subscribe(&session, sender.clone());
+        let traffic = Traffic::new(client, timeout);
+        let tab = Arc::new(Tab::new(chromium, traffic, context, session, target));
+        let settles_within = RESTLESS.min(timeout / PART);
+        let page = Self { tab, next_reference: 1.into(), settles_within };
+        tokio::spawn(handle_events(Arc::clone(&page.tab), sender, events));
+        page.prepare(viewport).await?;
+        Ok(page)
+    }
+
+    /// Before anything runs in it.
+    async fn prepare(&self, Viewport { width, height }: Viewport) -> Result<(), String> {
+        let tab = &self.tab;
+        let size =
+            json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false});
+        let commands = [
+            ("Page.enable", json!({})),
+            ("Inspector.enable", json!({})),
+            ("Page.setInterceptFileChooserDialog", json!({"enabled": true})),
+            ("Network.setBypassServiceWorker", json!({"bypass": true})),
+            ("Emulation.setDeviceMetricsOverride", size),
+        ];
+        let sent = commands.into_iter().map(|(method, params)| tab.call(method, params));
+        let deny = json!({"behavior": "deny", "browserContextId": tab.context});
+        let denied = tab.chromium.call(None, "Browser.setDownloadBehavior", deny);
+        tokio::try_join!(tab.hold_requests(&tab.session), try_join_all(sent), denied)?;
+        tab.call("Runtime.runIfWaitingForDebugger", json!({})).await.map(|_| ())
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.tab.is_open()
+    }
+
+    /// Lets it ask the network as a call may, until the answer is dropped.
+    pub(super) fn open_network(&self, access: NetworkAccess) -> OpenAccess<'_> {
+        self.tab.begin();
+        self.tab.traffic.open(access)
+    }
+
+    /// The address of what it shows; none before something was opened.
+    pub(super) fn address(&self) -> Option<Url> {
+        self.tab.address.lock().clone()
+    }
+
+    /// What is told of it beside its text.
+    pub(super) fn notes(&self) -> Vec<String> {
+        self.tab.notes()
+    }
+
+    pub(super) async fn open(&self, url: &Url) -> Result<(), String> {
+        let opened = self.tab.call("Page.navigate", json!({"url": url.as_str()})).await?;
+        if opened["isDownload"] == true {
+            return Err("it is a download, which is refused".into());
+        }
+        match opened["errorText"].as_str() {
+            Some("net::ERR_BLOCKED_BY_CLIENT") => Err("its request was refused, or failed".into()),
+            Some(error) => Err(error.trim_start_matches("net::").to_owned()),
+            None => self.settle().await,
+        }
+    }
+
+    pub(super) async fn click(&self, selector: &str) -> Result<(), String> {
+        let point = self.evaluate(&format!("point({})", Value::from(selector))).await?;
+        accepted(selector, &point)?;
+        let button = |kind: &str, buttons: u32| {
+            json!({"type": kind, "x": point["x"], "y": point["y"], "button": "left",
+                "buttons": buttons, "clickCount": 1})
+        };
+        for event in [button("mousePressed", 1), button("mouseReleased", 0)] {
+            self.tab.call("Input.dispatchMouseEvent", event).await?;
+        }
+        self.settle().await
+    }
+
+    /// Replaces what stands in a field. A line break at the end presses Enter.
+    pub(super) async fn enter(&self, selector: &str, text: &str) -> Result<(), String> {
+        let line = text.trim_end_matches('\n');
+        let focus = format!("focus({}, {})", Value::from(selector), Value::from(line));
+        let focused = self.evaluate(&focus).await?;
+        accepted(selector, &focused)?;
+        if focused["isDone"] != true {
+            if line.is_empty() {
+                self.press("Delete", 46, "").await?;
+            } else {
+                self.tab.call("Input.insertText", json!({"text": line})).await?;
+            }
+        }
+        if line.len() < text.len() {
+            self.press("Enter", 13, "\r").await?;
+        }
+        self.settle().await
+    }
+
+    async fn press(&self, key: &str, code: u32, text: &str) -> Result<(), String> {
+        for kind in ["keyDown", "keyUp"] {
+            let mut event =
+                json!({"type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code});
+            if kind == "keyDown" && !text.is_empty() {
+                event["text"] = text.into();
+            }
+            self.tab.call("Input.dispatchKeyEvent", event).await?;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn read(&self) -> Result<Shown, String> {
+        let first = self.next_reference.load(Ordering::Relaxed);
+        let read = self.evaluate(&format!("read({first})")).await?;
+        if let Some(next) = read["next"].as_u64() {
+            self.next_reference.fetch_max(next, Ordering::Relaxed);
+        }
+        let part = |name: &str| {
+            let part = read[name].as_str().unwrap_or_default();
+            part[..part.floor_char_boundary(MAX_TEXT)].to_owned()
+        };
+        let (title, text) = (part("title"), part("text"));
+        Ok(Shown { title, text, is_whole: read["isWhole"] == true })
+    }
+
+    /// A picture of it as PNG.
+    pub(super) async fn picture(&self) -> Result<Vec<u8>, String> {
+        let taken = self.tab.call("Page.captureScreenshot", json!({"format": "png"})).await?;
+        let data = taken["data"].as_str().unwrap_or_default();
+        BASE64_STANDARD.decode(data).map_err(|_| "the browser gave no picture".to_owned())
+    }
+
+    /// Waits until it is loaded and asks nothing any more, within bounds.
+    async fn settle(&self) -> Result<(), String> {
+        let settled = async {
+            loop {
+                tokio::time::sleep(LOOK).await;
+                let is_loading = self.tab.is_loading.load(Ordering::Relaxed);
+                let traffic = &self.tab.traffic;
+                let is_quiet = !is_loading && traffic.is_quiet(QUIET);
+                if is_quiet || traffic.waits_in_vain(WAITS_IN_VAIN) || !self.is_open() {
+                    break;
+                }
+            }
+        };
+        let _ = tokio::time::timeout(self.settles_within, settled).await; // it is taken as it is then
+        self.tab.call("Page.getNavigationHistory", json!({})).await.map(|_| ())
+    }
+
+    /// The value of a function of our script in the page, which may be replaced by another one
+    /// meanwhile.
+    async fn evaluate(&self, call: &str) -> Result<Value, String> {
+        for _ in 0..EVALUATIONS {
+            match self.evaluate_once(call).await {
+                Err(why) if why.contains("context") => tokio::time::sleep(LOOK).await,
+                evaluated => return evaluated,
+            }
+        }
+        Err("the page does not stay as it is for long enough to be used".into())
+    }
+
+    async fn evaluate_once(&self, call: &str) -> Result<Value, String> {
+        let world = json!({"frameId": self.tab.target, "worldName": "toolloop"});
+        let world = self.tab.call("Page.createIsolatedWorld", world).await?;
+        let expression = format!("if (!globalThis.toolloop) {{\n{SCRIPT}\n}}\ntoolloop.{call}");
+        let evaluated = json!({"contextId": world["executionContextId"], "expression": expression,
+            "returnByValue": true});
+        let mut evaluated = self.tab.call("Runtime.evaluate", evaluated).await?;
+        if evaluated.get("exceptionDetails").is_some() {
+            return Err("the page cannot be read as it is now".into());
+        }
+        Ok(evaluated["result"]["value"].take())
+    }
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        self.tab.close();
+    }
+}
+
+fn accepted(selector: &str, answer: &Value) -> Result<(), String> {
+    match answer["wrong"].as_str() {
+        Some(wrong) => Err(format!("{selector:?} {wrong}")),
+        None => Ok(()),
+    }
+}
+
+fn text(value: &Value) -> Result<String, String> {
+    value.as_str().map(str::to_owned).ok_or_else(|| "the browser answers in an unknown way".into())
+}

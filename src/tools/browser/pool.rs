@@ -1,0 +1,245 @@
+//! The one browser of this process, and the pages of its runs.
+//!
+//! It starts with the first page and ends a minute after the last one was used. A page belongs to one
+//! run and is found by no other. It closes with its run; a minute after the run was parked; after ten
+//! minutes without use; or when another run needs its place.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tokio::sync::{Mutex, OwnedMutexGuard};
+use tokio::time::{Instant, timeout};
+use uuid::Uuid;
+
+use super::chromium::{self, Chromium, INSTALL};
+use super::page::{Page, Viewport};
+use crate::outbound::Client;
+
+/// A browser without pages, and the page of a parked run, closes after this time.
+const IDLE: Duration = Duration::from_mins(1);
+/// A page that is not used closes after this time.
+const UNUSED: Duration = Duration::from_mins(10);
+/// Between two looks at what is idle.
+const LOOK: Duration = Duration::from_secs(5);
+/// A browser that has no page ready after this time is ended.
+const READY: Duration = Duration::from_secs(20);
+
+/// How pages are opened.
+#[derive(Debug, Clone)]
+pub struct BrowserSettings {
+    /// The program; empty: it is looked for.
+    pub path: PathBuf,
+    /// One call.
+    pub timeout: Duration,
+    /// Pages that are open at the same time.
+    pub pages: usize,
+    pub viewport: Viewport,
+}
+
+pub(super) struct Pool {
+    settings: BrowserSettings,
+    client: Client,
+    state: Mutex<State>,
+    /// Whether there is a browser, as far as that is known without waiting.
+    is_running: AtomicBool,
+    /// Of each run, who uses its page: one call after another.
+    turns: parking_lot::Mutex<HashMap<Uuid, Weak<Mutex<()>>>>,
+}
+
+struct State {
+    chromium: Option<Arc<Chromium>>,
+    pages: HashMap<Uuid, Kept>,
+    /// A page that was opened before a run needs it.
+    spare: Option<Page>,
+    used: Instant,
+}
+
+struct Kept {
+    page: Arc<Page>,
+    used: Instant,
+    is_driven: bool,
+}
+
+impl Kept {
+    /// Whether a call uses it now.
+    fn is_busy(&self) -> bool {
+        Arc::strong_count(&self.page) > 1
+    }
+
+    fn is_kept(&self) -> bool {
+        let most = if self.is_driven { UNUSED } else { IDLE };
+        self.is_busy() || (self.page.is_open() && self.used.elapsed() < most)
+    }
+}
+
+impl Pool {
+    pub(super) fn new(client: Client, settings: BrowserSettings) -> Arc<Self> {
+        let used = Instant::now();
+        let state = State { chromium: None, pages: HashMap::new(), spare: None, used };
+        Arc::new(Self {
+            settings,
+            client,
+            state: state.into(),
+            is_running: AtomicBool::new(false),
+            turns: parking_lot::Mutex::default(),
+        })
+    }
+
+    /// Whether a run may have a page.
+    pub(super) fn is_running(&self) -> bool {
+        self.is_running.load(Ordering::Relaxed)
+    }
+
+    /// Waits for the calls of this run that came before.
+    pub(super) async fn turn(&self, run: Uuid) -> OwnedMutexGuard<()> {
+        let turn = {
+            let mut turns = self.turns.lock();
+            turns.retain(|_, turn| turn.strong_count() > 0);
+            let known = turns.get(&run).and_then(Weak::upgrade);
+            known.unwrap_or_else(|| {
+                let turn = Arc::<Mutex<()>>::default();
+                turns.insert(run, Arc::downgrade(&turn));
+                turn
+            })
+        };
+        turn.lock_owned().await
+    }
+
+    /// The page of a run, if one is open.
+    pub(super) async fn page(&self, run: Uuid) -> Option<Arc<Page>> {
+        let mut state = self.state.lock().await;
+        let now = Instant::now();
+        let kept = state.pages.get_mut(&run).filter(|kept| kept.page.is_open());
+        let page = kept.map(|kept| {
+            (kept.used, kept.is_driven) = (now, true);
+            Arc::clone(&kept.page)
+        });
+        match page {
+            Some(_) => state.used = now,
+            None => drop(state.pages.remove(&run)),
+        }
+        page
+    }
+
+    /// The page of a run, a new one where there is none. Where there are too many, the one that was
+    /// not used for the longest time is closed.
+    pub(super) async fn page_or_new(self: &Arc<Self>, run: Uuid) -> Result<Arc<Page>, String> {
+        if let Some(page) = self.page(run).await {
+            return Ok(page);
+        }
+        let since = Instant::now();
+        let mut state = self.state.lock().await;
+        state.pages.retain(|_, kept| kept.is_kept());
+        if state.pages.len() >= self.settings.pages {
+            let idle = state.pages.iter().filter(|(_, kept)| !kept.is_busy());
+            let oldest =
+                idle.min_by_key(|(_, kept)| (kept.is_driven, kept.used)).map(|(run, _)| *run);
+            let Some(oldest) = oldest else {
+                let all = self.settings.pages;
+                return Err(format!("all {all} pages are in use; try again in a moment"));
+            };
+            state.pages.remove(&oldest);
+        }
+        let spare = state.spare.take().filter(Page::is_open);
+        let page = match spare {
+            Some(page) => page,
+            None => self.new_page(&mut state).await?,
+        };
+        let (page, used) = (Arc::new(page), Instant::now());
+        state.used = used;
+        state.pages.insert(run, Kept { page: Arc::clone(&page), used, is_driven: true });
+        tracing::debug!(run_id = %run, elapsed = ?since.elapsed(), "a page is ready");
+        tokio::spawn(Arc::clone(self).prepare_spare());
+        Ok(page)
+    }
+
+    /// A page of the running browser, or of a new one.
+    async fn new_page(self: &Arc<Self>, state: &mut State) -> Result<Page, String> {
+        let running = state.chromium.clone().filter(|chromium| chromium.is_alive());
+        let chromium = match running {
+            Some(chromium) => chromium,
+            None => self.started(state).await?,
+        };
+        match timeout(READY, self.page_of(&chromium)).await {
+            Ok(page) => page,
+            Err(_elapsed) => {
+                (state.chromium, state.spare) = (None, None);
+                state.pages.clear();
+                Err("it did not open a page in time and was ended; try again".into())
+            }
+        }
+    }
+
+    /// A new page; it is closed again if its call was cancelled.
+    async fn page_of(&self, chromium: &Arc<Chromium>) -> Result<Page, String> {
+        let BrowserSettings { viewport, timeout, .. } = self.settings;
+        let (chromium, client) = (Arc::clone(chromium), self.client.clone());
+        let opening = async move { Page::new(&chromium, client, viewport, timeout).await };
+        tokio::spawn(opening).await.unwrap_or_else(|_| Err("the page cannot be opened".into()))
+    }
+
+    async fn started(self: &Arc<Self>, state: &mut State) -> Result<Arc<Chromium>, String> {
+        let program = chromium::program(&self.settings.path)
+            .ok_or_else(|| format!("there is none on this machine; the operator can {INSTALL}"))?;
+        (state.chromium, state.spare) = (None, None);
+        state.pages.clear();
+        let started = timeout(READY, Chromium::start(&program)).await;
+        let started = started.unwrap_or_else(|_| Err("it does not answer".into()));
+        let started = started.map_err(|why| {
+            tracing::warn!(program = %program.display(), %why, "the browser does not start");
+            format!("it does not start: {why}")
+        })?;
+        tracing::info!(program = %program.display(), "the browser is started");
+        let started = Arc::new(started);
+        state.chromium = Some(Arc::clone(&started));
+        self.is_running.store(true, Ordering::Relaxed);
+        tokio::spawn(close_what_is_idle(Arc::downgrade(self), Arc::downgrade(&started)));
+        Ok(started)
+    }
+
+    async fn prepare_spare(self: Arc<Self>) {
+        let chromium = {
+            let state = self.state.lock().await;
+            state.chromium.clone().filter(|_| state.spare.is_none())
+        };
+        let Some(chromium) = chromium else { return };
+        let Ok(Ok(page)) = timeout(READY, self.page_of(&chromium)).await else { return };
+        let mut state = self.state.lock().await;
+        let is_current = state.chromium.as_ref().is_some_and(|it| Arc::ptr_eq(it, &chromium));
+        if is_current && state.spare.is_none() {
+            state.spare = Some(page);
+        }
+    }
+
+    pub(super) async fn close(&self, run: Uuid) -> bool {
+        self.state.lock().await.pages.remove(&run).is_some_and(|kept| kept.page.is_open())
+    }
+
+    /// Nobody drives the run here any more.
+    pub(super) async fn run_left(&self, run: Uuid, is_parked: bool) {
+        let mut state = self.state.lock().await;
+        if !is_parked {
+            state.pages.remove(&run);
+        } else if let Some(kept) = state.pages.get_mut(&run) {
+            (kept.used, kept.is_driven) = (Instant::now(), false);
+        }
+    }
+}
+
+/// Until that browser is closed.
+async fn close_what_is_idle(pool: Weak<Pool>, chromium: Weak<Chromium>) {
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let (Some(pool), Some(_)) = (pool.upgrade(), chromium.upgrade()) else { return };
+        let mut state = pool.state.lock().await;
+        state.pages.retain(|_, kept| kept.is_kept());
+        if state.pages.is_empty() && state.used.elapsed() >= IDLE {
+            (state.chromium, state.spare) = (None, None);
+            pool.is_running.store(false, Ordering::Relaxed);
+            return;
+        }
+    }
+}

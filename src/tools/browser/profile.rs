@@ -1,0 +1,94 @@
+//! The directory of one Chromium. It is locked for as long as the service that made it lives, so
+//! what a killed service left behind is known, and is removed by the next one.
+
+use std::fs::{self, DirEntry, File};
+use std::io;
+use std::os::unix::fs::{MetadataExt, chown};
+use std::path::Path;
+
+use tempfile::TempDir;
+
+const PREFIX: &str = "toolloop-browser-";
+const LOCK: &str = "lock";
+/// Whom Chromium runs as where the service is the superuser: `nobody`.
+pub(super) const NOBODY: u32 = 65_534;
+
+pub(super) struct Profile {
+    directory: TempDir,
+    _lock: File,
+}
+
+impl Profile {
+    /// Makes one that the user may write which Chromium will run as.
+    pub(super) fn new() -> io::Result<Self> {
+        Self::within(&std::env::temp_dir())
+    }
+
+    fn within(place: &Path) -> io::Result<Self> {
+        for left in fs::read_dir(place)?.flatten() {
+            let _ = remove_abandoned(&left); // a directory that cannot be removed harms no other
+        }
+        let directory = tempfile::Builder::new().prefix(PREFIX).tempdir_in(place)?;
+        let unlocked = directory.path().join("unlocked");
+        let lock = File::create_new(&unlocked)?;
+        lock.lock()?;
+        fs::rename(unlocked, directory.path().join(LOCK))?;
+        if rustix::process::geteuid().is_root() {
+            chown(directory.path(), Some(NOBODY), Some(NOBODY))?;
+        }
+        Ok(Self { directory, _lock: lock })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        self.directory.path()
+    }
+}
+
+/// Removes a directory that a service made which has ended.
+fn remove_abandoned(entry: &DirEntry) -> io::Result<()> {
+    let own = rustix::process::geteuid();
+    let metadata = entry.metadata()?; // does not follow links
+    let is_ours = metadata.uid() == own.as_raw() || (own.is_root() && metadata.uid() == NOBODY);
+    let is_named = entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX));
+    if !metadata.is_dir() || !is_ours || !is_named {
+        return Ok(());
+    }
+    File::open(entry.path().join(LOCK))?.try_lock()?;
+    fs::remove_dir_all(entry.path())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_killed_service_left_is_removed_by_the_next() {
+        let place = TempDir::new().unwrap();
+        let make = |name: &str, lock: bool| {
+            let directory = place.path().join(name);
+            fs::create_dir(&directory).unwrap();
+            if lock {
+                fs::write(directory.join(LOCK), "").unwrap();
+            }
+        };
+        make("toolloop-browser-left", true);
+        make("toolloop-browser-just-begun", false);
+        make("other", true);
+        let first = Profile::within(place.path()).unwrap();
+        let second = Profile::within(place.path()).unwrap();
+        let mut there: Vec<_> =
+            fs::read_dir(place.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        there.sort();
+        let named = |profile: &Profile| profile.path().file_name().unwrap().to_owned();
+        let mut expected = vec![
+            "other".into(),
+            "toolloop-browser-just-begun".into(),
+            named(&first),
+            named(&second),
+        ];
+        expected.sort();
+        assert_eq!(there, expected);
+        drop((first, second));
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 2);
+    }
+}

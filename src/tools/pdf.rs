@@ -1,0 +1,185 @@
+//! The text of PDF documents, extracted by a process of its own.
+//!
+//! Documents are hostile: they can make a parser recurse, loop, panic or ask for any memory. So the
+//! binary is started once more as a reader that has the document as its standard input and nothing
+//! else: no files, no network, little memory and time. Whatever becomes of it, this process only
+//! reads a bounded text from a pipe. Pages that cannot be read are named and leave out no others.
+
+use std::io::{self, Read, Seek, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::{ExitCode, Stdio};
+use std::time::Duration;
+
+use pdf_extract::{Document, PlainTextOutput, output_doc_page};
+use rustix::fs::{MemfdFlags, memfd_create};
+use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::process::Command;
+use tokio::sync::Semaphore;
+
+use super::sandbox::{self, Limits};
+
+/// The argument that makes the binary a reader.
+pub const READER: &str = "pdf-text";
+
+/// What such a file begins with.
+pub(super) const MAGIC: &[u8] = b"%PDF-";
+/// Bytes of a document.
+const MAX_DOCUMENT: u64 = 64 * 1024 * 1024;
+/// Bytes of text of one document.
+const MAX_TEXT: usize = 8 * 1024 * 1024;
+/// Bytes of a reason.
+const MAX_REASON: u64 = 300;
+/// Pages that are read.
+const MAX_PAGES: usize = 10_000;
+/// How long one document may take.
+const TIMEOUT: Duration = Duration::from_secs(20);
+/// Of one reader.
+const LIMITS: Limits = Limits {
+    memory: 512 * 1024 * 1024,
+    cpu_seconds: 20,
+    processes: 4,
+    file_size: 0,
+    open_files: 16,
+};
+/// Readers of all runs at the same time.
+static READERS: Semaphore = Semaphore::const_new(2);
+
+/// The text of a document in memory, as [`text`] has it.
+///
+/// # Errors
+/// As of [`text`].
+pub(super) async fn text_of(document: Vec<u8>) -> Result<String, String> {
+    let file = tokio::task::spawn_blocking(move || {
+        let mut file = std::fs::File::from(memfd_create("document", MemfdFlags::CLOEXEC)?);
+        file.write_all(&document)?;
+        file.rewind()?;
+        io::Result::Ok(file)
+    });
+    match file.await {
+        Ok(Ok(file)) => text(file).await,
+        Ok(Err(error)) => Err(format!("cannot be read: {error}")),
+        Err(stopped) => Err(format!("cannot be read: {stopped}")),
+    }
+}
+
+/// The text of an open document, each page behind a line with its number.
+///
+/// # Errors
+/// Why there is none: a sentence without its subject.
+pub(super) async fn text(document: std::fs::File) -> Result<String, String> {
+    let unusable = |error: io::Error| format!("cannot be read: the reader failed: {error}");
+    let _place = READERS.acquire().await;
+    let mut reader = Command::new("/proc/self/exe")
+        .arg(READER)
+        .env_clear()
+        .stdin(Stdio::from(document))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(unusable)?;
+    let (out, err) = (reader.stdout.take(), reader.stderr.take());
+    let reading = async {
+        let (text, reason, ended) =
+            tokio::join!(whole(out, MAX_TEXT as u64 + 1024), whole(err, MAX_REASON), reader.wait());
+        io::Result::Ok((text?, reason?, ended?))
+    };
+    let Ok(read) = tokio::time::timeout(TIMEOUT, reading).await else {
+        return Err(format!("cannot be read within {} seconds", TIMEOUT.as_secs()));
+    };
+    let (text, reason, ended) = read.map_err(unusable)?;
+    match ended.code() {
+        Some(0) => Ok(text),
+        Some(1) if !reason.is_empty() => Err(reason),
+        _ => Err("cannot be read: it takes too much memory or time, or is damaged".to_owned()),
+    }
+}
+
+async fn whole(stream: Option<impl AsyncRead + Unpin>, most: u64) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    if let Some(stream) = stream {
+        stream.take(most).read_to_end(&mut bytes).await?;
+    }
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// The whole life of a reader.
+pub fn reader() -> ExitCode {
+    if let Err(error) = sandbox::confine(&LIMITS) {
+        eprint!("cannot be read: its reader cannot be confined: {error}");
+        return ExitCode::FAILURE;
+    }
+    std::panic::set_hook(Box::new(|_| {}));
+    let extracted = catch_unwind(extract).unwrap_or_else(|_| Err(damaged()));
+    match extracted.map(|text| io::stdout().write_all(text.as_bytes())) {
+        Ok(Ok(())) => ExitCode::SUCCESS,
+        Ok(Err(_gone)) => ExitCode::from(2),
+        Err(reason) => {
+            eprint!("{reason}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn damaged() -> String {
+    "is a damaged PDF document".to_owned()
+}
+
+fn extract() -> Result<String, String> {
+    let mut bytes = Vec::new();
+    let read = io::stdin().take(MAX_DOCUMENT + 1).read_to_end(&mut bytes);
+    if read.map_err(|_| damaged())? as u64 > MAX_DOCUMENT {
+        return Err(format!("is a PDF document of more than {MAX_DOCUMENT} bytes"));
+    }
+    let mut document = Document::load_mem(&bytes).map_err(|_| damaged())?;
+    drop(bytes);
+    if document.is_encrypted() && document.decrypt("").is_err() {
+        return Err("is a PDF document that needs a password".to_owned());
+    }
+    let pages: Vec<u32> = document.get_pages().into_keys().collect();
+    let mut text = String::new();
+    let mut is_empty = true;
+    for number in pages.iter().take(MAX_PAGES) {
+        let page = catch_unwind(AssertUnwindSafe(|| page(&document, *number)));
+        let line = if let Ok(Ok(page)) = page {
+            is_empty &= page.is_empty();
+            format!("[Page {number}]\n{page}\n")
+        } else {
+            is_empty = false;
+            format!("[Page {number} cannot be read.]\n")
+        };
+        text.push_str(&line);
+        if text.len() > MAX_TEXT {
+            text.truncate(text.floor_char_boundary(MAX_TEXT));
+            text.push_str("\n[The document goes on; no more of it is read.]\n");
+            break;
+        }
+    }
+    if is_empty {
+        let count = pages.len();
+        return Err(format!("is a PDF document of {count} pages without text, perhaps pictures"));
+    }
+    if pages.len() > MAX_PAGES {
+        let end = format!("[The document has {} pages; no more are read.]\n", pages.len());
+        text.push_str(&end);
+    }
+    Ok(text)
+}
+
+/// The text of a page, without what only spreads it over the page.
+fn page(document: &Document, number: u32) -> Result<String, pdf_extract::OutputError> {
+    let mut text = String::new();
+    output_doc_page(document, &mut PlainTextOutput::new(&mut text), number)?;
+    let lines = text.lines().map(str::trim_end);
+    let mut kept = String::new();
+    let mut blank = 0;
+    for line in lines {
+        blank = if line.is_empty() { blank + 1 } else { 0 };
+        if blank < 2 && !(line.is_empty() && kept.is_empty()) {
+            kept.push_str(line);
+            kept.push('\n');
+        }
+    }
+    kept.truncate(kept.trim_end().len());
+    Ok(kept)
+}

@@ -1,0 +1,430 @@
+//! The tool `browser`: pages in a Chromium, for agents that are allowed their hosts.
+//!
+//! | crossing | here |
+//! |---|---|
+//! | journal, budget, audit, files of a run | `a_page_is_opened_read_filled_in_and_pictured` |
+//! | cancel, end of a run | `a_page_ends_with_its_call_and_its_run` |
+//! | several runs | `runs_have_pages_of_their_own`, `pages_are_limited` |
+//! | crash of the browser | `a_browser_that_was_killed_is_started_again` |
+//! | no browser | `a_missing_browser_is_told` |
+//! | hostile pages | `hostile_pages.rs` |
+//! | sessions, tenants, replicas, streaming, approvals | as any tool: a page is known to its run alone |
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::to_bytes;
+use axum::extract::Request;
+use axum::response::{Html, IntoResponse, Response};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+use crate::chromium;
+use crate::service::{Db, Service, Setup, on_both_stores};
+
+on_both_stores! {
+    a_page_is_opened_read_filled_in_and_pictured,
+    a_page_ends_with_its_call_and_its_run,
+}
+
+/// A site that notes what it is asked.
+struct Site {
+    port: u16,
+    asked: Arc<Mutex<Vec<String>>>,
+    server: JoinHandle<()>,
+}
+
+impl Site {
+    async fn start() -> Self {
+        let listener = TcpListener::bind(("127.0.0.2", 0)).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let asked = Arc::<Mutex<Vec<String>>>::default();
+        let noted = Arc::clone(&asked);
+        let app = Router::new().fallback(move |request: Request| {
+            let noted = Arc::clone(&noted);
+            async move {
+                let line = format!("{} {}", request.method(), request.uri());
+                noted.lock().unwrap().push(line);
+                respond(request).await
+            }
+        });
+        let server = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+        Self { port, asked, server }
+    }
+
+    fn at(&self, path: &str) -> String {
+        format!("http://127.0.0.2:{}{path}", self.port)
+    }
+
+    fn asked(&self) -> Vec<String> {
+        self.asked.lock().unwrap().clone()
+    }
+
+    fn governance(&self) -> String {
+        let port = self.port;
+        format!(
+            "{{autonomy: full, paths: {{write: ['**']}}, network: {{allow: ['127.0.0.2:{port}'], allow_private: [127.0.0.2]}}}}"
+        )
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+const FORM: &str = "<html><head><title>Order\n tea</title><script src=/greet.js></script></head><body>
+    <h1>Tea</h1><p id=greeting></p><p style='display:none'>not for you</p><img src=/none.png alt='a cup'>
+    <form method=post action=/order><label>Kind <input name=kind value=green></label>
+    <label>Size <select name=size><option>small</option><option>large</option></select></label>
+    <input type=checkbox name=sugar aria-label=Sugar><button>Order</button></form>
+    <a href=/more>More</a></body></html>";
+
+async fn respond(request: Request) -> Response {
+    let path = request.uri().path().to_owned();
+    match path.as_str() {
+        "/" => ([("set-cookie", "visitor=first; Path=/")], Html(FORM)).into_response(),
+        "/greet.js" => (
+            [("content-type", "text/javascript")],
+            "addEventListener('load', () => { greeting.textContent = 'Hello from a script'; });",
+        )
+            .into_response(),
+        "/order" => {
+            let cookie = request.headers().get("cookie").map(|it| it.to_str().unwrap().to_owned());
+            let body = to_bytes(request.into_body(), 10_000).await.unwrap();
+            let body = String::from_utf8_lossy(&body);
+            Html(format!("<title>Ordered</title><p>Got {body} with {cookie:?}")).into_response()
+        }
+        "/store" => Html(
+            "<script>if (!localStorage.name) { localStorage.name = Math.random(); document.cookie = 'own=1'; \
+             document.title = 'new'; } else document.title = 'known ' + document.cookie;</script>",
+        )
+        .into_response(),
+        "/hang" => {
+            tokio::time::sleep(Duration::from_mins(1)).await;
+            Html("late").into_response()
+        }
+        "/file" => (
+            [("content-type", "application/zip"), ("content-disposition", "attachment")],
+            "PK",
+        )
+            .into_response(),
+        "/none.png" | "/favicon.ico" => axum::http::StatusCode::NOT_FOUND.into_response(),
+        _ => Html("<title>Other</title>A page.").into_response(),
+    }
+}
+
+fn agent(governance: &str) -> String {
+    format!(
+        "model: scripted/surfer\ntools: [browser]\nenable_double_confirmation: false\n\
+         limits: {{error_threshold: 1000, max_iterations: 300, max_iterations_per_attempt: 300, tool_call_timeout_seconds: 60}}\n\
+         governance: {governance}\n"
+    )
+}
+
+/// Calls one after another, and the end.
+fn scenario(calls: &[Value]) -> String {
+    let calls = calls
+        .iter()
+        .map(|arguments| json!({"tool_calls": [{"tool": "browser", "arguments": arguments}]}));
+    json!({"steps": calls.chain([json!({"text": "done"})]).collect::<Vec<_>>()}).to_string()
+}
+
+/// The calls of a run, by its id or its path.
+async fn rows(service: &Service, run: &str) -> Vec<Value> {
+    let id = run.rsplit('/').next().unwrap();
+    let path = format!("/v1/runs/{id}/tool-calls?limit=200");
+    service.get(&path).await.body["data"].as_array().unwrap().clone()
+}
+
+fn result(row: &Value) -> &str {
+    row["result"].as_str().unwrap_or_default()
+}
+
+async fn started(site: &Site, config: &str, calls: &[Value], db: Db) -> Service {
+    chromium::program();
+    Setup::new()
+        .agent("surfer", &agent(&site.governance()))
+        .scenario("surfer", &scenario(calls))
+        .config(config)
+        .start(db)
+        .await
+}
+
+fn id(run: &Value) -> &str {
+    run["run_id"].as_str().unwrap()
+}
+
+async fn a_page_is_opened_read_filled_in_and_pictured(db: Db) {
+    let site = Site::start().await;
+    let calls = [
+        json!({"action": "read"}),
+        json!({"action": "open", "url": site.at("/")}),
+        json!({"action": "type", "selector": "e1", "text": "black"}),
+        json!({"action": "type", "selector": "e2", "text": "large"}),
+        json!({"action": "click", "selector": "input[type=checkbox]"}),
+        json!({"action": "read"}),
+        json!({"action": "screenshot"}),
+        json!({"action": "click", "selector": "e4"}),
+        json!({"action": "read"}),
+        json!({"action": "click", "selector": "e1"}),
+        json!({"action": "open", "url": site.at("/file")}),
+        json!({"action": "open", "url": "http://example.com/"}),
+        json!({"action": "open", "url": "file:///etc/passwd"}),
+        json!({"action": "click"}),
+        json!({"action": "close"}),
+        json!({"action": "click", "selector": "a"}),
+    ];
+    let service = started(&site, "", &calls, db).await;
+    let run = service.run("surfer", &json!({})).await;
+    assert_eq!(run["status"], "completed", "{run:#}");
+    let rows = rows(&service, id(&run)).await;
+    let origin = site.at("");
+    let expected = [
+        "No page is open; open one first.".to_owned(),
+        "Title: Order tea\n\n# Tea\nHello from a script\n(image: a cup)\nKind\n[e1] text \"Kind\": \"green\"".to_owned(),
+        format!("Typed. The page is {origin}/\n"),
+        "Typed. ".to_owned(),
+        "Clicked. ".to_owned(),
+        "[e1] text \"Kind\": \"black\"\nSize\n[e2] select \"Size".to_owned(),
+        "Saved a picture of ".to_owned(),
+        format!("Clicked. The page is {origin}/order\nTitle: Ordered"),
+        "Got kind=black&size=large&sugar=on with Some(\"visitor=first\")".to_owned(),
+        "means no element of the page; read it again".to_owned(),
+        "download".to_owned(),
+        "Blocked by the network rule".to_owned(),
+        "neither http nor https".to_owned(),
+        "click needs `selector`".to_owned(),
+        "The page is closed.".to_owned(),
+        "No page is open; open one first.".to_owned(),
+    ];
+    assert_eq!(rows.len(), expected.len());
+    for ((row, call), expected) in rows.iter().zip(&calls).zip(&expected) {
+        assert!(result(row).contains(expected), "{call}\nexpected {expected}\n{row:#}");
+        assert!(!result(row).contains("not for you"), "{row:#}");
+    }
+    assert!(result(&rows[5]).contains("large"), "{}", result(&rows[5]));
+    assert!(result(&rows[5]).contains("checkbox \"Sugar\" (checked)"), "{}", result(&rows[5]));
+    let effects: Vec<&str> = rows.iter().filter_map(|row| row["effect"].as_str()).collect();
+    assert!(effects.contains(&"once") && effects.contains(&"read"), "{effects:?}");
+
+    picture_is_served(&service, id(&run), &rows[6]).await;
+    let run = service.get(&format!("/v1/runs/{}", id(&run))).await.body;
+    assert_eq!(run["labels"], json!(["untrusted"]), "{run:#}");
+    let asked = site.asked();
+    assert!(asked.contains(&"POST /order".to_owned()), "{asked:?}");
+    requests_are_counted(&service, &run, asked.len()).await;
+}
+
+async fn picture_is_served(service: &Service, run: &str, row: &Value) {
+    let path = result(row).rsplit(' ').next().unwrap().trim_end_matches('.').to_owned();
+    let url = service.url(&format!("/v1/runs/{run}/files/{path}"));
+    let answer = service.http.get(url).bearer_auth(&service.key).send().await.unwrap();
+    assert_eq!(answer.status(), 200, "{path}");
+    assert_eq!(answer.headers()["content-type"], "image/png");
+    let picture = answer.bytes().await.unwrap();
+    assert_eq!(&picture[..8], b"\x89PNG\r\n\x1a\n");
+    // Width and height stand in the first chunk.
+    assert_eq!(picture[16..24], [0, 0, 5, 0, 0, 0, 3, 32]);
+}
+
+/// What the page asked. A call that is for a request counts as one, and the page's beyond that.
+async fn requests_are_counted(service: &Service, run: &Value, asked: usize) {
+    let events = service.get(&format!("/v1/runs/{}/events?limit=1000", id(run))).await.body;
+    let events = events["data"].as_array().unwrap().clone();
+    let sent: u64 =
+        events.iter().filter_map(|event| event["data"]["network"]["requests"].as_u64()).sum();
+    assert_eq!(usize::try_from(sent).unwrap(), asked, "{events:#?}");
+    let used = run["budget"]["used"]["network_requests"].as_u64().unwrap();
+    let of_calls = events.iter().filter(|event| {
+        event["type"] == "tool_call.started" && event["data"]["actions"][0]["kind"] == "fetch"
+    });
+    let beyond = |event: &Value| {
+        let network = &event["data"]["network"];
+        network["requests"].as_u64()?.checked_sub(network["announced"].as_u64().unwrap_or(0))
+    };
+    let beyond: u64 = events.iter().filter_map(beyond).sum();
+    assert_eq!(used, of_calls.count() as u64 + beyond, "{run:#}");
+    let audit =
+        service.get(&format!("/v1/audit?action=tool_call&run_id={}&limit=200", id(run))).await.body;
+    let of_requests = audit["data"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|record| record["arguments"].to_string().contains("/greet.js"));
+    assert_eq!(of_requests.count(), 1, "{audit:#}");
+}
+
+async fn a_page_ends_with_its_call_and_its_run(db: Db) {
+    let site = Site::start().await;
+    let calls = [json!({"action": "open", "url": site.at("/hang")})];
+    let service = started(&site, "", &calls, db).await;
+    let run = service.enqueue("surfer").await;
+    while site.asked().is_empty() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    // Until the page that is kept ready is there too.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let during = pages_of(&service);
+    let since = tokio::time::Instant::now();
+    let cancelled = service.post(&format!("{run}/cancel"), &json!({})).await;
+    assert!(cancelled.status.is_success(), "{:#}", cancelled.body);
+    service.until(&run, |run| run["status"] == "cancelled").await;
+    assert!(since.elapsed() < Duration::from_secs(10), "{:?}", since.elapsed());
+    let mut left = pages_of(&service);
+    for _ in 0..100 {
+        if left < during {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        left = pages_of(&service);
+    }
+    assert!(left < during, "{left} of {during} pages are left");
+}
+
+/// Processes below the service.
+fn processes(service: &Service) -> Vec<(i32, String)> {
+    let parent = |pid: i32| -> Option<i32> {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        stat.rsplit(')').next()?.split_whitespace().nth(1)?.parse().ok()
+    };
+    let all = std::fs::read_dir("/proc").unwrap();
+    let pids = all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
+    let service = service.pid();
+    let is_below = |pid: i32| {
+        let mut at = pid;
+        while let Some(above) = parent(at).filter(|above| *above > 1) {
+            if above == service {
+                return true;
+            }
+            at = above;
+        }
+        false
+    };
+    pids.filter(|pid| is_below(*pid))
+        .map(|pid| {
+            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            (pid, String::from_utf8_lossy(&line).replace('\0', " "))
+        })
+        .collect()
+}
+
+fn pages_of(service: &Service) -> usize {
+    processes(service).iter().filter(|(_, line)| line.contains("--type=renderer")).count()
+}
+
+#[tokio::test]
+async fn a_screenshot_is_shown_in_the_console() {
+    let site = Site::start().await;
+    let calls = [json!({"action": "open", "url": site.at("/")}), json!({"action": "screenshot"})];
+    let service = started(&site, "[auth]\nmode = \"none\"\n", &calls, Db::Sqlite).await;
+    let run = service.run("surfer", &json!({})).await;
+    let browser = chromium::Chromium::start().await;
+    browser.open(&service.url(&format!("/console#/runs/{}", id(&run)))).await;
+    browser.until("document.querySelectorAll('details.call').length === 2").await;
+    browser.eval("document.querySelectorAll('details.call')[1].open = true").await;
+    browser.until("document.querySelector('img.screenshot')?.src.length > 1000").await;
+    let width = "document.querySelector('img.screenshot').decode().then(() => \
+                 document.querySelector('img.screenshot').naturalWidth)";
+    assert_eq!(browser.eval(width).await, 1280);
+    browser.screenshot("run-screenshot").await;
+    browser.close(&service.url("/")).await;
+}
+
+#[tokio::test]
+async fn runs_have_pages_of_their_own() {
+    let site = Site::start().await;
+    let open = json!({"action": "open", "url": site.at("/store")});
+    let service = started(&site, "", &[open.clone(), open], Db::Sqlite).await;
+    for _ in 0..2 {
+        let run = service.run("surfer", &json!({})).await;
+        let rows = rows(&service, id(&run)).await;
+        assert!(result(&rows[0]).contains("Title: new"), "{:#}", rows[0]);
+        assert!(result(&rows[1]).contains("Title: known own=1"), "{:#}", rows[1]);
+    }
+}
+
+#[tokio::test]
+async fn pages_are_limited() {
+    let site = Site::start().await;
+    let calls = [json!({"action": "open", "url": site.at("/hang")})];
+    let config = "[tools.browser]\npages = 1\ntimeout = \"4s\"\n";
+    let service = started(&site, config, &calls, Db::Sqlite).await;
+    let first = service.enqueue("surfer").await;
+    while site.asked().is_empty() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let second = service.run("surfer", &json!({})).await;
+    let second = rows(&service, id(&second)).await;
+    assert!(result(&second[0]).contains("all 1 pages are in use"), "{:#}", second[0]);
+    service.until(&first, |run| run["status"] == "completed").await;
+    let first = rows(&service, &first).await;
+    assert!(
+        result(&first[0]).contains("longer than 4 seconds; the page was closed"),
+        "{:#}",
+        first[0]
+    );
+}
+
+#[tokio::test]
+async fn a_browser_that_was_killed_is_started_again() {
+    let site = Site::start().await;
+    let calls = [
+        json!({"action": "open", "url": site.at("/hang")}),
+        json!({"action": "read"}),
+        json!({"action": "open", "url": site.at("/")}),
+    ];
+    let service = started(&site, "", &calls, Db::Sqlite).await;
+    let run = service.enqueue("surfer").await;
+    while site.asked().is_empty() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let is_browser =
+        |line: &str| line.contains("--remote-debugging-pipe") && !line.contains("--type=");
+    let browsers: Vec<i32> = processes(&service)
+        .into_iter()
+        .filter(|(_, line)| is_browser(line))
+        .map(|(pid, _)| pid)
+        .collect();
+    assert!(!browsers.is_empty());
+    for browser in browsers {
+        let _ = kill_process(Pid::from_raw(browser).unwrap(), Signal::KILL);
+    }
+    service.until(&run, |run| run["status"] == "completed").await;
+    let rows = rows(&service, &run).await;
+    assert!(result(&rows[0]).contains("the browser has ended"), "{:#}", rows[0]);
+    assert!(result(&rows[1]).contains("No page is open"), "{:#}", rows[1]);
+    assert!(result(&rows[2]).contains("Hello from a script"), "{:#}", rows[2]);
+}
+
+#[tokio::test]
+async fn a_missing_browser_is_told() {
+    let site = Site::start().await;
+    let calls = [json!({"action": "open", "url": site.at("/")})];
+    let config = "[tools.browser]\npath = \"/nowhere/chromium\"\n";
+    let service = started(&site, config, &calls, Db::Sqlite).await;
+    let run = service.run("surfer", &json!({})).await;
+    let rows = rows(&service, id(&run)).await;
+    assert!(result(&rows[0]).contains("apt install chromium"), "{:#}", rows[0]);
+    let doctor = crate::service::command(service.dir.path())
+        .args([
+            "doctor",
+            "--json",
+            "--listen",
+            "127.0.0.1:0",
+            "--database-url",
+            &service.database_url,
+        ])
+        .output()
+        .await
+        .unwrap();
+    let doctor: Value = serde_json::from_slice(&doctor.stdout).unwrap();
+    let checks = doctor["checks"].as_array().unwrap();
+    let browser = checks.iter().find(|check| check["check"] == "browser").unwrap();
+    assert_eq!(browser["status"], "warn", "{browser:#}");
+    assert!(browser["next"].as_str().unwrap().contains("apt install chromium"), "{browser:#}");
+}

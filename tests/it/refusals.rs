@@ -1,0 +1,239 @@
+//! A provider that refuses: what many runs of it ask together, and how they end.
+//!
+//! | crossing | here |
+//! |---|---|
+//! | children | `a_fan_out_asks_a_refusing_provider_little`, `a_parent_elsewhere_starts_no_more_children` |
+//! | cancel, deadline, budgets | `who_waits_for_a_provider_can_be_cancelled`: no iteration is counted |
+//! | fallbacks, other providers and models | `others_are_not_held_up` |
+//! | crash | what is known of a provider is forgotten with the process: a repeated call asks again |
+//! | another replica | each knows for itself: a bound for each |
+//! | streaming | `model.retried` tells followers of a wait, as in `retries` |
+//! | sessions, tenants, parked, dry run, console, command line | no difference: a wait is part of a model call |
+
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::mock_model::{MockModel, Reply};
+use crate::service::{Db, Service, Setup, on_both_stores};
+
+on_both_stores! {
+    a_fan_out_asks_a_refusing_provider_little,
+    a_provider_that_recovers_serves_all,
+    a_parent_elsewhere_starts_no_more_children,
+    others_are_not_held_up,
+    who_waits_for_a_provider_can_be_cancelled,
+}
+
+const CHILDREN: usize = 64;
+
+const PARENT: &str = "
+model: mock/one
+instructions: Ask the helper.
+tools: ['agent:helper']
+limits: {max_tool_calls_per_iteration: 64, error_threshold: 100}
+enable_double_confirmation: false
+";
+
+const HELPER: &str = "
+model: mock/one
+description: Helps.
+inputs: {type: object, properties: {task: {type: integer}}}
+enable_double_confirmation: false
+";
+
+/// The provider, under the name by which agents know it.
+fn provider(name: &str, mock: &MockModel) -> String {
+    format!(
+        "[models.{name}]\nkind = \"openai\"\nbase_url = \"{}\"\nmax_retries = 2\n",
+        mock.base_url()
+    )
+}
+
+fn fan_out(children: usize) -> Reply {
+    let call = |task| ("agent__helper".to_owned(), json!({ "task": task }).to_string());
+    Reply::ToolCalls((0..children).map(call).collect())
+}
+
+async fn family(db: Db, mock: &MockModel, at_once: bool) -> Service {
+    Setup::new()
+        .config(&provider("mock", mock))
+        .agent("parent", &format!("{PARENT}parallel_tool_calls: {at_once}\n"))
+        .agent("helper", HELPER)
+        .start(db)
+        .await
+}
+
+async fn children(service: &Service, parent: &Value) -> Vec<Value> {
+    let parent = parent["run_id"].as_str().unwrap();
+    let listed = service.get(&format!("/v1/runs?parent_run_id={parent}&limit=100")).await.body;
+    listed["data"].as_array().unwrap().clone()
+}
+
+async fn a_fan_out_asks_a_refusing_provider_little(db: Db) {
+    let limited = |wait| Reply::error(429, "rate_limit_exceeded", wait);
+    let spent = Reply::error(429, "insufficient_quota", None);
+    // What is answered, whether the children go side by side, and the most requests: the parent's
+    // first, those that are under way before the first refusal, two probes of a common patience,
+    // and what the parent asks for itself.
+    let table = [
+        ("rate_limit_exceeded", limited(None), true, 1 + 64 + 2 + 3),
+        ("rate_limit_exceeded", limited(Some(200)), true, 1 + 64 + 2 + 3),
+        ("insufficient_quota", spent.clone(), true, 1 + 64 + 1),
+        ("rate_limit_exceeded", limited(None), false, 1 + 3 + 3),
+        ("insufficient_quota", spent, false, 1 + 1 + 1),
+    ];
+    for (code, reply, at_once, most) in table {
+        let mock = MockModel::start().await;
+        mock.script([fan_out(if at_once { CHILDREN } else { 12 })]);
+        mock.always(reply);
+        let service = family(db, &mock, at_once).await;
+        let run = service.run("parent", &json!({})).await;
+        let said =
+            (&run["status"], &run["error"]["code"], &run["error"]["context"]["provider_code"]);
+        assert_eq!(said, (&json!("failed"), &json!("MODEL_ERROR"), &json!(code)), "{run:#}");
+        let asked = mock.requests().len();
+        assert!(asked <= most, "{code} {at_once}: {asked} requests");
+        let children = children(&service, &run).await;
+        for child in &children {
+            assert_eq!(child["status"], "failed", "{child:#}");
+            assert_eq!(child["error"]["code"], "MODEL_ERROR", "{child:#}");
+            assert_eq!(child["iterations"], 0, "{child:#}");
+        }
+        let started = if at_once { 1..=CHILDREN } else { 1..=1 };
+        assert!(started.contains(&children.len()), "{code} {at_once}: {}", children.len());
+        println!("{code}, at once {at_once}: {asked} requests, {} children", children.len());
+    }
+}
+
+async fn a_provider_that_recovers_serves_all(db: Db) {
+    let mock = MockModel::start().await;
+    mock.script([fan_out(CHILDREN)]);
+    let began = OnceLock::new();
+    mock.decides(move |_| {
+        if began.get_or_init(Instant::now).elapsed() < Duration::from_millis(600) {
+            Reply::error(429, "rate_limit_exceeded", Some(400))
+        } else {
+            Reply::text("done")
+        }
+    });
+    let service = family(db, &mock, true).await;
+    let run = service.run("parent", &json!({})).await;
+    assert_eq!((&run["status"], &run["iterations"]), (&json!("completed"), &json!(2)), "{run:#}");
+    let children = children(&service, &run).await;
+    assert_eq!(children.len(), CHILDREN);
+    assert!(children.iter().all(|child| child["status"] == "completed"), "{children:#?}");
+    let asked = mock.requests().len();
+    assert!(asked <= 1 + CHILDREN + 1 + CHILDREN + 1, "{asked}");
+    println!("{asked} requests");
+}
+
+async fn a_parent_elsewhere_starts_no_more_children(db: Db) {
+    let mock = MockModel::start().await;
+    mock.always(Reply::error(429, "insufficient_quota", None));
+    let calls: Vec<String> = (1..=6)
+        .map(|task| format!("{{tool: 'agent:helper', arguments: {{task: {task}}}}}"))
+        .collect();
+    let service = Setup::new()
+        .config(&provider("mock", &mock))
+        .agent("parent", &PARENT.replace("mock/one", "scripted/parent"))
+        .scenario(
+            "parent",
+            &format!(
+                "steps: [{{tool_calls: [{}]}}, {{text: \"{{{{ results | join('|') }}}}\"}}]",
+                calls.join(", ")
+            ),
+        )
+        .agent("helper", HELPER)
+        .start(db)
+        .await;
+    let run = service.run("parent", &json!({})).await;
+    assert_eq!(run["status"], "completed", "{run:#}");
+    let told: Vec<&str> = run["output"]["result"].as_str().unwrap().split('|').collect();
+    assert!(told[0].contains("failed (MODEL_ERROR)"), "{told:#?}");
+    for result in &told[1..] {
+        assert!(result.contains("The agent helper was not started"), "{result}");
+        assert!(result.contains("(insufficient_quota)"), "{result}");
+    }
+    assert_eq!((told.len(), children(&service, &run).await.len()), (6, 1));
+    assert_eq!(mock.requests().len(), 1);
+}
+
+async fn others_are_not_held_up(db: Db) {
+    let (mock, other) = (MockModel::start().await, MockModel::start().await);
+    mock.decides(|request| match request["model"].as_str() {
+        Some("slow") => Reply::error(429, "rate_limit_exceeded", Some(60_000)),
+        Some("spent") => Reply::error(429, "insufficient_quota", None),
+        _ => Reply::text("same provider"),
+    });
+    other.always(Reply::text("other provider"));
+    let agent = |model: &str, more: &str| {
+        format!("model: {model}\nenable_double_confirmation: false\n{more}")
+    };
+    let service = Setup::new()
+        .config(&format!("{}{}", provider("mock", &mock), provider("other", &other)))
+        .agent("waits", &agent("mock/slow", ""))
+        .agent("same", &agent("mock/quick", ""))
+        .agent("other", &agent("other/any", ""))
+        .agent("moves", &agent("mock/spent", "fallback_models: [other/any]"))
+        .start(db)
+        .await;
+    let waiting = service.enqueue("waits").await;
+    mock.wait_for_requests(1).await;
+    for (agent, output) in [("same", "same provider"), ("other", "other provider")] {
+        let run = service.run(agent, &json!({})).await;
+        assert_eq!(run["output"], json!({ "result": output }), "{run:#}");
+    }
+    let before = mock.requests().len();
+    for _ in 0..3 {
+        let run = service.run("moves", &json!({})).await;
+        assert_eq!(
+            (&run["status"], &run["model"]),
+            (&json!("completed"), &json!("other/any")),
+            "{run:#}"
+        );
+    }
+    assert_eq!(mock.requests().len(), before + 1, "a spent quota is asked for once");
+    assert_eq!(service.get(&waiting).await.body["status"], "running");
+    service.post(&format!("{waiting}/cancel"), &json!({})).await;
+    service.until(&waiting, |run| run["status"] == "cancelled").await;
+}
+
+async fn who_waits_for_a_provider_can_be_cancelled(db: Db) {
+    let mock = MockModel::start().await;
+    mock.always(Reply::error(429, "rate_limit_exceeded", Some(60_000)));
+    let service = Setup::new()
+        .config(&provider("mock", &mock))
+        .agent("asker", "model: mock/one\n")
+        .start(db)
+        .await;
+    let refused = service.enqueue("asker").await;
+    let has_waited = |events: &Value| {
+        events["data"].as_array().unwrap().iter().any(|event| event["type"] == "model.retried")
+    };
+    service.until(&format!("{refused}/events"), has_waited).await;
+    let waiting = service.enqueue("asker").await;
+    service.until(&format!("{waiting}/events"), has_waited).await;
+    let short = service.run("asker", &json!({"budget": {"max_duration_seconds": 5}})).await;
+    assert_eq!(
+        (&short["status"], &short["error"]["code"]),
+        (&json!("failed"), &json!("MODEL_ERROR")),
+        "{short:#}"
+    );
+    assert_eq!(short["error"]["context"]["attempts"], 0, "{short:#}");
+    for run in [&refused, &waiting] {
+        service.post(&format!("{run}/cancel"), &json!({})).await;
+        let ended = tokio::time::timeout(
+            Duration::from_secs(5),
+            service.until(run, |run| run["finished_at"].is_string()),
+        );
+        let ended = ended.await.unwrap();
+        assert_eq!(
+            (&ended["status"], &ended["iterations"]),
+            (&json!("cancelled"), &json!(0)),
+            "{ended:#}"
+        );
+    }
+    assert_eq!(mock.requests().len(), 1, "the second and the third did not ask");
+}

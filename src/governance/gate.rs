@@ -191,7 +191,7 @@ impl Permit {
     /// directory.
     pub fn may_read(&self, path: &str) -> bool {
         let may = self.paths.may_read(&self.directory, path);
-        if may && self.paths.is_private(path) {
+        if may && self.paths.is_private(&self.directory, path) {
             self.has_shown_private.store(true, Ordering::Relaxed);
         }
         may
@@ -200,7 +200,9 @@ impl Permit {
     /// Whether the call reads what is private: a path that it names, or one that it has found.
     pub fn reads_private(&self) -> bool {
         let is_private = |action: &Action| match &action.what {
-            ActionKind::Read { path } | ActionKind::Write { path } => self.paths.is_private(path),
+            ActionKind::Read { path } | ActionKind::Write { path } => {
+                self.paths.is_private(&self.directory, path)
+            }
             _ => false,
         };
         self.has_shown_private.load(Ordering::Relaxed) || self.actions.iter().any(is_private)

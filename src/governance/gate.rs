@@ -59,6 +59,8 @@ pub(super) enum Ruling {
     Objection(Decision, String),
     /// The same, because of a pattern of the definition.
     Matched(Decision, String, String),
+    /// What a rule that only observes would have decided.
+    Observed(Decision, String, String),
     /// The rule cannot decide, for this reason, because of a pattern of the definition if there is
     /// one; the call is blocked.
     Undecided(String, Option<String>),
@@ -321,6 +323,13 @@ impl Gate {
         for (name, rule) in RULES {
             let (said, reason, pattern) = match rule(&question) {
                 Ruling::NoObjection => continue,
+                Ruling::Observed(would, reason, pattern) => {
+                    let rank = (Decision::Warned, would);
+                    if strictest.as_ref().is_none_or(|(so_far, _)| *so_far < rank) {
+                        strictest = Some((rank, (name, reason, Some(pattern))));
+                    }
+                    continue;
+                }
                 Ruling::Objection(decision, reason) => (decision, reason, None),
                 Ruling::Matched(decision, reason, pattern) => (decision, reason, Some(pattern)),
                 Ruling::Undecided(why, pattern) => {

@@ -302,7 +302,7 @@ async fn what_single_rules_observe_is_observed_in_children(db: Db) {
         if name == "writer" {
             assert!(decided[1].1.contains("denied by b.*"), "the strictest is told: {decided:#?}");
         }
-        assert!(decided[3].1.contains("flow"), "{decided:#?}");
+        assert!(decided[3].1.contains("it would have blocked it"), "{decided:#?}");
     }
     let files = |directory: &str| {
         let directory = service.dir.path().join("workspace/default").join(directory);

@@ -220,6 +220,7 @@ CREATE INDEX audit_by_tool ON audit_log (tenant, tool, at DESC, id DESC);
 CREATE INDEX audit_by_subject ON audit_log (tenant, subject, at DESC, id DESC);
 CREATE INDEX audit_by_outcome ON audit_log (tenant, outcome, at DESC, id DESC) WHERE outcome <> 'succeeded';
 CREATE INDEX audit_refused ON audit_log (tenant, decision, at DESC, id DESC) WHERE decision <> 'allowed';
+CREATE INDEX audit_by_rule ON audit_log (tenant, rule, at DESC, id DESC) WHERE rule <> 'none';
 
 -- Closed stretches of a tenant's audit log, 1, 2, 3 …: `members` are the ids of its records in their order, 16 bytes each;
 -- `hash` is of those records and the hash of the stretch before it.

@@ -187,6 +187,7 @@ CREATE INDEX audit_by_tool ON audit_log (tenant, tool, at DESC, id DESC);
 CREATE INDEX audit_by_subject ON audit_log (tenant, subject, at DESC, id DESC);
 CREATE INDEX audit_by_outcome ON audit_log (tenant, outcome, at DESC, id DESC) WHERE outcome <> 'succeeded';
 CREATE INDEX audit_refused ON audit_log (tenant, decision, at DESC, id DESC) WHERE decision <> 'allowed';
+CREATE INDEX audit_by_rule ON audit_log (tenant, rule, at DESC, id DESC) WHERE rule <> 'none';
 
 CREATE TABLE audit_stretches (
     tenant    TEXT    NOT NULL,

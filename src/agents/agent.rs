@@ -3,7 +3,7 @@
 //! Schemas and templates are compiled when a definition is loaded, or when a run is recovered from
 //! its snapshot; a run compiles nothing. Both ways apply the same checks ([`super::checks`]).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
@@ -70,22 +70,25 @@ impl Agent {
     }
 
     /// This agent where it may do no more unasked than that, and what its parent forbids or asks
-    /// for holds too. `elsewhere` is the parent's workspace, relative to the tenant's directory, where
-    /// it is not this agent's own: the paths that the parent denies are those of its own workspace.
+    /// for holds too. `directory` is the parent's workspace, relative to the tenant's directory; where
+    /// it `is_elsewhere`, it is not this agent's own: the paths that the parent denies, or says are private, are those of its own workspace.
     ///
     /// # Errors
     /// None in practice: what compiled once compiles again.
     pub fn narrowed_by_parent(
         self: &Arc<Self>,
         autonomy: Autonomy,
-        parent: &GovernanceSection,
-        elsewhere: Option<&str>,
+        parent: &Definition,
+        (directory, is_elsewhere): (&str, bool),
     ) -> Result<Arc<Self>, DefinitionError> {
-        let rules = narrowed(&self.definition.governance, autonomy, parent, elsewhere);
-        if rules == self.definition.governance {
+        let own = &self.definition;
+        let elsewhere = Some(directory).filter(|_| is_elsewhere);
+        let governance = narrowed(&own.governance, autonomy, &parent.governance, elsewhere);
+        let interceptors = own.interceptors.narrowed_by(&parent.interceptors, directory);
+        if governance == own.governance && interceptors == own.interceptors {
             return Ok(Arc::clone(self));
         }
-        let definition = Definition { governance: rules, ..self.definition.clone() };
+        let definition = Definition { governance, interceptors, ..own.clone() };
         let json = serde_json::to_string(&definition)
             .map_err(|e| DefinitionError::at("", e.to_string()))?;
         Self::compile(definition, json).map(Arc::new)
@@ -206,7 +209,7 @@ fn narrowed(
     let GovernanceSection {
         autonomy: _, // that of the run, which its skills may have narrowed
         mode,
-        paths: PathsSection { read: _, write: _, deny, private, deny_in },
+        paths: PathsSection { read: _, write: _, deny, private, deny_in, private_in },
         network:
             NetworkSection {
                 allow: _,
@@ -241,17 +244,30 @@ fn narrowed(
             add_missing(&mut rules.paths.private, private);
             add_missing(&mut rules.paths.deny, deny);
         }
-        Some(directory) if !deny.is_empty() => {
-            add_missing(rules.paths.deny_in.entry(directory.to_owned()).or_default(), deny);
+        Some(directory) => {
+            add_missing_in(&mut rules.paths.private_in, directory, private);
+            add_missing_in(&mut rules.paths.deny_in, directory, deny);
         }
-        Some(_) => {}
+    }
+    for (directory, globs) in private_in {
+        add_missing_in(&mut rules.paths.private_in, directory, globs);
     }
     for (directory, globs) in deny_in {
-        add_missing(rules.paths.deny_in.entry(directory.clone()).or_default(), globs);
+        add_missing_in(&mut rules.paths.deny_in, directory, globs);
     }
     add_missing(&mut rules.network.deny, denied_hosts);
     rules.network.max_requests = rules.network.max_requests.into_iter().chain(*max_requests).min();
     rules
+}
+
+fn add_missing_in<T: PartialEq + Clone>(
+    rules: &mut BTreeMap<String, Vec<T>>,
+    directory: &str,
+    more: &[T],
+) {
+    if !more.is_empty() {
+        add_missing(rules.entry(directory.to_owned()).or_default(), more);
+    }
 }
 
 fn add_missing<T: PartialEq + Clone>(rules: &mut Vec<T>, more: &[T]) {

@@ -96,6 +96,13 @@ pub(super) fn check(definition: &Definition) -> Check {
             check_path_glob(&format!("{key}[{i}]"), rule.pattern())?;
         }
     }
+    for (directory, globs) in &paths.private_in {
+        let key = format!("governance.paths.private_in.{directory}");
+        check_directory(&key, directory)?;
+        for (i, glob) in globs.iter().enumerate() {
+            check_path_glob(&format!("{key}[{i}]"), glob)?;
+        }
+    }
     check_network(&d.governance.network)?;
     for pattern in d.governance.tool_policies.keys() {
         let key = format!("governance.tool_policies.{pattern}");

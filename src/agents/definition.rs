@@ -27,7 +27,9 @@ mod tooling;
 pub use access::{DenyRule, NetworkSection, PathsSection, ToolPolicyRule, ToolPolicySetting};
 pub use commands::{CommandRule, CommandsSection};
 pub use contract::{OutputRule, Reflection, SubmitTool, ValidatorSection};
-pub use tooling::{AfterInterceptor, BeforeInterceptor, Cache, Interceptors, ToolOptions};
+pub use tooling::{
+    AfterInterceptor, BeforeInterceptor, Cache, InheritedInterceptors, Interceptors, ToolOptions,
+};
 
 /// One agent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema, JsonSchema)]

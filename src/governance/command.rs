@@ -86,7 +86,7 @@ impl CommandRules {
         }
         let observed = denies(true).map(|rule| {
             let why = format!("{line} would be denied by {}, which only observes", rule.told());
-            Ruling::Matched(Decision::Warned, why, rule.told())
+            Ruling::Observed(Decision::Blocked, why, rule.told())
         });
         let passes = observed.unwrap_or(Ruling::NoObjection);
         if declared {
@@ -117,8 +117,10 @@ impl CommandRules {
             }
         }
         match asks {
-            Some(rule) if rule.written.observes => Ruling::Matched(
-                Decision::Warned,
+            // What would have been denied would not have been asked about.
+            Some(asks) if asks.written.observes && matches!(passes, Ruling::Observed(..)) => passes,
+            Some(rule) if rule.written.observes => Ruling::Observed(
+                Decision::Escalated,
                 format!("{line} would need an approval by {}, which only observes", rule.told()),
                 rule.told(),
             ),
@@ -191,9 +193,14 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
         match question.policy.commands.judge(argv, *declared) {
             Ruling::NoObjection => {}
             asks @ Ruling::Matched(Decision::Escalated, ..) => strictest = asks,
-            warned @ Ruling::Matched(Decision::Warned, ..) => {
-                if matches!(strictest, Ruling::NoObjection) {
-                    strictest = warned;
+            observed @ Ruling::Observed(would, ..) => {
+                let is_stricter = match &strictest {
+                    Ruling::NoObjection => true,
+                    Ruling::Observed(so_far, ..) => *so_far < would,
+                    _ => false,
+                };
+                if is_stricter {
+                    strictest = observed;
                 }
             }
             ruling => return ruling,

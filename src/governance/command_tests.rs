@@ -36,6 +36,7 @@ fn judged(rules: &CommandRules, words: &[&str]) -> String {
         }
         Ruling::Objection(_, reason)
         | Ruling::Matched(_, reason, _)
+        | Ruling::Observed(_, reason, _)
         | Ruling::Undecided(reason, _) => reason,
     }
 }

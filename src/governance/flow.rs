@@ -67,20 +67,22 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
     let tool = Value::from(call.tool);
     let undeclared = [Action::new(ActionKind::Call { tool: call.tool.to_owned() }, call.effect)];
     let actions = if call.actions.is_empty() { &undeclared[..] } else { &call.actions };
-    let mut strictest: Option<(Decision, &Rule, Option<String>)> = None;
+    let mut strictest: Option<(Rank, &Rule, Option<String>)> = None;
     for action in actions {
         let action = described(action, call.tool);
         let variables = [("labels", &labels), ("action", &action), ("tool", &tool)];
         for rule in rules {
-            let decision = if rule.observes { Decision::Warned } else { rule.decision };
+            let outcome = if rule.observes { Decision::Warned } else { rule.decision };
+            let rank = (outcome, rule.decision);
             match rule.when.is_true(&variables) {
-                Ok(true) if is_first(strictest.as_ref(), decision) => {
-                    strictest = Some((decision, rule, None));
+                Ok(true) if is_first(strictest.as_ref(), rank) => {
+                    strictest = Some((rank, rule, None));
                 }
                 Ok(_) => {}
                 Err(error) if rule.observes => {
-                    if is_first(strictest.as_ref(), decision) {
-                        strictest = Some((decision, rule, Some(undecided(rule, &error))));
+                    let rank = (Decision::Warned, Decision::Blocked);
+                    if is_first(strictest.as_ref(), rank) {
+                        strictest = Some((rank, rule, Some(undecided(rule, &error))));
                     }
                 }
                 Err(error) => {
@@ -90,11 +92,11 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
             }
         }
     }
-    strictest.map_or(Ruling::NoObjection, |(decision, rule, undecided)| {
+    strictest.map_or(Ruling::NoObjection, |((decision, would), rule, undecided)| {
         let (when, observed) = (rule.when.source(), observed(rule));
         if let Some(why) = undecided {
             let why = format!("{why}; the rule only observes, it would have blocked it");
-            return Ruling::Matched(decision, why, when.to_owned());
+            return Ruling::Observed(would, why, when.to_owned());
         }
         let labels = call.labels.names().join(" and ");
         let read = if labels.is_empty() {
@@ -102,11 +104,11 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
         } else {
             format!("what is {labels}")
         };
-        Ruling::Matched(
-            decision,
-            format!("this run has read {read}, and {when} is true of the call{observed}"),
-            when.to_owned(),
-        )
+        let why = format!("this run has read {read}, and {when} is true of the call{observed}");
+        if rule.observes {
+            return Ruling::Observed(would, why, when.to_owned());
+        }
+        Ruling::Matched(decision, why, when.to_owned())
     })
 }
 
@@ -115,9 +117,12 @@ fn undecided(rule: &Rule, error: &ExpressionError) -> String {
     format!("{} ({error})", rule.when.source())
 }
 
+/// What becomes of the call, and what the rule says.
+type Rank = (Decision, Decision);
+
 /// Whether nothing as strict was found before.
-fn is_first<T>(strictest: Option<&(Decision, T, Option<String>)>, decision: Decision) -> bool {
-    strictest.is_none_or(|(so_far, ..)| *so_far < decision)
+fn is_first<T>(strictest: Option<&(Rank, T, Option<String>)>, rank: Rank) -> bool {
+    strictest.is_none_or(|(so_far, ..)| *so_far < rank)
 }
 
 /// What a rule that only observes would have done.

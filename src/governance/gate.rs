@@ -59,6 +59,8 @@ pub(super) enum Ruling {
     Objection(Decision, String),
     /// The same, because of a pattern of the definition.
     Matched(Decision, String, String),
+    /// What a rule that only observes would have decided.
+    Observed(Decision, String, String),
     /// The rule cannot decide, for this reason, because of a pattern of the definition if there is
     /// one; the call is blocked.
     Undecided(String, Option<String>),
@@ -191,7 +193,7 @@ impl Permit {
     /// directory.
     pub fn may_read(&self, path: &str) -> bool {
         let may = self.paths.may_read(&self.directory, path);
-        if may && self.paths.is_private(path) {
+        if may && self.paths.is_private(&self.directory, path) {
             self.has_shown_private.store(true, Ordering::Relaxed);
         }
         may
@@ -200,7 +202,9 @@ impl Permit {
     /// Whether the call reads what is private: a path that it names, or one that it has found.
     pub fn reads_private(&self) -> bool {
         let is_private = |action: &Action| match &action.what {
-            ActionKind::Read { path } | ActionKind::Write { path } => self.paths.is_private(path),
+            ActionKind::Read { path } | ActionKind::Write { path } => {
+                self.paths.is_private(&self.directory, path)
+            }
             _ => false,
         };
         self.has_shown_private.load(Ordering::Relaxed) || self.actions.iter().any(is_private)
@@ -319,6 +323,13 @@ impl Gate {
         for (name, rule) in RULES {
             let (said, reason, pattern) = match rule(&question) {
                 Ruling::NoObjection => continue,
+                Ruling::Observed(would, reason, pattern) => {
+                    let rank = (Decision::Warned, would);
+                    if strictest.as_ref().is_none_or(|(so_far, _)| *so_far < rank) {
+                        strictest = Some((rank, (name, reason, Some(pattern))));
+                    }
+                    continue;
+                }
                 Ruling::Objection(decision, reason) => (decision, reason, None),
                 Ruling::Matched(decision, reason, pattern) => (decision, reason, Some(pattern)),
                 Ruling::Undecided(why, pattern) => {

@@ -23,7 +23,7 @@ use strum::IntoStaticStr;
 pub use crate::run::{Action, ActionKind};
 pub use command::{CommandEffect, CommandRules};
 pub use gate::{Call, Gate, Objection, Permit, PolicyError, Verdict, is_rule};
-pub use path::Whole;
+pub use path::{Whole, seen_from};
 
 /// Whether an active skill allows a tool.
 pub fn skill_allows(skill: &SkillActivated, tool: &str) -> bool {
@@ -71,6 +71,8 @@ pub struct Policy {
     pub credentials: Vec<String>,
     /// Globs of paths whose content is private.
     pub private: Vec<String>,
+    /// Globs of the same, relative to other directories of the tenant.
+    pub private_in: Vec<(String, Vec<String>)>,
     /// Over what the run has read.
     pub flow: Vec<FlowRule>,
     pub commands: Commands,

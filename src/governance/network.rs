@@ -102,7 +102,7 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
             None => {}
         }
         if let Some((why, entry)) = rules.observed(target) {
-            observed = Ruling::Matched(Decision::Warned, why, entry);
+            observed = Ruling::Observed(Decision::Blocked, why, entry);
         }
     }
     observed

@@ -3,7 +3,7 @@
 //! `deny` beats everything and covers everything below a denied directory. Reading needs a `read`
 //! glob, writing a `write` glob; an empty list permits nothing. Paths arrive resolved and
 //! normalised, relative to the workspace (`.` is its root); any other path is a bug of the tool and
-//! is denied. `deny_in` is the same for globs that are relative to another directory of the
+//! is denied. `deny_in` and `private_in` are globs that are relative to another directory of the
 //! tenant: the path is then seen from there. The rule matches names without touching the file
 //! system.
 
@@ -16,35 +16,47 @@ use crate::bounds::glob::Glob;
 pub(super) struct PathRules {
     read: Patterns,
     write: Patterns,
-    private: Patterns,
-    denied: Denied,
+    private: Places,
+    denied: Places,
     /// Of which it is only recorded.
-    observed: Denied,
+    observed: Places,
 }
 
-/// What may be neither read nor written.
+/// Paths of the workspace, and of other directories of the tenant.
 #[derive(Debug)]
-struct Denied {
+struct Places {
     here: Patterns,
     /// With the directory beneath the tenant's that the globs are relative to.
     elsewhere: Vec<(String, Patterns)>,
 }
 
-impl Denied {
-    fn new(here: &[String], elsewhere: &[(String, Vec<String>)]) -> Result<Self, PolicyError> {
-        let elsewhere = elsewhere.iter().map(|(directory, globs)| {
-            Ok((directory.clone(), Patterns::new("paths.deny_in", globs)?))
-        });
+impl Places {
+    fn new(
+        (setting, here): (&'static str, &[String]),
+        (setting_in, elsewhere): (&'static str, &[(String, Vec<String>)]),
+    ) -> Result<Self, PolicyError> {
+        let elsewhere = elsewhere
+            .iter()
+            .map(|(directory, globs)| Ok((directory.clone(), Patterns::new(setting_in, globs)?)));
         let elsewhere = elsewhere.collect::<Result<_, _>>()?;
-        Ok(Self { here: Patterns::new("paths.deny", here)?, elsewhere })
+        Ok(Self { here: Patterns::new(setting, here)?, elsewhere })
+    }
+
+    fn denied(here: &[String], elsewhere: &[(String, Vec<String>)]) -> Result<Self, PolicyError> {
+        Self::new(("paths.deny", here), ("paths.deny_in", elsewhere))
+    }
+
+    fn are_none(&self) -> bool {
+        self.here.written.is_empty()
+            && self.elsewhere.iter().all(|(_, globs)| globs.written.is_empty())
     }
 
     /// The pattern that covers the path, or a directory above it, in the workspace at that directory
     /// beneath the tenant's.
-    fn by(&self, workspace: &str, path: &str) -> Option<&str> {
+    fn covering(&self, workspace: &str, path: &str) -> Option<&str> {
         self.here.covering(path).or_else(|| {
-            self.elsewhere.iter().find_map(|(directory, denied)| {
-                denied.covering(&seen_from(directory, workspace, path)?)
+            self.elsewhere.iter().find_map(|(directory, globs)| {
+                globs.covering(&seen_from(directory, workspace, path)?)
             })
         })
     }
@@ -72,24 +84,28 @@ impl PathRules {
         Ok(Self {
             read: Patterns::new("paths.read", &policy.read)?,
             write: Patterns::new("paths.write", &policy.write)?,
-            private: Patterns::new("paths.private", &policy.private)?,
-            denied: Denied::new(&policy.deny, &policy.deny_in)?,
-            observed: Denied::new(&policy.deny_observed, &policy.deny_in_observed)?,
+            private: Places::new(
+                ("paths.private", &policy.private),
+                ("paths.private_in", &policy.private_in),
+            )?,
+            denied: Places::denied(&policy.deny, &policy.deny_in)?,
+            observed: Places::denied(&policy.deny_observed, &policy.deny_in_observed)?,
         })
     }
 
     /// The pattern that denies the path, or a directory above it, in the workspace at that directory
     /// beneath the tenant's.
     pub(super) fn denied_by(&self, workspace: &str, path: &str) -> Option<&str> {
-        self.denied.by(workspace, path)
+        self.denied.covering(workspace, path)
     }
 
-    pub(super) fn is_private(&self, path: &str) -> bool {
-        self.private.covering(path).is_some()
+    /// Whether the path of the workspace at that directory beneath the tenant's is private.
+    pub(super) fn is_private(&self, workspace: &str, path: &str) -> bool {
+        self.private.covering(workspace, path).is_some()
     }
 
     pub(super) fn has_private(&self) -> bool {
-        !self.private.written.is_empty()
+        !self.private.are_none()
     }
 
     pub(super) fn may_write(&self, workspace: &str, path: &str) -> bool {
@@ -118,7 +134,7 @@ impl PathRules {
 
 /// A path of a workspace, relative to another directory of the tenant; `None` where it is not in
 /// there.
-fn seen_from(directory: &str, workspace: &str, path: &str) -> Option<String> {
+pub fn seen_from(directory: &str, workspace: &str, path: &str) -> Option<String> {
     let whole = match (workspace, path) {
         (".", path) => path.to_owned(),
         (workspace, ".") => workspace.to_owned(),
@@ -235,9 +251,9 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
         } else if allowed.matching(path).is_none() {
             format!("{path:?} may not be {verb}; what may be {verb} is {}", allowed.listed())
         } else {
-            if let Some(pattern) = rules.observed.by(&question.call.directory, path) {
+            if let Some(pattern) = rules.observed.covering(&question.call.directory, path) {
                 let why = format!("{path:?} would be denied by {pattern}, which only observes");
-                observed = Ruling::Matched(Decision::Warned, why, pattern.to_owned());
+                observed = Ruling::Observed(Decision::Blocked, why, pattern.to_owned());
             }
             continue;
         };

@@ -25,8 +25,7 @@ use super::slots::{ParentSlot, RunSlot};
 use super::start::{Checked, Launch, Mode, StartError, StartRequest, Started, opening};
 use super::worker::RunIdentity;
 use super::{Inner, Runtime};
-use crate::agents::definition::GovernanceSection;
-use crate::agents::{Agent, DefinitionError};
+use crate::agents::{Agent, Definition, DefinitionError};
 use crate::clock;
 use crate::engine::budget::SharedBudget;
 use crate::engine::{AppendFailed, Plan, RunControl, State, phrases};
@@ -456,8 +455,8 @@ impl Runtime {
             .catalogue
             .agent(name)
             .ok_or_else(|| StartError::UnknownAgent(name.to_owned()))?;
-        let rules = &parent.plan.agent.definition.governance;
-        narrowed(&agent, autonomy, rules, &parent.directory)
+        let definition = &parent.plan.agent.definition;
+        narrowed(&agent, autonomy, definition, &parent.directory)
             .map_err(|e| StartError::BrokenAgent { agent: name.to_owned(), message: e.to_string() })
     }
 
@@ -534,17 +533,16 @@ impl Runtime {
     }
 }
 
-/// An agent as it may act for a run with these rules and that autonomy, whose workspace is that
+/// An agent as it may act for a run with this definition and that autonomy, whose workspace is that
 /// directory.
 pub(super) fn narrowed(
     agent: &Arc<Agent>,
     autonomy: Autonomy,
-    parent: &GovernanceSection,
+    parent: &Definition,
     directory: &str,
 ) -> Result<Arc<Agent>, DefinitionError> {
-    let elsewhere =
-        Some(directory).filter(|directory| !is_always_in(directory, &agent.definition.workspace));
-    agent.narrowed_by_parent(autonomy, parent, elsewhere)
+    let is_elsewhere = !is_always_in(directory, &agent.definition.workspace);
+    agent.narrowed_by_parent(autonomy, parent, (directory, is_elsewhere))
 }
 
 /// Whether runs of an agent with that workspace work in this directory.

@@ -14,8 +14,8 @@ use uuid::Uuid;
 
 use crate::agents::catalogue::missing;
 use crate::agents::definition::{
-    Cache, CommandRule, CommandsSection, DenyRule, GovernanceSection, Interceptors, ToolOptions,
-    ToolPolicySetting,
+    AfterInterceptor, BeforeInterceptor, Cache, CommandRule, CommandsSection, DenyRule,
+    GovernanceSection, InheritedInterceptors, Interceptors, ToolOptions, ToolPolicySetting,
 };
 use crate::agents::{Agent, Catalogue, Definition, DefinitionError, Skills};
 use crate::bounds::glob::{self, Glob};
@@ -257,7 +257,7 @@ fn check_tool_settings(definition: &Definition, tools: &[Arc<dyn Tool>]) -> Resu
         }
     }
     check_declared_paths(definition, tools)?;
-    let Interceptors { before, after } = &definition.interceptors;
+    let Interceptors { before, after, inherited: _ } = &definition.interceptors;
     let before = before.iter().enumerate().map(|(i, rule)| (format!("before[{i}]"), &rule.tool));
     let after = after.iter().enumerate().map(|(i, rule)| (format!("after[{i}]"), &rule.tool));
     let is_glob = |name: &str| name.contains(['*', '?', '[', '{']);
@@ -294,15 +294,30 @@ fn check_declared_paths(definition: &Definition, tools: &[Arc<dyn Tool>]) -> Res
 }
 
 fn interceptors(section: &Interceptors) -> Result<interceptors::Interceptors, InterceptorError> {
-    let before = section.before.iter().map(|rule| BeforeRule {
+    let Interceptors { before, after, inherited } = section;
+    let mut all = interceptors::Interceptors::new(&before_rules(before), &after_rules(after))?;
+    for InheritedInterceptors { directory, before, after } in inherited {
+        let of_parent =
+            interceptors::Interceptors::new(&before_rules(before), &after_rules(after))?;
+        all.add_of_parent(of_parent, directory);
+    }
+    Ok(all)
+}
+
+fn before_rules(section: &[BeforeInterceptor]) -> Vec<BeforeRule> {
+    let rule = |rule: &BeforeInterceptor| BeforeRule {
         tool: rule.tool.clone(),
         when: rule.when.clone(),
         what: match &rule.block {
             Some(reason) => Interception::Block(reason.clone()),
             None => Interception::Rewrite(rule.rewrite.clone().into_iter().collect()),
         },
-    });
-    let after = section.after.iter().map(|rule| AfterRule {
+    };
+    section.iter().map(rule).collect()
+}
+
+fn after_rules(section: &[AfterInterceptor]) -> Vec<AfterRule> {
+    let rule = |rule: &AfterInterceptor| AfterRule {
         tool: rule.tool.clone(),
         when: rule.when.clone(),
         what: match (&rule.replace, &rule.redact) {
@@ -312,8 +327,8 @@ fn interceptors(section: &Interceptors) -> Result<interceptors::Interceptors, In
                 with: rule.with.clone(),
             },
         },
-    });
-    interceptors::Interceptors::new(&before.collect::<Vec<_>>(), &after.collect::<Vec<_>>())
+    };
+    section.iter().map(rule).collect()
 }
 
 /// The options of a tool: those under its name, else those of the first glob that means it, one by
@@ -409,6 +424,7 @@ pub(super) fn policy(section: &GovernanceSection) -> Policy {
         deny: DenyRule::patterns(&section.paths.deny, false),
         deny_observed: DenyRule::patterns(&section.paths.deny, true),
         private: section.paths.private.clone(),
+        private_in: section.paths.private_in.clone().into_iter().collect(),
         flow: section.flow_rules(),
         deny_in: elsewhere(false),
         deny_in_observed: elsewhere(true),

@@ -209,9 +209,9 @@ impl Runtime {
         if let Some(gate) = known.get(&key) {
             return Ok(Arc::clone(gate));
         }
-        let governance = &of_parent.definition.governance;
-        let narrowed =
-            super::delegation::narrowed(&query.agent, governance.autonomy, governance, &key.1);
+        let definition = &of_parent.definition;
+        let autonomy = definition.governance.autonomy;
+        let narrowed = super::delegation::narrowed(&query.agent, autonomy, definition, &key.1);
         let Ok(narrowed) = narrowed else { return unnarrowed() };
         let gate = Arc::new(Gate::new(&policy(&narrowed.definition.governance))?);
         if known.len() >= KEPT_GATES {

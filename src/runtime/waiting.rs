@@ -63,7 +63,10 @@ pub enum AnswerError {
     #[error("this requires the scope `{0}`")]
     MissingScope(String),
     /// `governance.approver` demands another key than that which started the run.
-    #[error("the key that started a run may not decide about its calls (governance.approver)")]
+    #[error(
+        "the key that started a run, and keys that it created, may not decide about its calls \
+         (governance.approver)"
+    )]
     OwnApproval,
     /// The run's definition cannot be made ready.
     #[error("the run's definition cannot be used: {0}")]
@@ -78,7 +81,8 @@ pub enum AnswerError {
 pub enum Approver {
     /// Every key with the scope.
     Any,
-    /// Every key with the scope, except for the one that started the run.
+    /// Every key with the scope, except for the one that started the run and all that descend from
+    /// it: whoever may create keys could answer with one of those.
     NotTheCaller,
 }
 
@@ -106,7 +110,7 @@ impl Runtime {
         clears: Labels,
     ) -> Result<RunRecord, AnswerError> {
         let (run, asked) = self.awaited(&caller.tenant, place, DECISIONS).await?;
-        self.check_approver(caller, &run)?;
+        self.check_approver(caller, &run).await?;
         let arguments = arguments.map(|edited| secrets::restored(edited, &asked.arguments));
         if let Some(arguments) = &arguments {
             self.check_edited(caller, &run, &asked, arguments).await?;
@@ -197,7 +201,7 @@ impl Runtime {
         found: Found,
     ) -> Result<RunRecord, AnswerError> {
         let (run, asked) = self.awaited(&caller.tenant, place, REVIEWS).await?;
-        self.check_approver(caller, &run)?;
+        self.check_approver(caller, &run).await?;
         let (resolution, what, outcome) = match found {
             Found::Happened { result } => {
                 (Resolution::Happened { result: result.map(capped) }, "It took effect", "succeeded")
@@ -219,13 +223,15 @@ impl Runtime {
     }
 
     /// Whether the caller may decide about this run.
-    fn check_approver(&self, caller: &Caller, run: &RunRecord) -> Result<(), AnswerError> {
-        match self.inner.settings.approver {
-            Approver::NotTheCaller if caller.subject == run.subject => {
-                Err(AnswerError::OwnApproval)
+    async fn check_approver(&self, caller: &Caller, run: &RunRecord) -> Result<(), AnswerError> {
+        let is_own = match self.inner.settings.approver {
+            Approver::Any => false,
+            Approver::NotTheCaller if caller.subject == run.subject => true,
+            Approver::NotTheCaller => {
+                self.inner.store.key_descends_from(&caller.subject, &run.subject).await?
             }
-            Approver::Any | Approver::NotTheCaller => Ok(()),
-        }
+        };
+        if is_own { Err(AnswerError::OwnApproval) } else { Ok(()) }
     }
 
     async fn take(

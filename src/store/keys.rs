@@ -103,6 +103,17 @@ impl Store {
         rows.first().map(Record::read).transpose()
     }
 
+    /// Whether a key was created by that key or subject, or by one that it created, and so on.
+    pub async fn key_descends_from(&self, id: &str, creator: &str) -> Result<bool, StoreError> {
+        let look = Query::new(
+            "WITH RECURSIVE creators (id) AS (SELECT created_by FROM api_keys WHERE id = :id \
+             UNION SELECT k.created_by FROM creators c JOIN api_keys k ON k.id = c.id) \
+             SELECT 1 FROM creators WHERE id = :creator",
+        );
+        let look = look.bind("id", id).bind("creator", creator);
+        Ok(!self.backend.read(Work::Data, look).await?.is_empty())
+    }
+
     /// Notes that keys are in use, each of them unless that was noted less than `pause` ago.
     pub async fn note_key_use(&self, ids: &[String], pause: Duration) -> Result<(), StoreError> {
         let note = Query::new(

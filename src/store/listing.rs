@@ -13,6 +13,7 @@ use super::{
     DeliveryStatus, LookedAt, Page, RunCursor, RunFilter, RunRecord, Store, StoreError,
 };
 use crate::event::{AuditAction, WaitKind};
+use crate::run::RunStatus;
 
 /// By what a list is sorted, newest first: the columns of an index.
 struct Order {
@@ -81,6 +82,28 @@ impl Store {
             }
         }
         self.list(self.labelled(query, filter), &RUNS, page).await
+    }
+
+    /// Runs that wait for child runs, at any depth, which have one of these statuses; newest first.
+    pub async fn runs_above(
+        &self,
+        tenant: &str,
+        children: &[RunStatus],
+        filter: &RunFilter,
+        page: &Page<RunCursor>,
+    ) -> Result<Vec<RunRecord>, StoreError> {
+        let children: Vec<String> = children.iter().map(|it| it.as_str().to_owned()).collect();
+        // The join begins with those that wait, who are few beside all runs.
+        let above = Query::new(
+            "WITH RECURSIVE above (id) AS (SELECT a.run_id FROM approvals a \
+             JOIN runs c ON c.id = a.child_run_id WHERE a.status = 'pending' \
+             AND a.child_run_id IS NOT NULL AND a.tenant = :tenant AND c.status IN :children \
+             UNION SELECT a.run_id FROM above JOIN approvals a ON a.child_run_id = above.id \
+             WHERE a.status = 'pending' AND a.child_run_id IS NOT NULL) \
+             SELECT runs.* FROM above CROSS JOIN runs WHERE runs.id = above.id",
+        );
+        let above = self.labelled(among(above, tenant, filter), filter);
+        self.list(above.bind("children", &*children), &RUNS, page).await
     }
 
     /// So many of the newest runs, and of which of them the row or the last write has each of the
@@ -168,10 +191,14 @@ impl Store {
         if filter.action.is_some_and(|action| action != AuditAction::ToolCall) {
             query = query.push(" AND action <> 'tool_call'");
         }
+        if filter.rule.as_ref().is_some_and(|rule| rule != "none") {
+            query = query.push(" AND rule <> 'none'");
+        }
         query = query
             .and("action = :action", "action", filter.action)
             .and("run_id = :run", "run", filter.run_id)
             .and("tool = :tool", "tool", filter.tool.as_deref())
+            .and("rule = :rule", "rule", filter.rule.as_deref())
             .and("decision = :decision", "decision", filter.decision.as_deref())
             .and("subject = :subject", "subject", filter.subject.as_deref())
             .and("outcome = :outcome", "outcome", filter.outcome.as_deref())
@@ -253,8 +280,12 @@ impl Store {
 
 /// The runs that a filter leaves, but for its labels.
 fn filtered(tenant: &str, filter: &RunFilter) -> Query {
-    let mut query = Query::new("SELECT * FROM runs WHERE runs.tenant = :tenant");
-    query = query.bind("tenant", tenant);
+    among(Query::new("SELECT * FROM runs WHERE true"), tenant, filter)
+}
+
+/// Adds the conditions of a filter, but for its labels.
+fn among(query: Query, tenant: &str, filter: &RunFilter) -> Query {
+    let mut query = query.push(" AND runs.tenant = :tenant").bind("tenant", tenant);
     if let Some(status) = filter.status {
         // A constant, so that the planner can see which partial index it implies.
         query = query.push(" AND status = '").push(status.as_str()).push("'");

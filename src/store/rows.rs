@@ -193,6 +193,7 @@ pub struct AuditFilter {
     pub action: Option<AuditAction>,
     pub run_id: Option<Uuid>,
     pub tool: Option<String>,
+    pub rule: Option<String>,
     pub decision: Option<String>,
     pub subject: Option<String>,
     pub outcome: Option<String>,

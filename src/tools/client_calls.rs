@@ -57,7 +57,14 @@ impl Executor {
         let mut arguments = edited.unwrap_or(arguments);
         for interceptor in self.interceptors.before(&call.name) {
             let (tool, inputs) = (call.name.as_str(), &*scope.inputs);
-            let seen = Seen { tool, arguments: &arguments, inputs, actions: Some(&actions) };
+            let directory = scope.workspace.directory();
+            let seen = Seen {
+                tool,
+                arguments: &arguments,
+                inputs,
+                actions: Some(&actions),
+                directory: &directory,
+            };
             match interceptor.judge(&seen) {
                 Intercepted::Untouched => {}
                 Intercepted::Rewritten(rewritten) => arguments = rewritten,

@@ -448,6 +448,7 @@ impl Executor {
         mut arguments: Value,
     ) -> Result<(Value, Considered), Unprepared> {
         let tool = &asked.call.name;
+        let directory = asked.scope.workspace.directory();
         // Until the arguments are changed.
         let mut considered: Option<Considered> = None;
         let mut changed_by = None;
@@ -457,7 +458,7 @@ impl Executor {
             }
             let inputs = &asked.scope.inputs;
             let actions = considered.as_ref().map(|considered| considered.actions.as_slice());
-            let seen = Seen { tool, arguments: &arguments, inputs, actions };
+            let seen = Seen { tool, arguments: &arguments, inputs, actions, directory: &directory };
             match interceptor.judge(&seen) {
                 Intercepted::Untouched => {}
                 Intercepted::Rewritten(rewritten) => {

@@ -1,13 +1,14 @@
 //! What an operator has done to calls before they are judged, and to results before they are read.
 //!
 //! Compiled once for a definition. Interceptors apply in their order, each to what the ones before
-//! it left. One that cannot be evaluated blocks. Besides the arguments as they are written, an
+//! it left; those of the runs above come last. One that cannot be evaluated blocks. Besides the arguments as they are written, an
 //! interceptor may look at the paths that the call would read and write, as the tool resolves them.
 //! When those are asked for, and whether rewritten arguments still fit the tool, is the executor's.
 
 mod after;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use serde_json::Value;
 
@@ -17,7 +18,7 @@ use crate::bounds::glob::Glob;
 use crate::bounds::json::unescaped_key;
 use crate::bounds::secrets;
 use crate::event::Replaced;
-use crate::governance::{Action, ActionKind};
+use crate::governance::{Action, ActionKind, seen_from};
 use crate::run::OF_CALLS;
 
 use self::after::After;
@@ -65,6 +66,8 @@ pub struct Interceptors {
 pub(super) struct Before {
     /// 1-based.
     place: usize,
+    /// The directory that paths are seen from, where it is of a parent's definition.
+    seen_from: Option<Arc<str>>,
     tool: Glob,
     when: Option<Expression>,
     what: Compiled,
@@ -83,6 +86,8 @@ pub(super) struct Seen<'a> {
     pub(super) inputs: &'a Value,
     /// What the call would do; `None` for an interceptor that does not look at it.
     pub(super) actions: Option<&'a [Action]>,
+    /// The workspace, relative to its tenant's directory.
+    pub(super) directory: &'a str,
 }
 
 /// What became of a call's arguments.
@@ -108,6 +113,19 @@ impl Interceptors {
             before: before.collect::<Result<_, _>>()?,
             after: after.collect::<Result<_, _>>()?,
         })
+    }
+
+    /// Adds those of a parent, which see what the ones before them have left; paths are for them as
+    /// they are seen from that directory of the tenant, and what is not in there is none.
+    pub fn add_of_parent(&mut self, of_parent: Self, directory: &str) {
+        let directory: Arc<str> = directory.into();
+        self.before.extend(
+            of_parent
+                .before
+                .into_iter()
+                .map(|before| Before { seen_from: Some(Arc::clone(&directory)), ..before }),
+        );
+        self.after.extend(of_parent.after);
     }
 
     /// Those for calls of a tool, in order.
@@ -164,7 +182,8 @@ impl Before {
                 Compiled::Rewrite(changes.iter().map(change).collect::<Result<_, _>>()?)
             }
         };
-        Ok(Self { place: index + 1, tool: glob(&key, &rule.tool)?, when, what })
+        let tool = glob(&key, &rule.tool)?;
+        Ok(Self { place: index + 1, seen_from: None, tool, when, what })
     }
 
     /// Its place in the definition, 1-based.
@@ -185,7 +204,12 @@ impl Before {
     /// Applies it to a call.
     pub(super) fn judge(&self, seen: &Seen<'_>) -> Intercepted {
         let name = Value::from(seen.tool);
-        let (reads, writes) = paths(seen.actions.unwrap_or_default());
+        let (reads, writes) = paths(seen.actions.unwrap_or_default(), |path| {
+            self.seen_from.as_deref().map_or_else(
+                || Some(path.to_owned()),
+                |directory| seen_from(directory, seen.directory, path),
+            )
+        });
         let variables = [
             ("args", seen.arguments),
             ("inputs", seen.inputs),
@@ -194,8 +218,11 @@ impl Before {
             ("writes", &writes),
         ];
         let undecided = |why: &dyn std::fmt::Display| {
-            let place = self.place;
-            Intercepted::Blocked(format!("interceptor {place} cannot decide on this call: {why}."))
+            let (place, of) =
+                (self.place, self.seen_from.as_ref().map_or("", |_| " of its parent"));
+            Intercepted::Blocked(format!(
+                "interceptor {place}{of} cannot decide on this call: {why}."
+            ))
         };
         match self.when.as_ref().map_or(Ok(true), |when| when.is_true(&variables)) {
             Ok(true) => {}
@@ -220,17 +247,16 @@ impl Before {
     }
 }
 
-/// The paths that actions read, and those that they write or make, each once and in order.
-fn paths(actions: &[Action]) -> (Value, Value) {
+/// The paths that actions read, and those that they write or make, each once and in order, as they
+/// are seen.
+fn paths(actions: &[Action], seen: impl Fn(&str) -> Option<String>) -> (Value, Value) {
     let (mut reads, mut writes) = (BTreeSet::new(), BTreeSet::new());
     for action in actions {
         match &action.what {
-            ActionKind::Read { path } => {
-                reads.insert(path.as_str());
-            }
+            ActionKind::Read { path } => reads.extend(seen(path)),
             ActionKind::Write { path } => {
-                writes.insert(path.as_str());
-                writes.extend(action.makes.iter().map(String::as_str));
+                writes.extend(seen(path));
+                writes.extend(action.makes.iter().filter_map(|path| seen(path)));
             }
             ActionKind::Exec { .. }
             | ActionKind::Fetch(_)

@@ -28,7 +28,13 @@ fn before(rules: &[BeforeRule], tool: &str, arguments: &Value) -> Intercepted {
     let mut rewritten = None;
     for interceptor in interceptors.before(tool) {
         let arguments = rewritten.as_ref().unwrap_or(arguments);
-        match interceptor.judge(&Seen { tool, arguments, inputs: &inputs, actions: None }) {
+        match interceptor.judge(&Seen {
+            tool,
+            arguments,
+            inputs: &inputs,
+            actions: None,
+            directory: ".",
+        }) {
             Intercepted::Untouched => {}
             Intercepted::Rewritten(arguments) => rewritten = Some(arguments),
             blocked @ Intercepted::Blocked(_) => return blocked,
@@ -113,8 +119,13 @@ fn paths_are_those_of_the_actions() {
         let interceptor = interceptors.before("file_ops").next().unwrap();
         let (arguments, inputs) = (json!({"path": "written/"}), json!({}));
         let (tool, actions) = ("file_ops", Some(actions.as_slice()));
-        let judged =
-            interceptor.judge(&Seen { tool, arguments: &arguments, inputs: &inputs, actions });
+        let judged = interceptor.judge(&Seen {
+            tool,
+            arguments: &arguments,
+            inputs: &inputs,
+            actions,
+            directory: ".",
+        });
         let expected =
             if met { Intercepted::Blocked("No.".into()) } else { Intercepted::Untouched };
         assert_eq!((interceptor.looks_at_paths(), judged), (looks, expected), "{when}");

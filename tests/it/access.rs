@@ -267,12 +267,22 @@ async fn approving_ones_own_run_is_recorded_and_can_be_forbidden(db: Db) {
     let limits = "rate_limit_per_minute = 1000000\nrate_limit_burst = 1000000";
     let config = format!("[governance]\napprover = \"not_the_caller\"\n{limits}");
     let service = editor().config(&config).start(db).await;
-    let (run, calls) = paths(&parked(&service, &service.key, "editor", json!({})).await);
-    let refused = service.post(&format!("{}/approve", calls[0]), &json!({})).await;
-    assert_eq!(refusal(&refused), (403, "FORBIDDEN"), "{:#}", refused.body);
-    assert!(text(&refused.body, "detail").contains("governance.approver"), "{:#}", refused.body);
+    let made_by = async |creator: &str, scopes: &[&str]| {
+        let made = post(&service, creator, "/v1/keys", json!({"name": "k", "scopes": scopes}));
+        made.await.body["key"].as_str().unwrap().to_owned()
+    };
+    let scopes = ["agents:invoke", "tools:execute", "runs:approve", "runs:read", "keys:admin"];
+    let caller = made_by(&service.key, &scopes).await;
+    let (run, calls) = paths(&parked(&service, &caller, "editor", json!({})).await);
+    let child = made_by(&caller, &["runs:approve", "keys:admin"]).await;
+    let grandchild = made_by(&child, &["runs:approve"]).await;
+    for own in [&caller, &child, &grandchild] {
+        let refused = post(&service, own, &format!("{}/approve", calls[0]), json!({})).await;
+        assert_eq!(refusal(&refused), (403, "FORBIDDEN"), "{:#}", refused.body);
+        assert!(text(&refused.body, "detail").contains("governance.approver"), "{refused:#?}");
+    }
     assert_eq!(service.get(&run).await.body["status"], "awaiting_approval");
-    let other = key(&service, &["runs:approve"]).await;
+    let other = made_by(&service.key, &["runs:approve"]).await;
     assert_eq!(
         post(&service, &other, &format!("{}/approve", calls[0]), json!({})).await.status,
         200

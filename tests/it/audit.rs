@@ -93,6 +93,7 @@ async fn the_chain_is_verified_where_it_is_asked_for(db: Db) {
     let blocked = service.get("/v1/audit?decision=blocked").await.body;
     let record = &blocked["data"][0];
     assert_eq!((&record["rule"], &record["pattern"]), (&json!("path"), &json!("secret/**")));
+    assert_eq!(service.get("/v1/audit?rule=path").await.body["data"], blocked["data"]);
     let hash = record["definition_hash"].as_str().unwrap();
     assert_eq!(hash, service.get("/v1/agents/reader").await.body["hash"].as_str().unwrap());
     assert!(record["result_bytes"].is_null(), "{record:#}");

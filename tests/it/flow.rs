@@ -2,7 +2,7 @@
 //!
 //! | crossing | what holds |
 //! |---|---|
-//! | children, handoffs | a child begins with its parent's labels and is held to its parent's rules beside its own; its labels come back with its output, or its failure. `paths.private` of a parent holds in the same workspace only |
+//! | children, handoffs | a child begins with its parent's labels and is held to its parent's rules beside its own; its labels come back with its output, or its failure; what is private in its parent's workspace is so for it, from wherever it works |
 //! | parked runs | an approval is judged again with the labels at that time; `clears` is part of the answer |
 //! | sessions | a run begins with the labels of the runs whose turns it takes over |
 //! | memory | observations keep the labels of their run; recalling them labels the run |
@@ -28,6 +28,7 @@ on_both_stores! {
     labels_go_on_in_the_session_and_are_declared_for_inputs,
     rules_that_cannot_be_evaluated_deny_and_bad_ones_are_refused,
     a_rule_that_only_observes_says_what_it_would_have_done,
+    private_files_are_private_in_every_workspace,
 }
 
 const CANARY: &str = "canary-7431";
@@ -318,4 +319,72 @@ async fn a_rule_that_only_observes_says_what_it_would_have_done(db: Db) {
         ready["definitions"].to_string().contains("governance.commands.allow[0].mode"),
         "{ready:#}"
     );
+}
+
+/// A child reads its parent's private file from a workspace above, and another child, further
+/// down, what is private to neither of them.
+async fn private_files_are_private_in_every_workspace(db: Db) {
+    let agent = |model: &str, tools: &str, more: &str| {
+        format!(
+            "model: scripted/{model}\ntools: {tools}\nenable_double_confirmation: false\n{more}\n"
+        )
+    };
+    let steps = |calls: &[(&str, Value)]| {
+        let call = |(tool, arguments): &(&str, Value)| json!({"tool_calls": [{"tool": tool, "arguments": arguments}]});
+        let steps: Vec<Value> = calls.iter().map(call).chain([json!({"text": "done"})]).collect();
+        json!({ "steps": steps }).to_string()
+    };
+    let reads = |path: &str| steps(&[("file_ops", json!({"operation": "read", "path": path}))]);
+    let searches = steps(&[("file_ops", json!({"operation": "search", "pattern": "canary"}))]);
+    let service = Setup::new()
+        .agent(
+            "lead",
+            &agent(
+                "lead",
+                "['agent:middle']",
+                "workspace: desk\ngovernance: {paths: {private: ['vault/**']}}",
+            ),
+        )
+        .scenario("lead", &steps(&[("agent:middle", json!({}))]))
+        .agent(
+            "middle",
+            &agent(
+                "middle",
+                "['agent:reader', 'agent:finder', 'agent:other']",
+                "workspace: elsewhere",
+            ),
+        )
+        .scenario(
+            "middle",
+            &steps(
+                &["agent:reader", "agent:other", "agent:finder"].map(|agent| (agent, json!({}))),
+            ),
+        )
+        .agent("reader", &agent("reader", "[file_ops]", ""))
+        .scenario("reader", &reads("desk/vault/secret.txt"))
+        .agent("finder", &agent("finder", "[file_ops]", "workspace: desk/vault"))
+        .scenario("finder", &searches)
+        .agent("other", &agent("other", "[file_ops]", ""))
+        .scenario("other", &reads("vault/open.txt"))
+        .file("desk/vault/secret.txt", CANARY)
+        .file("vault/open.txt", "open")
+        .start(db)
+        .await;
+    let run = service.run("lead", &json!({})).await;
+    assert_eq!(run["status"], "completed", "{run:#}");
+    for (agent, labels) in [
+        ("reader", json!(["private"])),
+        ("finder", json!(["private"])),
+        ("middle", json!(["private"])),
+        ("lead", json!(["private"])),
+    ] {
+        let runs = service.get(&format!("/v1/runs?agent={agent}")).await.body;
+        assert_eq!(runs["data"][0]["labels"], labels, "{agent}: {runs:#}");
+    }
+    let alone = service.run("other", &json!({})).await;
+    let alone = service.get(&format!("/v1/runs/{}", alone["run_id"].as_str().unwrap())).await.body;
+    assert_eq!(alone["labels"], json!([]), "what is private is so to the parent's children");
+    let reader = service.run("reader", &json!({})).await;
+    let reader = get(&service, &reader, "").await;
+    assert_eq!(reader["labels"], json!([]), "{reader:#}");
 }

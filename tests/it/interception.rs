@@ -11,6 +11,7 @@ on_both_stores! {
     a_rewritten_path_is_seen_by_the_interceptors_behind,
     a_result_is_replaced_by_what_a_template_makes_of_it,
     calls_of_client_tools_are_intercepted_too,
+    what_a_parent_blocks_and_redacts_holds_for_its_children,
 }
 
 const AGENT: &str = "
@@ -214,4 +215,73 @@ async fn calls_of_client_tools_are_intercepted_too(db: Db) {
     let told = mock.requests().last().unwrap().body["messages"].to_string();
     assert!(told.contains("Blocked by an interceptor: Not that."), "{told}");
     assert!(told.contains("It is [redacted].") && !told.contains("1234567890123456"), "{told}");
+}
+
+/// Of a parent two levels up, whose workspace is another one, too.
+async fn what_a_parent_blocks_and_redacts_holds_for_its_children(db: Db) {
+    let interceptors = "
+interceptors:
+  before:
+    - {tool: file_ops, when: \"writes.exists(path, path.endsWith('.lock'))\", block: Leave lock files alone.}
+    - {tool: file_ops, when: \"args.operation == 'delete'\", block: Delete nothing.}
+    - {tool: file_ops, when: \"inputs.mode == 'read'\", block: Only read.}
+    - {tool: file_ops, rewrite: {/path: \"'elsewhere.txt'\"}}
+  after: [{tool: file_ops, redact: '\\b\\d{16}\\b'}]
+";
+    let delegating = |model: &str, agent: &str, more: &str| {
+        format!(
+            "model: scripted/{model}\ntools: ['agent:{agent}', file_ops]\nenable_double_confirmation: false\n\
+             governance: {{autonomy: full}}\n{more}"
+        )
+    };
+    let asks = |agent: &str| {
+        format!(
+            "steps:\n  - tool_calls: [{{tool: 'agent:{agent}', arguments: {{}}}}]\n  - text: done\n"
+        )
+    };
+    let write = |path: &str| with("write", path, &json!({"content": "new\n"}));
+    let all = [
+        write("desk/a.lock"),
+        write("b.lock"),
+        with("delete", "notes.txt", &json!({})),
+        with("read", "card.txt", &json!({})),
+        write("desk/free.txt"),
+    ];
+    let own = "  before: [{tool: file_ops, when: \"args.path == 'desk/alias'\", rewrite: {/path: \"'desk/c.lock'\"}}]\n";
+    let all = [all.as_slice(), &[write("desk/alias")]].concat();
+    let service = writer(own, &all)
+        .agent("lead", &delegating("lead", "middle", &format!("workspace: desk\n{interceptors}")))
+        .scenario("lead", &asks("middle"))
+        .agent("middle", &delegating("middle", "writer", "workspace: deep/down\n"))
+        .scenario("middle", &asks("writer"))
+        .file("card.txt", "It is 1234567890123456.")
+        .start(db)
+        .await;
+    let calls_of_writer = async |number: usize| {
+        let runs = service.get("/v1/runs?agent=writer").await.body["data"].clone();
+        assert_eq!(runs.as_array().unwrap().len(), number, "{runs:#}");
+        let run = runs[0]["run_id"].as_str().unwrap();
+        let calls = service.get(&format!("/v1/runs/{run}/tool-calls?limit=200")).await.body;
+        calls["data"].as_array().unwrap().clone()
+    };
+    let decided = |calls: &[Value]| {
+        calls.iter().map(|call| call["decision"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let run = service.run("lead", &json!({"inputs": {"mode": "read"}})).await;
+    assert_eq!(run["status"], "completed", "{run:#}");
+    let calls = calls_of_writer(1).await;
+    assert_eq!(
+        decided(&calls),
+        ["blocked", "allowed", "blocked", "allowed", "allowed", "blocked"],
+        "{calls:#?}"
+    );
+    let result = |at: usize| calls[at]["result"].as_str().unwrap();
+    assert!(result(0).contains("Leave lock files alone."), "{}", result(0));
+    assert_eq!(result(3), "It is [redacted].");
+    // By itself, the writer is held to what its own definition says.
+    let run = service.run("writer", &json!({})).await;
+    assert_eq!(run["status"], "completed", "{run:#}");
+    let calls = calls_of_writer(2).await;
+    assert_eq!(decided(&calls), ["allowed"; 6], "{calls:#?}");
+    assert_eq!(calls[3]["result"], "It is 1234567890123456.");
 }

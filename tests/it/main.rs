@@ -42,6 +42,7 @@ mod files;
 mod flow;
 mod full_disk;
 mod fuzzing;
+mod gate_crossings;
 mod gated_calls;
 mod hardening;
 mod hostile;

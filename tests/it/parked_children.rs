@@ -13,11 +13,13 @@
 //! | calls side by side | `calls_beside_a_parked_child_keep_their_results` |
 //! | a child that ends while its parent parks | `many_trees_miss_no_end` |
 //! | status, `/wait` | `a_parent_runs_while_its_child_does` |
+//! | lists by status, a child in review | `a_tree_is_listed_by_the_status_that_it_shows` |
 //! | sessions, streams | `a_session_and_its_stream_wait_for_the_tree` |
 
 use reqwest::Method;
 use serde_json::{Value, json};
 
+use crate::script_tools::python;
 use crate::service::{Answer, Db, Service, Setup, on_both_stores};
 
 on_both_stores! {
@@ -32,6 +34,7 @@ on_both_stores! {
     many_trees_miss_no_end,
     a_session_and_its_stream_wait_for_the_tree,
     a_parent_runs_while_its_child_does,
+    a_tree_is_listed_by_the_status_that_it_shows,
 }
 
 const WRITER: &str = "
@@ -303,4 +306,65 @@ async fn a_parent_runs_while_its_child_does(db: Db) {
     assert_eq!(working["status"], "running", "no answer is outstanding: {working:#}");
     let waited = service.get(&format!("{run}/wait?timeout=20")).await.body;
     assert_eq!(waited["status"], "completed", "{waited:#}");
+}
+
+/// The agents of the runs that are listed by a status, one run a page.
+async fn listed(service: &Service, status: &str) -> Vec<String> {
+    let (mut agents, mut cursor) = (Vec::new(), String::new());
+    loop {
+        let page = service.get(&format!("/v1/runs?status={status}&limit=1{cursor}")).await.body;
+        for run in page["data"].as_array().unwrap() {
+            assert_eq!(run["status"], status, "{run:#}");
+            agents.push(run["agent"].as_str().unwrap().to_owned());
+        }
+        let Some(next) = page["next_cursor"].as_str() else { break };
+        cursor = format!("&cursor={next}");
+    }
+    agents.sort_unstable();
+    agents
+}
+
+async fn a_tree_is_listed_by_the_status_that_it_shows(db: Db) {
+    let slowly = WRITES.replace("- text:", "- delay_ms: 2000\n    text:");
+    let slow = python("slow", "import time; time.sleep(30)", ", effect: once");
+    let mut service = tree()
+        .scenario("writer", &slowly)
+        .agent("chief", &delegating("chief", "agent:worker"))
+        .scenario("chief", &delegates("agent:worker"))
+        .agent("worker", &delegating("worker", "script:it/slow"))
+        .scenario("worker", &delegates("script:it/slow"))
+        .tools("it", &format!("tools:\n{slow}"))
+        .config("[runtime]\nlease = \"2s\"\n")
+        .start(db)
+        .await;
+    let boss = service.post("/v1/agents/boss/invoke-iterative", &json!({})).await.body;
+    let tree = ["boss", "lead", "writer"];
+    assert_eq!(listed(&service, "awaiting_approval").await, tree);
+    assert_eq!(listed(&service, "running").await, [""; 0]);
+    assert_eq!(settle(&service, &boss, "approve").await.status, 200);
+    let run = format!("/v1/runs/{}", boss["run_id"].as_str().unwrap());
+    let writer = format!("/v1/runs/{}", boss["pending"][0]["run_id"].as_str().unwrap());
+    service.until(&writer, |run| run["status"] == "running").await;
+    assert_eq!(listed(&service, "running").await, tree);
+    assert_eq!(listed(&service, "awaiting_approval").await, [""; 0]);
+    ended(&service, &run).await;
+    assert_eq!(listed(&service, "completed").await, tree);
+
+    let run = service.enqueue("chief").await;
+    let calls = "/v1/runs?agent=worker";
+    let calls = service.until(calls, |runs| runs["data"][0]["run_id"].is_string()).await;
+    let worker = calls["data"][0]["run_id"].as_str().unwrap().to_owned();
+    let calls = format!("/v1/runs/{worker}/tool-calls");
+    service.until(&calls, |calls| calls["data"][0]["state"] == "dispatched").await;
+    service.kill().await;
+    service.restart().await;
+    let chief = service.until(&run, |run| run["status"] == "needs_review").await;
+    assert_eq!(listed(&service, "needs_review").await, ["chief", "worker"]);
+    assert_eq!(listed(&service, "awaiting_approval").await, [""; 0]);
+    let call = chief["pending"][0]["call_id"].as_str().unwrap();
+    let resolve = format!("/v1/runs/{worker}/tool-calls/{call}/resolve");
+    let happened = json!({"outcome": "happened", "result": "it did"});
+    assert_eq!(service.post(&resolve, &happened).await.status, 200);
+    assert_eq!(ended(&service, &run).await["status"], "completed");
+    assert_eq!(listed(&service, "needs_review").await, [""; 0]);
 }

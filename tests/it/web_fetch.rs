@@ -6,9 +6,11 @@
 //! and asks nobody; the console, the command line and generated clients show calls by their rows.
 
 use axum::Router;
+use axum::body::Body;
 use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use futures::StreamExt;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,14 +27,14 @@ on_both_stores! {
 }
 
 /// A site, and one beside it that nobody is allowed.
-struct Site {
-    port: u16,
+pub(crate) struct Site {
+    pub(crate) port: u16,
     requests: Arc<AtomicUsize>,
     server: JoinHandle<()>,
 }
 
 impl Site {
-    async fn start(address: &str) -> Self {
+    pub(crate) async fn start(address: &str) -> Self {
         let listener = TcpListener::bind((address, 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let requests = Arc::new(AtomicUsize::new(0));
@@ -45,7 +47,7 @@ impl Site {
         Self { port, requests, server }
     }
 
-    fn requests(&self) -> usize {
+    pub(crate) fn requests(&self) -> usize {
         self.requests.load(Ordering::SeqCst)
     }
 }
@@ -76,6 +78,11 @@ fn respond(request: &Request) -> Response {
         "/data" => page("application/json; charset=utf-8", b"{\"high\": \"04:12\"}".to_vec()),
         "/deep" => page("text/html", "<div>".repeat(200_000).into_bytes()),
         "/tables" => page("application/pdf", documents::pdf(&[&["Low at six"], &["High at twelve"]])),
+        "/endless" => {
+            let begun = futures::stream::iter([Ok::<_, std::io::Error>("%PDF-1.4\n")]);
+            let body = Body::from_stream(begun.chain(futures::stream::pending()));
+            ([("content-type", "application/pdf")], body).into_response()
+        }
         "/broken" => page("application/pdf", b"%PDF-1.7\nnothing of it".to_vec()),
         "/zip" => page("application/zip", b"PK".to_vec()),
         "/large" => page("text/plain", vec![b'x'; 100_000]),

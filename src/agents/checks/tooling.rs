@@ -68,6 +68,15 @@ pub(super) fn check(d: &Definition) -> Check {
     for (i, interceptor) in interceptors.after.iter().enumerate() {
         check_after(&format!("interceptors.after[{i}]"), interceptor)?;
     }
+    for (i, of_parent) in interceptors.inherited.iter().enumerate() {
+        let key = format!("interceptors.inherited[{i}]");
+        for (j, interceptor) in of_parent.before.iter().enumerate() {
+            check_before(&format!("{key}.before[{j}]"), interceptor)?;
+        }
+        for (j, interceptor) in of_parent.after.iter().enumerate() {
+            check_after(&format!("{key}.after[{j}]"), interceptor)?;
+        }
+    }
     check_skills("skills", &d.skills)?;
     check_skills("active_skills", &d.active_skills)?;
     match d.active_skills.iter().position(|skill| !d.skills.contains(skill)) {

@@ -35,6 +35,9 @@ pub struct PathsSection {
     /// Neither: globs relative to other directories of the tenant than the agent's own workspace,
     /// by directory. A run that another one started is held to what that one's agent denies.
     pub deny_in: BTreeMap<String, Vec<DenyRule>>,
+    /// Private, too: globs relative to other directories of the tenant, by directory. What the agent
+    /// that started a run calls private is so for that run.
+    pub private_in: BTreeMap<String, Vec<String>>,
 }
 
 impl Default for PathsSection {
@@ -45,6 +48,7 @@ impl Default for PathsSection {
             deny: Vec::new(),
             private: Vec::new(),
             deny_in: BTreeMap::new(),
+            private_in: BTreeMap::new(),
         }
     }
 }

@@ -6,7 +6,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::run::{Label, OnUnknownOutcome, Yield};
+use crate::bounds::expression::Expression;
+use crate::run::{Label, OF_CALLS, OF_RESULTS, OnUnknownOutcome, Yield};
 
 /// Options of a tool.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
@@ -67,12 +68,49 @@ pub struct Interceptors {
     /// Before the model reads a result.
     #[schemars(length(max = 64))]
     pub after: Vec<AfterInterceptor>,
+    /// Those of the runs above, in the definition of a run that another one started. Not for files.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(skip)]
+    #[schema(ignore)]
+    pub inherited: Vec<InheritedInterceptors>,
+}
+
+/// What an agent's interceptors block and redact, which holds for the runs that its runs start.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct InheritedInterceptors {
+    /// The directory beneath the tenant's that `reads` and `writes` are relative to.
+    pub directory: String,
+    /// Those that block.
+    pub before: Vec<BeforeInterceptor>,
+    /// Those that redact.
+    pub after: Vec<AfterInterceptor>,
 }
 
 impl Interceptors {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.before.is_empty() && self.after.is_empty()
+        self.before.is_empty() && self.after.is_empty() && self.inherited.is_empty()
+    }
+
+    /// These, and what those of a parent in that directory have to say to the calls of its children:
+    /// what they block and redact, where that does not depend on the parent's inputs.
+    #[must_use]
+    pub fn narrowed_by(&self, parent: &Self, directory: &str) -> Self {
+        let holds = |when: Option<&String>, variables: &[&str]| {
+            let compiled = when.map(|when| Expression::compile(when, variables));
+            compiled.is_none_or(|when| when.is_ok_and(|when| !when.uses("inputs")))
+        };
+        let (mut before, mut after) = (parent.before.clone(), parent.after.clone());
+        before.retain(|it| it.block.is_some() && holds(it.when.as_ref(), &OF_CALLS));
+        after.retain(|it| it.redact.is_some() && holds(it.when.as_ref(), &OF_RESULTS));
+        let directory = directory.to_owned();
+        let of_parent = InheritedInterceptors { directory, before, after };
+        let is_empty = of_parent.before.is_empty() && of_parent.after.is_empty();
+        let mut narrowed = self.clone();
+        narrowed.inherited.extend((!is_empty).then_some(of_parent));
+        narrowed.inherited.extend(parent.inherited.iter().cloned());
+        narrowed
     }
 }
 

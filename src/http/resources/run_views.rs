@@ -115,6 +115,12 @@ pub(crate) struct UsageView {
     cost_usd: Option<f64>,
 }
 
+impl RunSummary {
+    pub(crate) fn status(&self) -> RunStatus {
+        self.status
+    }
+}
+
 /// A run in a list. It has no inputs, output or overrides; those are in `GET /runs/{id}`.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(example = json!({"status": "completed", "error": null, "kind": "iterative", "pending": []}))]

@@ -15,7 +15,7 @@ use utoipa::openapi::schema::{ObjectBuilder, Type};
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
-use super::page::{LISTS, ListParams, Listing, by_time, time_cursor};
+use super::page::{LISTS, ListParams, by_time, time_cursor};
 use super::run_views::{RunAnswer, RunDetail, RunSummary, RunViews, answer_to, detail};
 use super::search::search;
 use crate::http::edge::auth::{RunsCancel, RunsRead, Scoped, credential_lost, refused_key};
@@ -24,7 +24,7 @@ use crate::http::edge::layer::Deadline;
 use crate::http::edge::problem::{Code, Problem};
 use crate::http::state::{App, Shared};
 use crate::run::{RunStatus, TerminationReason};
-use crate::store::{CancelOutcome, RunFilter, RunRecord};
+use crate::store::{CancelOutcome, Page, RunCursor, RunFilter, RunRecord};
 
 /// A run of this tenant, or 404.
 pub(crate) async fn existing(app: &Shared, tenant: &str, run: Uuid) -> Result<RunRecord, Problem> {
@@ -74,7 +74,7 @@ impl IntoParams for MetadataParams {
     get, path = "/runs", tag = "runs", security(("bearer" = ["runs:read"])),
     params(
         ("agent" = Option<String>, Query, description = "Runs of this agent."),
-        ("status" = Option<RunStatus>, Query, description = "Runs with this status."),
+        ("status" = Option<RunStatus>, Query, description = "Runs that show this status. A run that waits for child runs has theirs."),
         ("session_id" = Option<String>, Query, description = "Runs of this session."),
         ("parent_run_id" = Option<Uuid>, Query, description = "Runs to which this run delegated."),
         ("termination_reason" = Option<TerminationReason>, Query, description = "Runs that ended for this reason."),
@@ -95,20 +95,68 @@ pub(crate) async fn list_runs(
     let text = params.text("q").filter(|text| !text.trim().is_empty());
     let page = by_time(&mut params, LISTS)?;
     params.finish()?;
-    let (runs, next_cursor, searched) = if let Some(text) = text {
-        let found = search(&app, &caller.tenant, &filter, &text, page).await?;
-        (found.runs, found.next_cursor, Some(found.searched))
-    } else {
-        let runs = app.store.runs(&caller.tenant, &filter, &page).await?;
-        let cursor = |run: &RunRecord| time_cursor(run.created_at, &run.id.to_string());
-        let Listing { data, next_cursor } = Listing::of(runs, &page, cursor, |run| run);
-        (data, next_cursor, None)
+    let Some(text) = text else {
+        let (data, next_cursor) = listed(&app, &caller.tenant, &filter, page).await?;
+        return Ok(Json(RunPage { data, next_cursor, searched: None }));
     };
-    let (mut views, mut data) = (RunViews::new(&app), Vec::with_capacity(runs.len()));
-    for run in runs {
+    let found = search(&app, &caller.tenant, &filter, &text, page).await?;
+    let (mut views, mut data) = (RunViews::new(&app), Vec::with_capacity(found.runs.len()));
+    for run in found.runs {
         data.push(views.summary(run).await?);
     }
-    Ok(Json(RunPage { data, next_cursor, searched }))
+    Ok(Json(RunPage { data, next_cursor: found.next_cursor, searched: Some(found.searched) }))
+}
+
+/// Runs that one request for a list looks at.
+const LOOKED_AT: usize = 2_000;
+
+/// A page of runs. What a run that waits for child runs shows as its status is theirs, and by that it
+/// is listed; its row does not know.
+async fn listed(
+    app: &Shared,
+    tenant: &str,
+    filter: &RunFilter,
+    mut page: Page<RunCursor>,
+) -> Result<(Vec<RunSummary>, Option<String>), Problem> {
+    let above: &[RunStatus] = match filter.status {
+        Some(RunStatus::Running) => &[RunStatus::Running, RunStatus::Queued],
+        Some(RunStatus::NeedsReview) => &[RunStatus::NeedsReview],
+        Some(RunStatus::AwaitingToolResults) => &[RunStatus::AwaitingToolResults],
+        _ => &[],
+    };
+    let parents = RunFilter { status: None, ..filter.clone() };
+    let (mut views, mut data, mut looked_at) = (RunViews::new(app), Vec::new(), 0);
+    loop {
+        let mut runs = app.store.runs(tenant, filter, &page).await?;
+        if !above.is_empty() {
+            runs.extend(app.store.runs_above(tenant, above, &parents, &page).await?);
+            runs.sort_by_key(|run| std::cmp::Reverse((run.created_at, run.id)));
+            runs.dedup_by_key(|run| run.id);
+            runs.truncate(page.limit as usize);
+        }
+        let is_last = runs.len() < page.limit as usize;
+        looked_at += runs.len();
+        for run in runs {
+            if data.len() + 1 == page.limit as usize {
+                return Ok((data, page.after.as_ref().map(cursor_of)));
+            }
+            page.after = Some(RunCursor { at: run.created_at, id: run.id.to_string() });
+            let shown = views.summary(run).await?;
+            if filter.status.is_none_or(|status| shown.status() == status) {
+                data.push(shown);
+            }
+        }
+        if is_last {
+            return Ok((data, None));
+        }
+        if looked_at > LOOKED_AT {
+            return Ok((data, page.after.as_ref().map(cursor_of)));
+        }
+    }
+}
+
+fn cursor_of(last: &RunCursor) -> String {
+    time_cursor(last.at, &last.id)
 }
 
 fn run_filter(params: &mut Params) -> Result<RunFilter, Problem> {

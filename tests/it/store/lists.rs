@@ -171,8 +171,11 @@ async fn every_filter_of_audit_selects(db: Db) {
     first.audit = vec![audited(&read, "allowed")];
     db.commit("me", &first).await;
     let mut second = other.start();
-    second.audit =
-        vec![AuditRecord { outcome: "not_executed".into(), ..audited(&shell, "blocked") }];
+    second.audit = vec![AuditRecord {
+        outcome: "not_executed".into(),
+        rule: "path".into(),
+        ..audited(&shell, "blocked")
+    }];
     db.commit("me", &second).await;
     let act = Act {
         tenant: TENANT.into(),
@@ -196,6 +199,9 @@ async fn every_filter_of_audit_selects(db: Db) {
         (all, vec!["", "shell", "file_ops"]),
         (AuditFilter { run_id: Some(script.id), ..any() }, vec!["file_ops"]),
         (AuditFilter { tool: Some("shell".into()), ..any() }, vec!["shell"]),
+        (AuditFilter { rule: Some(first.audit[0].rule.clone()), ..any() }, vec!["file_ops"]),
+        (AuditFilter { rule: Some("path".into()), ..any() }, vec!["shell"]),
+        (AuditFilter { rule: Some("flow".into()), ..any() }, vec![]),
         (AuditFilter { decision: Some("blocked".into()), ..any() }, vec!["shell"]),
         (AuditFilter { decision: Some("allowed".into()), ..any() }, vec!["file_ops"]),
         (AuditFilter { subject: Some("key-2".into()), ..any() }, vec!["shell"]),

@@ -44,6 +44,12 @@ impl Totals {
                 let requests = c.network.map_or(0, |asked| asked.uncounted());
                 let asked = &mut self.consumption.network_requests;
                 *asked = asked.saturating_add(requests);
+                // What a page downloads is not known when its call starts.
+                for change in c.changes.iter().flatten() {
+                    if self.consumption.files_modified.insert(change.path.clone()) {
+                        self.consumption.files_written += 1;
+                    }
+                }
             }
             RunEvent::ToolCallBlocked(_) => self.tool_calls_made += 1,
             RunEvent::RunQueued {}

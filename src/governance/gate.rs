@@ -36,6 +36,9 @@ const RULES: [(&str, Rule); 8] = [
     ("flow", flow::judge),
 ];
 
+/// Those that judge a file which a permitted call would make.
+const OF_FILES: [&str; 2] = ["path", "flow"];
+
 /// Whether a check has this name.
 pub fn is_rule(name: &str) -> bool {
     RULES.iter().any(|(rule, _)| *rule == name)
@@ -78,6 +81,12 @@ pub(super) struct CompiledPolicy {
     pub(super) paths: Arc<PathRules>,
     pub(super) network: Arc<NetworkRules>,
     pub(super) flow: FlowRules,
+}
+
+impl std::fmt::Debug for CompiledPolicy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CompiledPolicy").field("autonomy", &self.autonomy).finish_non_exhaustive()
+    }
 }
 
 impl CompiledPolicy {
@@ -176,6 +185,19 @@ pub struct Permit {
     directory: Arc<str>,
     /// Whether the tool was shown a private file that it found.
     has_shown_private: Arc<AtomicBool>,
+    policy: Arc<CompiledPolicy>,
+    tool: Arc<str>,
+    labels: Labels,
+}
+
+/// What the rules say to something that follows from a permitted call.
+#[derive(Debug)]
+pub struct FileRuling {
+    pub decision: Decision,
+    /// The rule that objected, else `none`.
+    pub rule: &'static str,
+    pub pattern: Option<String>,
+    pub reason: Option<String>,
 }
 
 impl Permit {
@@ -255,6 +277,36 @@ impl Permit {
         }
     }
 
+    /// What the rules say to a file that the call would make, which was not known of when it was
+    /// judged. None can wait for an approval.
+    pub fn ruling_on_new_file(&self, path: &str) -> FileRuling {
+        let action = Action::new(ActionKind::Write { path: path.to_owned() }, Effect::Once);
+        let call = Call {
+            tool: &self.tool,
+            effect: Effect::Once,
+            actions: [action].into(),
+            approved_by: None,
+            labels: self.labels,
+            skills: &[],
+            directory: Arc::clone(&self.directory),
+        };
+        let question = Question { policy: &self.policy, scopes: &[], call: &call };
+        let judged = strictest(&question, RULES.iter().filter(|(name, _)| OF_FILES.contains(name)));
+        match judged {
+            None => FileRuling {
+                decision: Decision::Allowed,
+                rule: "none",
+                pattern: None,
+                reason: None,
+            },
+            Some((decision, (rule, reason, pattern))) => {
+                let decision =
+                    if decision > Decision::Warned { Decision::Blocked } else { decision };
+                FileRuling { decision, rule, pattern, reason: Some(reason) }
+            }
+        }
+    }
+
     /// Networks that the tool may connect to although they are not public.
     pub fn private_networks(&self) -> &[Network] {
         &self.network.private
@@ -266,9 +318,41 @@ impl Permit {
     }
 }
 
+/// What the strictest of some rules makes of a call; nothing where none objects.
+fn strictest<'r>(
+    question: &Question<'_>,
+    rules: impl Iterator<Item = &'r (&'static str, Rule)>,
+) -> Option<(Decision, Decided)> {
+    // By what becomes of the call, and then by what the rule says: one that only observes may
+    // stand behind another one that does.
+    let mut strictest: Option<((Decision, Decision), Decided)> = None;
+    for (name, rule) in rules {
+        let (said, reason, pattern) = match rule(question) {
+            Ruling::NoObjection => continue,
+            Ruling::Observed(would, reason, pattern) => {
+                let rank = (Decision::Warned, would);
+                if strictest.as_ref().is_none_or(|(so_far, _)| *so_far < rank) {
+                    strictest = Some((rank, (name, reason, Some(pattern))));
+                }
+                continue;
+            }
+            Ruling::Objection(decision, reason) => (decision, reason, None),
+            Ruling::Matched(decision, reason, pattern) => (decision, reason, Some(pattern)),
+            Ruling::Undecided(why, pattern) => {
+                (Decision::Blocked, format!("it cannot decide: {why}"), pattern)
+            }
+        };
+        let (decision, reason) = question.policy.enforced(name, said, reason);
+        if strictest.as_ref().is_none_or(|(so_far, _)| *so_far < (decision, said)) {
+            strictest = Some(((decision, said), (name, reason, pattern)));
+        }
+    }
+    strictest.map(|((decision, _), decided)| (decision, decided))
+}
+
 /// Judges the calls of one agent definition.
 pub struct Gate {
-    policy: CompiledPolicy,
+    policy: Arc<CompiledPolicy>,
 }
 
 impl Gate {
@@ -281,7 +365,7 @@ impl Gate {
         let network = Arc::new(NetworkRules::new(policy)?);
         let flow = FlowRules::new(&policy.flow)?;
         Ok(Self {
-            policy: CompiledPolicy {
+            policy: Arc::new(CompiledPolicy {
                 tools,
                 autonomy: policy.autonomy,
                 observes: policy.observes,
@@ -289,7 +373,7 @@ impl Gate {
                 paths,
                 network,
                 flow,
-            },
+            }),
         })
     }
 
@@ -317,30 +401,7 @@ impl Gate {
     /// Judges a call of a run that was started with these scopes.
     pub fn judge(&self, scopes: &[String], call: Call<'_>) -> Verdict {
         let question = Question { policy: &self.policy, scopes, call: &call };
-        // By what becomes of the call, and then by what the rule says: one that only observes may
-        // stand behind another one that does.
-        let mut strictest: Option<((Decision, Decision), Decided)> = None;
-        for (name, rule) in RULES {
-            let (said, reason, pattern) = match rule(&question) {
-                Ruling::NoObjection => continue,
-                Ruling::Observed(would, reason, pattern) => {
-                    let rank = (Decision::Warned, would);
-                    if strictest.as_ref().is_none_or(|(so_far, _)| *so_far < rank) {
-                        strictest = Some((rank, (name, reason, Some(pattern))));
-                    }
-                    continue;
-                }
-                Ruling::Objection(decision, reason) => (decision, reason, None),
-                Ruling::Matched(decision, reason, pattern) => (decision, reason, Some(pattern)),
-                Ruling::Undecided(why, pattern) => {
-                    (Decision::Blocked, format!("it cannot decide: {why}"), pattern)
-                }
-            };
-            let (decision, reason) = self.policy.enforced(name, said, reason);
-            if strictest.as_ref().is_none_or(|(so_far, _)| *so_far < (decision, said)) {
-                strictest = Some(((decision, said), (name, reason, pattern)));
-            }
-        }
+        let strictest = strictest(&question, RULES.iter());
         let approved_by = call.approved_by;
         let permit = Permit {
             actions: call.actions,
@@ -348,8 +409,11 @@ impl Gate {
             network: Arc::clone(&self.policy.network),
             directory: call.directory,
             has_shown_private: Arc::default(),
+            policy: Arc::clone(&self.policy),
+            tool: call.tool.into(),
+            labels: call.labels,
         };
-        let Some(((decision, _), (rule, reason, pattern))) = strictest else {
+        let Some((decision, (rule, reason, pattern))) = strictest else {
             return Verdict::Pass {
                 permit,
                 decision: Decision::Allowed,

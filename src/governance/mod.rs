@@ -22,7 +22,7 @@ use strum::IntoStaticStr;
 
 pub use crate::run::{Action, ActionKind};
 pub use command::{CommandEffect, CommandRules};
-pub use gate::{Call, Gate, Objection, Permit, PolicyError, Verdict, is_rule};
+pub use gate::{Call, FileRuling, Gate, Objection, Permit, PolicyError, Verdict, is_rule};
 pub use path::{Whole, seen_from};
 
 /// Whether an active skill allows a tool.

@@ -175,6 +175,7 @@ impl PolicyBench {
             standing: Standing::new(lease, CancellationToken::new()),
             listener: Listener::default(),
             requests_left: RequestsLeft::default(),
+            files_left: None,
         };
         let slot = Slot { attempt: 1, iteration: 1, index: 0 };
         let prepared = self.executor.prepare(&call, slot, &scope, None).await;

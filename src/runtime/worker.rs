@@ -332,6 +332,7 @@ pub(super) fn run_scope(
         standing,
         listener: Listener::default(),
         requests_left: RequestsLeft::default(),
+        files_left: None,
     }
 }
 

@@ -20,10 +20,24 @@ pub struct Changed(Arc<Mutex<Told>>);
 struct Told {
     changes: Vec<FileChange>,
     diffs: usize,
+    /// How many files may be changed whose change was not foreseen; none: any number.
+    left: Option<u64>,
     is_complete: bool,
 }
 
 impl Changed {
+    /// Bounds the files whose change was not foreseen when the call started.
+    pub(super) fn within(&self, left: Option<u64>) {
+        self.0.lock().left = left;
+    }
+
+    /// Whether one more such file may be changed.
+    pub(super) fn may_add(&self, path: &str) -> bool {
+        let told = self.0.lock();
+        let changed = told.changes.iter().filter(|change| change.path != path).count() as u64;
+        told.left.is_none_or(|left| changed < left)
+    }
+
     /// Something is changed now.
     pub fn add(&self, mut change: FileChange) {
         let mut told = self.0.lock();

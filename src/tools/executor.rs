@@ -493,6 +493,7 @@ impl Executor {
         let since = Instant::now();
         ready.context.listener = scope.listener.clone();
         ready.context.requests.within(scope.requests_left.clone());
+        ready.context.changed.within(scope.files_left);
         let announced = Consumption::of(ready.permit.actions()).network_requests;
         ready.context.requests.announced(announced);
         let result =

@@ -120,6 +120,7 @@ fn bench(policy: &Policy) -> Bench {
         ),
         listener: Listener::default(),
         requests_left: RequestsLeft::default(),
+        files_left: None,
     };
     Bench {
         executor: Executor::new(tools, Gate::new(policy).unwrap(), |_| CallOptions::default())

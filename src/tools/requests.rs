@@ -12,12 +12,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use chrono::{DateTime, TimeDelta, Utc};
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::audit_arguments::shown;
 use crate::clock;
 use crate::event::{AuditRecord, NetworkUse, SharedRequests};
-use crate::governance::Decision;
+use crate::governance::{Decision, FileRuling};
 use crate::message::canonical_json;
 use crate::outbound::Announce;
 use crate::run::{Labels, Refusal, Reserved, Target};
@@ -61,11 +61,38 @@ struct Told {
 #[derive(Debug)]
 struct Asked {
     at: DateTime<Utc>,
-    method: String,
-    target: Target,
+    what: What,
+    rule: &'static str,
+    pattern: Option<String>,
     decision: Decision,
     reason: Option<String>,
     outcome: &'static str,
+}
+
+#[derive(Debug)]
+enum What {
+    Request {
+        method: String,
+        target: Target,
+    },
+    /// A file that came of a request, and was to be written.
+    File {
+        path: String,
+        bytes: u64,
+        url: String,
+    },
+}
+
+impl What {
+    fn shown(self) -> Value {
+        match self {
+            Self::Request { method, target: Target { scheme, host, port, path, .. } } => json!({
+                "request": {"method": method, "scheme": scheme, "host": host, "port": port, "path": path}}),
+            Self::File { path, bytes, url } => {
+                json!({"download": {"path": path, "bytes": bytes, "url": url}})
+            }
+        }
+    }
 }
 
 /// An admitted request, until it is known what became of it.
@@ -203,8 +230,9 @@ impl Requests {
         }
         let mut asked = Asked {
             at: told.next(),
-            method: method.to_owned(),
-            target,
+            what: What::Request { method: method.to_owned(), target },
+            rule: "network",
+            pattern: None,
             decision,
             reason,
             outcome: "",
@@ -239,6 +267,25 @@ impl Requests {
         }
     }
 
+    /// Notes what the rules say to a file that came of a request; unless it is blocked, what became of it
+    /// is to be told.
+    pub(super) fn file(&self, path: &str, bytes: u64, url: &str, ruling: FileRuling) -> Admitted {
+        let FileRuling { decision, rule, pattern, reason } = ruling;
+        let mut told = self.0.lock();
+        let outcome = if decision > Decision::Warned { "blocked" } else { "failed" };
+        let what = What::File { path: path.to_owned(), bytes, url: without_query(url) };
+        let at = told.next();
+        told.asked.push(Asked { at, what, rule, pattern, decision, reason, outcome });
+        Admitted(told.asked.len() - 1)
+    }
+
+    /// A file is written.
+    pub(super) fn written(&self, Admitted(place): Admitted) {
+        if let Some(asked) = self.0.lock().asked.get_mut(place) {
+            asked.outcome = "succeeded";
+        }
+    }
+
     /// Why requests were not answered, each reason once, as far as they are told.
     pub(super) fn refusals(&self) -> Vec<String> {
         self.0.lock().reasons.iter().cloned().collect()
@@ -260,16 +307,14 @@ impl Requests {
         let mut told = self.0.lock();
         let asked = std::mem::take(&mut told.asked);
         let record = |asked: Asked| {
-            let Asked { at, method, target, decision, reason, outcome } = asked;
-            let Target { scheme, host, port, path, .. } = target;
-            let arguments = json!({"request": {"method": method, "scheme": scheme, "host": host,
-                "port": port, "path": path}});
+            let Asked { at, what, rule, pattern, decision, reason, outcome } = asked;
+            let arguments = what.shown();
             let canonical = canonical_json(arguments.clone());
             let objects = decision != Decision::Allowed;
             AuditRecord {
                 at,
-                rule: if objects { "network" } else { "none" }.to_owned(),
-                pattern: None,
+                rule: if objects { rule } else { "none" }.to_owned(),
+                pattern,
                 decision: decision.as_str().to_owned(),
                 reason,
                 arguments: shown(&arguments, canonical),
@@ -283,6 +328,13 @@ impl Requests {
         let at = last.map_or(call.at, |last| last.max(call.at));
         (asked.into_iter().map(record).collect(), AuditRecord { at, ..call })
     }
+}
+
+/// An address as the audit log keeps it, or only its scheme where what follows is no address.
+fn without_query(url: &str) -> String {
+    let is_address = url.starts_with("http://") || url.starts_with("https://");
+    let end = if is_address { &['?', '#'][..] } else { &[':'][..] };
+    url.split(end).next().unwrap_or_default().to_owned()
 }
 
 impl Told {

@@ -47,6 +47,8 @@ pub struct RunScope {
     pub listener: Listener,
     /// What programs and pages may still ask the network.
     pub requests_left: RequestsLeft,
+    /// Files that it may still change; none where that is not known.
+    pub files_left: Option<u64>,
 }
 
 impl RunScope {

@@ -7,9 +7,13 @@
 //! | several runs | `runs_have_pages_of_their_own`, `pages_are_limited` |
 //! | crash of the browser | `a_browser_that_was_killed_is_started_again` |
 //! | no browser | `a_missing_browser_is_told` |
+//! | crash of the service | `a_killed_service_leaves_no_browser` |
+//! | parked runs | `a_page_waits_for_its_parked_run` |
+//! | downloads | `downloads.rs` |
 //! | hostile pages | `hostile_pages.rs` |
-//! | sessions, tenants, replicas, streaming, approvals | as any tool: a page is known to its run alone |
+//! | sessions, tenants, replicas, streaming | as any tool: a page is known to its run alone |
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -31,20 +35,28 @@ on_both_stores! {
 }
 
 /// A site that notes what it is asked.
-struct Site {
-    port: u16,
+pub struct Site {
+    pub port: u16,
     asked: Arc<Mutex<Vec<String>>>,
     server: JoinHandle<()>,
 }
 
 impl Site {
     async fn start() -> Self {
+        Self::serving(respond).await
+    }
+
+    pub async fn serving<F, A>(respond: F) -> Self
+    where
+        F: Fn(Request) -> A + Clone + Send + Sync + 'static,
+        A: Future<Output = Response> + Send + 'static,
+    {
         let listener = TcpListener::bind(("127.0.0.2", 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let asked = Arc::<Mutex<Vec<String>>>::default();
         let noted = Arc::clone(&asked);
         let app = Router::new().fallback(move |request: Request| {
-            let noted = Arc::clone(&noted);
+            let (noted, respond) = (Arc::clone(&noted), respond.clone());
             async move {
                 let line = format!("{} {}", request.method(), request.uri());
                 noted.lock().unwrap().push(line);
@@ -55,11 +67,11 @@ impl Site {
         Self { port, asked, server }
     }
 
-    fn at(&self, path: &str) -> String {
+    pub fn at(&self, path: &str) -> String {
         format!("http://127.0.0.2:{}{path}", self.port)
     }
 
-    fn asked(&self) -> Vec<String> {
+    pub fn asked(&self) -> Vec<String> {
         self.asked.lock().unwrap().clone()
     }
 
@@ -127,7 +139,7 @@ fn agent(governance: &str) -> String {
 }
 
 /// Calls one after another, and the end.
-fn scenario(calls: &[Value]) -> String {
+pub fn scenario(calls: &[Value]) -> String {
     let calls = calls
         .iter()
         .map(|arguments| json!({"tool_calls": [{"tool": "browser", "arguments": arguments}]}));
@@ -135,13 +147,13 @@ fn scenario(calls: &[Value]) -> String {
 }
 
 /// The calls of a run, by its id or its path.
-async fn rows(service: &Service, run: &str) -> Vec<Value> {
+pub async fn rows(service: &Service, run: &str) -> Vec<Value> {
     let id = run.rsplit('/').next().unwrap();
     let path = format!("/v1/runs/{id}/tool-calls?limit=200");
     service.get(&path).await.body["data"].as_array().unwrap().clone()
 }
 
-fn result(row: &Value) -> &str {
+pub fn result(row: &Value) -> &str {
     row["result"].as_str().unwrap_or_default()
 }
 
@@ -155,7 +167,7 @@ async fn started(site: &Site, config: &str, calls: &[Value], db: Db) -> Service 
         .await
 }
 
-fn id(run: &Value) -> &str {
+pub fn id(run: &Value) -> &str {
     run["run_id"].as_str().unwrap()
 }
 
@@ -195,7 +207,7 @@ async fn a_page_is_opened_read_filled_in_and_pictured(db: Db) {
         format!("Clicked. The page is {origin}/order\nTitle: Ordered"),
         "Got kind=black&size=large&sugar=on with Some(\"visitor=first\")".to_owned(),
         "means no element of the page; read it again".to_owned(),
-        "download".to_owned(),
+        "open only reads".to_owned(),
         "Blocked by the network rule".to_owned(),
         "neither http nor https".to_owned(),
         "click needs `selector`".to_owned(),
@@ -399,6 +411,91 @@ async fn a_browser_that_was_killed_is_started_again() {
     assert!(result(&rows[0]).contains("the browser has ended"), "{:#}", rows[0]);
     assert!(result(&rows[1]).contains("No page is open"), "{:#}", rows[1]);
     assert!(result(&rows[2]).contains("Hello from a script"), "{:#}", rows[2]);
+}
+
+#[tokio::test]
+async fn a_killed_service_leaves_no_browser() {
+    chromium::program();
+    let site = Site::start().await;
+    let place = tempfile::TempDir::new().unwrap();
+    std::fs::set_permissions(place.path(), std::fs::Permissions::from_mode(0o1777)).unwrap();
+    let calls = [json!({"action": "open", "url": site.at("/hang")})];
+    let mut service = Setup::new()
+        .agent("surfer", &agent(&site.governance()))
+        .scenario("surfer", &scenario(&calls))
+        .variable("TMPDIR", place.path().to_str().unwrap())
+        .start(Db::Sqlite)
+        .await;
+    service.enqueue("surfer").await;
+    while site.asked().is_empty() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let started = processes(&service);
+    assert!(started.iter().any(|(_, line)| line.contains("--type=renderer")), "{started:?}");
+    let profiles = || -> Vec<_> {
+        let entries = std::fs::read_dir(place.path()).unwrap().flatten();
+        let names = entries.map(|entry| entry.file_name().into_string().unwrap());
+        names.filter(|name| name.starts_with("toolloop-browser-")).collect()
+    };
+    let left = profiles();
+    assert_eq!(left.len(), 1, "{left:?}");
+    service.kill().await;
+    let is_there = |(pid, line): &&(i32, String)| {
+        let now = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        !line.is_empty() && String::from_utf8_lossy(&now).replace('\0', " ") == *line
+    };
+    let mut rest = started.len();
+    for _ in 0..200 {
+        rest = started.iter().filter(is_there).count();
+        if rest == 0 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(rest, 0, "{:?}", started.iter().filter(is_there).collect::<Vec<_>>());
+    let asked = site.asked().len();
+    service.restart().await;
+    // The run goes on, and what the killed service left behind goes with the next browser.
+    while site.asked().len() == asked {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let now = profiles();
+    assert!(now.len() == 1 && now != left, "{left:?} {now:?}");
+}
+
+#[tokio::test]
+async fn a_page_waits_for_its_parked_run() {
+    chromium::program();
+    let site = Site::start().await;
+    let governance = site
+        .governance()
+        .replace("autonomy: full", "autonomy: full, tool_policies: {file_ops: ask}");
+    let agent = agent(&governance).replace("[browser]", "[browser, file_ops]");
+    let write = json!({"operation": "write", "path": "note", "content": "x"});
+    let calls = [
+        ("browser", json!({"action": "open", "url": site.at("/store")})),
+        ("file_ops", write),
+        ("browser", json!({"action": "open", "url": site.at("/store")})),
+    ];
+    let calls = calls
+        .map(|(tool, arguments)| json!({"tool_calls": [{"tool": tool, "arguments": arguments}]}));
+    let steps =
+        json!({"steps": calls.into_iter().chain([json!({"text": "done"})]).collect::<Vec<_>>()});
+    let service = Setup::new()
+        .agent("surfer", &agent)
+        .scenario("surfer", &steps.to_string())
+        .start(Db::Sqlite)
+        .await;
+    let run = service.enqueue("surfer").await;
+    let parked = service.until(&run, |run| run["status"] == "awaiting_approval").await;
+    let call = parked["pending"][0]["call_id"].as_str().unwrap();
+    let id = run.rsplit('/').next().unwrap();
+    let answer = service.post(&format!("{run}/tool-calls/{call}/approve"), &json!({})).await;
+    assert!(answer.status.is_success(), "{:#}", answer.body);
+    service.until(&run, |run| run["status"] == "completed").await;
+    let rows = rows(&service, id).await;
+    assert!(result(&rows[0]).contains("Title: new"), "{:#}", rows[0]);
+    assert!(result(&rows[2]).contains("Title: known own=1"), "{:#}", rows[2]);
 }
 
 #[tokio::test]

@@ -217,8 +217,8 @@ const WINDOWS: &[Row] = &[
         "button",
         "Clicked.",
     ),
-    clicked("<a href=/file download>go</a>", "a", "download was refused"),
-    clicked("<a href='data:text/html,text' download=x>go</a>", "a", "download was refused"),
+    clicked("<a href=/file download>go</a>", "a", "x.zip\" was not saved"),
+    clicked("<a href='data:text/html,text' download=x>go</a>", "a", "was not saved"),
     clicked("<input type=file aria-label=F>", "input", "Clicked."),
     clicked(
         "<button onclick=\"showOpenFilePicker&&showOpenFilePicker().catch(()=>0)\">go</button>",

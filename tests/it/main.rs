@@ -35,6 +35,7 @@ mod deploy;
 mod dialects;
 mod docs;
 mod documents;
+mod downloads;
 mod dry_run;
 mod faults;
 mod file_stores;

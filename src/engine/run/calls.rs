@@ -212,7 +212,8 @@ impl Run {
         let listener = (self.listeners)(self.state.last_seq());
         let requests_left = RequestsLeft::of(self.state.requests_left())
             .shared_by(self.shared.as_ref().map(SharedBudget::requests));
-        let scope = RunScope { listener, requests_left, ..self.scope.clone() };
+        let files_left = Some(self.state.files_left());
+        let scope = RunScope { listener, requests_left, files_left, ..self.scope.clone() };
         let executor = Arc::clone(&self.executor);
         let stop = self.control.token.child_token();
         let deadline = self.state.deadline().map(instant_of);

@@ -260,6 +260,12 @@ impl State {
         Some(self.ended_mid_turn("the budget is used up", self.ended_at(&limit, now)))
     }
 
+    /// How many files the run may still modify that it has not modified yet.
+    pub fn files_left(&self) -> u64 {
+        let used = self.totals.consumption.files_modified.len() as u64;
+        self.rules.budget.max_files_modified.saturating_sub(used)
+    }
+
     /// How many requests to the network the run may still send, where that is limited.
     pub fn requests_left(&self) -> Option<u64> {
         let max = self.rules.max_network_requests?;

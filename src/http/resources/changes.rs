@@ -1,4 +1,4 @@
-//! What a run changed in its workspace: the changes that its calls of `file_ops` recorded.
+//! What a run changed in its workspace: the changes that its calls of `file_ops` and `browser` recorded.
 //!
 //! They come from the journal. Where a call's changes were not seen (the service stopped during it,
 //! or it was given up), the paths that it was permitted to write are listed with unknown counts:
@@ -26,7 +26,7 @@ use crate::http::edge::problem::Problem;
 use crate::http::state::App;
 use crate::run::ActionKind;
 use crate::store::Page;
-use crate::tools::file_ops;
+use crate::tools::{browser, file_ops};
 
 /// Bytes of the diffs of one page, from which on it is full.
 const MAX_PAGE: usize = 4 * 1024 * 1024;
@@ -68,7 +68,7 @@ pub(crate) struct ChangeView {
 
 /// List a run's changes of files
 ///
-/// What the run's calls of `file_ops` changed, in order. Changes by programs are not listed.
+/// What the run's calls of `file_ops` and `browser` changed, in order. Changes by programs are not listed.
 #[utoipa::path(
     get, path = "/runs/{id}/changes", tag = "runs", security(("bearer" = ["runs:read"])),
     params(("id" = Uuid, Path, description = "The run's id."), ListParams),
@@ -127,7 +127,7 @@ impl Changes {
 
     fn take(&mut self, event: &Event) {
         if let RunEvent::ToolCallStarted(call) = &event.what
-            && call.tool == file_ops::NAME
+            && [file_ops::NAME, browser::NAME].contains(&call.tool.as_str())
         {
             let writes = writes_of(call);
             let known = self.dispatched.entry(call.call_id);

@@ -69,7 +69,7 @@ pub(super) struct Chromium {
     connection: Connection,
     child: Mutex<Child>,
     last_line: Arc<Mutex<String>>,
-    _profile: Profile,
+    profile: Profile,
 }
 
 /// The program, if there is one.
@@ -145,11 +145,16 @@ impl Chromium {
         let last_line = Arc::<Mutex<String>>::default();
         tokio::spawn(keep_last_line(errors, Arc::clone(&last_line)));
         let connection = Connection::new(to, from);
-        Ok(Self { connection, child: child.into(), last_line, _profile: profile })
+        Ok(Self { connection, child: child.into(), last_line, profile })
     }
 
     pub(super) fn connection(&self) -> &Connection {
         &self.connection
+    }
+
+    /// Where each page has a directory for what it downloads.
+    pub(super) fn downloads(&self) -> PathBuf {
+        self.profile.downloads()
     }
 
     pub(super) fn is_alive(&self) -> bool {

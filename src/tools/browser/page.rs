@@ -10,12 +10,14 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
+use cap_std::fs::Dir;
 use futures::future::try_join_all;
 use serde_json::{Value, json};
 use url::Url;
 
 use super::chromium::Chromium;
 use super::connection::Connection;
+use super::downloads::Download;
 use super::tab::{Tab, handle_events};
 use super::traffic::{NetworkAccess, OpenAccess, Traffic};
 use crate::outbound::Client;
@@ -138,13 +140,34 @@ impl Page {
     pub(super) async fn open(&self, url: &Url) -> Result<(), String> {
         let opened = self.tab.call("Page.navigate", json!({"url": url.as_str()})).await?;
         if opened["isDownload"] == true {
-            return Err("it is a download, which is refused".into());
+            let why = "it is a file to download, and open only reads: open the page that has the link \
+                       to it, and click it";
+            return Err(why.into());
         }
         match opened["errorText"].as_str() {
             Some("net::ERR_BLOCKED_BY_CLIENT") => Err("its request was refused, or failed".into()),
             Some(error) => Err(error.trim_start_matches("net::").to_owned()),
             None => self.settle().await,
         }
+    }
+
+    /// Has the browser store what the page downloads, until [`Self::downloaded`].
+    pub(super) async fn accept_downloads(&self) -> Result<(), String> {
+        let place = self.tab.downloads.begin(&self.tab.chromium.downloads());
+        let place = place.map_err(|error| format!("no file can be stored: {}", error.kind()))?;
+        let accept = json!({"behavior": "allowAndName", "downloadPath": place,
+            "browserContextId": self.tab.context});
+        self.tab.chromium.call(None, "Browser.setDownloadBehavior", accept).await.map(|_| ())
+    }
+
+    /// What began to arrive since then, and where it is.
+    pub(super) async fn downloaded(&self) -> Option<(Arc<Dir>, Vec<Download>)> {
+        let arrived = self.tab.downloads.end();
+        let deny = json!({"behavior": "deny", "browserContextId": self.tab.context});
+        if self.tab.chromium.call(None, "Browser.setDownloadBehavior", deny).await.is_err() {
+            self.tab.close();
+        }
+        arrived
     }
 
     pub(super) async fn click(&self, selector: &str) -> Result<(), String> {
@@ -220,7 +243,11 @@ impl Page {
                 let is_loading = self.tab.is_loading.load(Ordering::Relaxed);
                 let traffic = &self.tab.traffic;
                 let is_quiet = !is_loading && traffic.is_quiet(QUIET);
-                if is_quiet || traffic.waits_in_vain(WAITS_IN_VAIN) || !self.is_open() {
+                let is_arriving = self.tab.downloads.are_arriving();
+                if is_quiet && !is_arriving
+                    || traffic.waits_in_vain(WAITS_IN_VAIN)
+                    || !self.is_open()
+                {
                     break;
                 }
             }

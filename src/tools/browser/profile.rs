@@ -3,13 +3,17 @@
 
 use std::fs::{self, DirEntry, File};
 use std::io;
-use std::os::unix::fs::{MetadataExt, chown};
-use std::path::Path;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
 const PREFIX: &str = "toolloop-browser-";
 const LOCK: &str = "lock";
+/// What Chromium writes, and where the files arrive that pages download: beside the former, so that
+/// Chromium cannot put something else in its place.
+const OWN: &str = "profile";
+const DOWNLOADS: &str = "downloads";
 /// Whom Chromium runs as where the service is the superuser: `nobody`.
 pub(super) const NOBODY: u32 = 65_534;
 
@@ -33,14 +37,27 @@ impl Profile {
         let lock = File::create_new(&unlocked)?;
         lock.lock()?;
         fs::rename(unlocked, directory.path().join(LOCK))?;
+        let own = directory.path().join(OWN);
+        let downloads = directory.path().join(DOWNLOADS);
+        fs::create_dir(&own)?;
+        fs::create_dir(&downloads)?;
         if rustix::process::geteuid().is_root() {
-            chown(directory.path(), Some(NOBODY), Some(NOBODY))?;
+            chown(&own, Some(NOBODY), Some(NOBODY))?;
+            for passed in [directory.path(), &downloads] {
+                fs::set_permissions(passed, fs::Permissions::from_mode(0o711))?;
+            }
         }
         Ok(Self { directory, _lock: lock })
     }
 
-    pub(super) fn path(&self) -> &Path {
-        self.directory.path()
+    /// What Chromium may write.
+    pub(super) fn path(&self) -> PathBuf {
+        self.directory.path().join(OWN)
+    }
+
+    /// Where each page has a directory for what it downloads.
+    pub(super) fn downloads(&self) -> PathBuf {
+        self.directory.path().join(DOWNLOADS)
     }
 }
 
@@ -79,7 +96,7 @@ mod tests {
         let mut there: Vec<_> =
             fs::read_dir(place.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         there.sort();
-        let named = |profile: &Profile| profile.path().file_name().unwrap().to_owned();
+        let named = |profile: &Profile| profile.directory.path().file_name().unwrap().to_owned();
         let mut expected = vec![
             "other".into(),
             "toolloop-browser-just-begun".into(),

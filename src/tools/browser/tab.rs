@@ -18,6 +18,7 @@ use url::Url;
 
 use super::chromium::Chromium;
 use super::connection::{Event, EventSender};
+use super::downloads::Downloads;
 use super::traffic::Traffic;
 use crate::bounds::address;
 
@@ -42,6 +43,7 @@ pub(super) struct Tab {
     pub(super) target: String,
     pub(super) address: Mutex<Option<Url>>,
     pub(super) is_loading: AtomicBool,
+    pub(super) downloads: Downloads,
     /// Frames and workers that have a session of their own.
     targets: AtomicUsize,
     events: AtomicU64,
@@ -66,6 +68,7 @@ impl Tab {
             target,
             address: Mutex::default(),
             is_loading: AtomicBool::default(),
+            downloads: Downloads::default(),
             targets: AtomicUsize::default(),
             events: AtomicU64::default(),
             notes: Mutex::default(),
@@ -135,7 +138,10 @@ impl Tab {
         }
         if kind == "iframe" {
             self.chromium.connection().subscribe(&session, events);
-            if self.hold_requests(&session).await.is_err() {
+            // What it downloads is told to nobody else.
+            let enabled = self.chromium.call(Some(&session), "Page.enable", json!({}));
+            let (held, enabled) = tokio::join!(self.hold_requests(&session), enabled);
+            if held.is_err() || enabled.is_err() {
                 return;
             }
         }
@@ -182,9 +188,12 @@ impl Tab {
                 self.note(format!("the page wanted a new window, which was closed: {url:?}"));
             }
             "Page.downloadWillBegin" => {
-                let url = shown(&params["url"]);
-                self.note(format!("a download was refused: {url:?}"));
+                if let Err(why) = self.downloads.begun(params) {
+                    let url = shown(&params["url"]);
+                    self.note(format!("the download of {url:?} was refused: {why}"));
+                }
             }
+            "Page.downloadProgress" => self.downloads.progressed(params),
             _ => {}
         }
     }
@@ -260,6 +269,12 @@ async fn answer(tab: Arc<Tab>, event: Event, sender: EventSender) {
             drop(sender);
             let traffic = Arc::clone(&tab.traffic);
             traffic.answer(&tab.chromium, &session, params).await;
+        }
+        ("Page.downloadWillBegin" | "Page.downloadProgress", _)
+            if tab.downloads.is_unwanted(&params) =>
+        {
+            let cancel = json!({"guid": params["guid"], "browserContextId": tab.context});
+            let _ = tab.chromium.call(None, "Browser.cancelDownload", cancel).await; // it may have ended
         }
         ("Page.javascriptDialogOpening", _) => tab.answer_dialog(params).await,
         ("Target.attachedToTarget", session) => {

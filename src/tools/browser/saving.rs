@@ -1,0 +1,257 @@
+//! What a page leaves in the workspace: pictures of it, and the files that it downloads.
+//!
+//! A picture is part of what the gate judged. A file is not, for nobody knows of it before it arrives:
+//! the permit's rules judge it here. It never replaces anything. What the page calls a file is a text
+//! that an outsider wrote: only a plain name is made of it.
+
+use std::io::{self, Read, Write};
+use std::sync::Arc;
+
+use cap_std::fs::{Dir, MetadataExt};
+use tokio_util::sync::CancellationToken;
+
+use super::downloads::{Download, MAX_FILES};
+use crate::event::{ChangeKind, FileChange};
+use crate::governance::{Decision, Permit};
+use crate::tools::file_ops::blocking;
+use crate::tools::quota::Growth;
+use crate::tools::requests::Admitted;
+use crate::tools::staged::Staged;
+use crate::tools::workspace::open_for_reading;
+use crate::tools::{ToolContext, ToolError, Workspace};
+
+/// Where the files go, in the workspace.
+const DIRECTORY: &str = "downloads";
+/// Bytes of a name, and of its ending.
+const MAX_NAME: usize = 120;
+const MAX_ENDING: usize = 16;
+/// The name of a file that has none.
+const NAMELESS: &str = "download";
+/// Files of one name.
+const MAX_SAME: u32 = 1000;
+/// Characters of a name that a page gave, where it is told.
+const MAX_TOLD: usize = 200;
+
+pub(super) fn picture_path(context: &ToolContext) -> String {
+    format!("screenshots/{}.png", context.call_id)
+}
+
+pub(super) fn check_standing(context: &ToolContext) -> Result<(), ToolError> {
+    let given_up = || ToolError::ForModel("The run was given up before the call.".into());
+    context.standing.holds().then_some(()).ok_or_else(given_up)
+}
+
+/// Writes a picture into the workspace.
+pub(super) async fn picture(picture: Vec<u8>, context: &ToolContext) -> Result<String, ToolError> {
+    let (workspace, path) = (context.workspace.clone(), picture_path(context));
+    check_standing(context)?;
+    let place = path.clone();
+    let writing = move || {
+        let failed = |error: io::Error| {
+            ToolError::ForModel(format!("{place:?} cannot be written: {}", error.kind()))
+        };
+        let write = |workspace: &Workspace| {
+            let (dir, name) = workspace.holder_made(&place)?;
+            let (staged, mut file) = Staged::create(&dir)?;
+            file.write_all(&picture)?;
+            file.sync_data()?;
+            staged.replace(&dir, name)
+        };
+        let growth = Growth::of(&place, None, picture.len() as u64);
+        workspace.admit(growth).map_err(|over| ToolError::ForModel(format!("{over}.")))?;
+        write(&workspace).map_err(failed)?;
+        Ok(picture.len())
+    };
+    let written: Result<Result<usize, ToolError>, _> = tokio::task::spawn_blocking(writing).await;
+    let failed = |_| ToolError::ForModel("The picture cannot be written.".into());
+    let size = written.map_err(failed)??;
+    context.changed.add(created(&path));
+    context.changed.complete();
+    Ok(format!("Saved a picture of {size} bytes as {path}."))
+}
+
+/// Moves files that have arrived into the workspace, as far as the rules permit it, and tells what
+/// became of each.
+pub(super) async fn files(
+    arrived: (Arc<Dir>, Vec<Download>),
+    permit: &Permit,
+    context: &ToolContext,
+) -> Result<String, ToolError> {
+    let (from, downloads) = arrived;
+    let (permit, told_of) = (permit.clone(), context.clone());
+    let told = blocking(move |stop| {
+        let saving = Saving { from: &from, permit: &permit, context: &told_of, stop };
+        let told: Vec<String> = downloads.iter().map(|download| saving.told(download)).collect();
+        saving.clear();
+        Ok(told.concat())
+    });
+    let told = told.await?;
+    context.changed.complete();
+    Ok(told)
+}
+
+fn created(path: &str) -> FileChange {
+    let created = FileChange::plain(path, ChangeKind::Created);
+    FileChange { added: None, removed: None, ..created }
+}
+
+struct Saving<'a> {
+    from: &'a Dir,
+    permit: &'a Permit,
+    context: &'a ToolContext,
+    stop: &'a CancellationToken,
+}
+
+impl Saving<'_> {
+    fn told(&self, download: &Download) -> String {
+        match self.saved(download) {
+            Ok((path, size)) => format!("\nSaved a file of {size} bytes as {path}."),
+            Err(why) => {
+                let name: String = download.name.chars().take(MAX_TOLD).collect();
+                format!("\nThe file {name:?} was not saved: {why}.")
+            }
+        }
+    }
+
+    fn saved(&self, download: &Download) -> Result<(String, u64), String> {
+        download.outcome()?;
+        let system = |error: io::Error| format!("it cannot be written: {}", error.kind());
+        let mut source = open_for_reading(self.from, &download.guid).map_err(system)?;
+        let metadata = source.metadata().map_err(system)?;
+        if !metadata.is_file() || metadata.nlink() != 1 {
+            return Err("it is no plain file".into());
+        }
+        let size = metadata.len();
+        let name = plain_name(&download.name);
+        for number in 1..=MAX_SAME {
+            let path = format!("{DIRECTORY}/{}", numbered(&name, number));
+            let workspace = &self.context.workspace;
+            let entry = workspace.resolve_entry(&path).map_err(|error| error.to_string())?;
+            if entry.kind.is_some() {
+                continue;
+            }
+            let path = entry.path;
+            let admitted = self.judge(&path, size, download)?;
+            if !self.context.changed.may_add(&path) {
+                return Err("the run's budget of files is used up (max_files_modified)".into());
+            }
+            workspace.admit(Growth::of(&path, None, size)).map_err(|over| over.to_string())?;
+            let (holder, name) = workspace.holder_made(&path).map_err(system)?;
+            let (staged, mut file) = Staged::create(&holder).map_err(system)?;
+            let copied = io::copy(&mut (&mut source).take(size), &mut file).map_err(system)?;
+            if copied != size {
+                return Err("it changed while it was read".into());
+            }
+            file.sync_data().map_err(system)?;
+            if self.stop.is_cancelled() || !self.context.standing.holds() {
+                return Err("the call was given up".into());
+            }
+            match staged.place(&holder, name) {
+                Ok(()) => {
+                    self.context.requests.written(admitted);
+                    self.context.changed.add(created(&path));
+                    return Ok((path, size));
+                }
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                    workspace.freed(size);
+                    source = open_for_reading(self.from, &download.guid).map_err(system)?;
+                }
+                Err(error) => return Err(system(error)),
+            }
+        }
+        Err(format!("{MAX_SAME} files have this name already"))
+    }
+
+    /// What the rules say to the file, which is noted for the audit log.
+    fn judge(&self, path: &str, size: u64, download: &Download) -> Result<Admitted, String> {
+        let ruling = self.permit.ruling_on_new_file(path);
+        let refused = (ruling.decision > Decision::Warned).then(|| ruling.reason.clone());
+        let admitted = self.context.requests.file(path, size, &download.url, ruling);
+        refused.map_or(Ok(admitted), |why| Err(why.unwrap_or_default()))
+    }
+
+    /// Removes what the browser has put there.
+    fn clear(&self) {
+        let Ok(left) = self.from.entries() else { return };
+        for entry in left.flatten().take(2 * MAX_FILES) {
+            let _ = entry.remove_file(); // goes with the page at the latest
+        }
+    }
+}
+
+/// A name without directories, without a dot at its start, of characters that are seen.
+fn plain_name(suggested: &str) -> String {
+    let last = suggested.rsplit(['/', '\\']).next().unwrap_or_default();
+    let is_unseen = |c: &char| {
+        c.is_control()
+            || matches!(c, '\u{ad}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+    };
+    let plain = |c: char| if r#":*?"<>|"#.contains(c) { '_' } else { c };
+    let name: String = last.chars().filter(|c| !is_unseen(c)).map(plain).collect();
+    let name = name.trim_matches(|c: char| c == '.' || c.is_whitespace());
+    if name.is_empty() {
+        return NAMELESS.into();
+    }
+    let (stem, ending) = parts(name);
+    let stem = &stem[..stem.floor_char_boundary(MAX_NAME - ending.len())];
+    format!("{stem}{ending}")
+}
+
+/// The name and its ending with the dot, where it has one that is worth keeping.
+fn parts(name: &str) -> (&str, &str) {
+    match name.rfind('.') {
+        Some(dot) if dot > 0 && name.len() - dot <= MAX_ENDING => name.split_at(dot),
+        _ => (name, ""),
+    }
+}
+
+fn numbered(name: &str, number: u32) -> String {
+    let (stem, ending) = parts(name);
+    if number == 1 { name.to_owned() } else { format!("{stem}-{number}{ending}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn names_of_pages_become_plain_names() {
+        let long = "x".repeat(5_000);
+        let long_ending = format!("a.{long}");
+        for (suggested, name) in [
+            ("report.pdf", "report.pdf"),
+            ("../../etc/passwd", "passwd"),
+            ("/etc/cron.d/x", "x"),
+            ("..\\..\\a.exe", "a.exe"),
+            (".bashrc", "bashrc"),
+            ("...", "download"),
+            ("", "download"),
+            ("a\0b\nc", "abc"),
+            ("a\u{202e}fdp.exe", "afdp.exe"),
+            ("a/", "download"),
+            ("C:x|y?.txt", "C_x_y_.txt"),
+            (" a . ", "a"),
+            ("Bericht für März.csv", "Bericht für März.csv"),
+            (&long, &long[..MAX_NAME]),
+            (&long_ending, &long_ending[..MAX_NAME]),
+        ] {
+            assert_eq!(plain_name(suggested), name, "{suggested:?}");
+        }
+        assert_eq!(plain_name(&format!("{long}.tar.gz")).len(), MAX_NAME);
+        assert!(plain_name(&format!("{long}.tar.gz")).ends_with("x.gz"));
+        assert_eq!(numbered("a.tar.gz", 2), "a.tar-2.gz");
+        assert_eq!(numbered("a", 12), "a-12");
+    }
+
+    proptest! {
+        #[test]
+        fn no_name_leaves_the_directory(suggested in any::<String>()) {
+            let name = plain_name(&suggested);
+            prop_assert!(!name.is_empty() && name.len() <= MAX_NAME);
+            prop_assert!(!name.starts_with('.') && !name.contains(['/', '\\']));
+            let path = format!("{DIRECTORY}/{name}");
+            prop_assert_eq!(crate::tools::workspace::normalise(&path).ok(), Some(path));
+        }
+    }
+}

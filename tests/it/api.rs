@@ -69,7 +69,7 @@ impl Operation {
 
     /// All that it requires.
     fn scopes(&self) -> Vec<&str> {
-        let scopes = self.details["security"][0]["bearer"].as_array();
+        let scopes = self.details["x-scopes"].as_array();
         scopes.into_iter().flatten().filter_map(Value::as_str).collect()
     }
 }

@@ -12,6 +12,9 @@ use std::time::Duration;
 /// How long an installation may take.
 const PATIENCE: Duration = Duration::from_mins(5);
 
+/// Where Debian puts the sources of Go packages.
+pub(crate) const GO_PACKAGES: &str = "/usr/share/gocode";
+
 /// Installs packages where that asks nobody: as root on a system with apt. One process at a time.
 pub(crate) fn apt(packages: &str) {
     let lock = File::create(std::env::temp_dir().join("toolloop-apt.lock")).unwrap();
@@ -65,17 +68,57 @@ impl Workshop {
             "Python 3.11 with venv is not found: install it, or put it into PATH"
         );
         let workshop = Self::open("python");
-        if !workshop.is_stocked("requirements.txt") {
-            workshop.run_within(PATIENCE, "python3", &["-m", "venv", "--clear", "venv"], &[]).await;
-            let quietly =
-                ["--no-input", "--disable-pip-version-check", "--quiet", "--retries", "1"];
-            let arguments =
-                [&["-m", "pip", "install", "--no-deps", "-r", "requirements.txt"], &quietly[..]]
-                    .concat();
-            workshop.run_within(PATIENCE, "venv/bin/python", &arguments, &[]).await;
-            workshop.note_stock("requirements.txt");
-        }
+        workshop.stock_python().await;
         workshop
+    }
+
+    /// With openapi-generator, which Java runs, in the virtual environment `venv`, and Go.
+    pub(crate) async fn go() -> Self {
+        if !works("go", &["version"]) || !Path::new(GO_PACKAGES).join("src/gopkg.in").exists() {
+            apt("golang-go golang-gopkg-validator.v2-dev");
+        }
+        assert!(works("go", &["version"]), "Go is not found: install it, or put it into PATH");
+        Self::openapi_generator("go").await
+    }
+
+    /// With openapi-generator and a Java compiler.
+    pub(crate) async fn java() -> Self {
+        if !works("javac", &["--version"]) || !Path::new("/usr/share/java/jsr305.jar").exists() {
+            apt("openjdk-17-jdk-headless libjsr305-java libjakarta-annotation-api-java");
+        }
+        assert!(works("javac", &["--version"]), "javac is not found: install it");
+        Self::openapi_generator("java").await
+    }
+
+    /// With openapi-generator; Rust is here already.
+    pub(crate) async fn rust() -> Self {
+        Self::openapi_generator("rust").await
+    }
+
+    async fn openapi_generator(name: &str) -> Self {
+        if !works("java", &["-version"]) {
+            apt("default-jre-headless python3-venv");
+        }
+        assert!(works("java", &["-version"]), "Java is not found: install it");
+        let workshop = Self::open(name);
+        let list = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients/generator.txt");
+        fs::copy(list, workshop.dir.join("requirements.txt")).unwrap();
+        workshop.stock_python().await;
+        workshop
+    }
+
+    /// Installs `requirements.txt`.
+    async fn stock_python(&self) {
+        if self.is_stocked("requirements.txt") {
+            return;
+        }
+        self.run_within(PATIENCE, "python3", &["-m", "venv", "--clear", "venv"], &[]).await;
+        let quietly = ["--no-input", "--disable-pip-version-check", "--quiet", "--retries", "1"];
+        let arguments =
+            [&["-m", "pip", "install", "--no-deps", "-r", "requirements.txt"], &quietly[..]]
+                .concat();
+        self.run_within(PATIENCE, "venv/bin/python", &arguments, &[]).await;
+        self.note_stock("requirements.txt");
     }
 
     fn open(name: &str) -> Self {

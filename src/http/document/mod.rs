@@ -5,4 +5,5 @@ pub(super) mod docs;
 mod event_schemas;
 pub(super) mod openapi;
 pub(super) mod schemas;
+mod scopes;
 pub(super) mod vocabulary;

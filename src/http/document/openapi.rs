@@ -18,12 +18,13 @@ use utoipa::openapi::schema::{AdditionalProperties, AllOf, ArrayBuilder, Object,
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::tag::TagBuilder;
 use utoipa::openapi::{
-    Content, InfoBuilder, License, OpenApi, Ref, RefOr, Response, ResponseBuilder, Server,
+    ContactBuilder, Content, InfoBuilder, License, OpenApi, Ref, RefOr, Response, ResponseBuilder,
+    Server,
 };
 use utoipa::{PartialSchema, ToSchema};
 
 use super::vocabulary::OpenApiDocument;
-use super::{event_schemas, schemas};
+use super::{event_schemas, schemas, scopes};
 use crate::http::edge::problem::{Code, ProblemBody};
 use crate::http::edge::rate_limit::{POLICY, REMAINING};
 use crate::http::resources::run_views::Run;
@@ -66,6 +67,7 @@ pub(crate) fn document(mut api: OpenApi) -> Value {
         .title("toolloop")
         .version(env!("CARGO_PKG_VERSION"))
         .description(Some(env!("CARGO_PKG_DESCRIPTION")))
+        .contact(Some(ContactBuilder::new().name(Some("The toolloop authors")).build()))
         .license(Some(license))
         .build();
     api.servers = Some(vec![Server::new("/v1")]);
@@ -117,6 +119,7 @@ pub(crate) fn document(mut api: OpenApi) -> Value {
         event_schemas::add(schemas);
     }
     name_contents(&mut api);
+    scopes::name(&mut api);
     schemas::adjust(&mut api);
     api
 }

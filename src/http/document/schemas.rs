@@ -3,8 +3,9 @@
 //! A generator makes a type of every schema and a member of every property, so names and `required`
 //! matter. The rules apply to all schemas: a page is named after its items; all properties of a
 //! response are required if they are nullable, since it has null rather than nothing; in a request
-//! (a schema that forbids unknown properties) a property without a default is optional; a choice
-//! between enum values and an object becomes two named types.
+//! (a schema that forbids unknown properties) a property without a default is optional. In a choice
+//! between words and an object the words stand in it and the object is a type of its own: some
+//! generators make code that does not compile of words that are referred to there.
 
 use std::collections::BTreeMap;
 
@@ -37,6 +38,7 @@ pub(crate) fn adjust(api: &mut Value) {
         schemas.insert(name, schema);
     }
     name_mixed_choices(&mut schemas);
+    put_words_in_place(&mut schemas);
     api["components"]["schemas"] = Value::Object(schemas.into_iter().collect());
     rename(api, &renamed);
     drop_null_parameters(api);
@@ -122,7 +124,7 @@ fn may_be_null(property: &Map<String, Value>) -> bool {
 }
 
 /// Turns a choice between enum values and an object, which is derived with anonymous schemas, into
-/// a choice of two named types.
+/// a choice of one type of words and a named object.
 fn name_mixed_choices(schemas: &mut BTreeMap<String, Value>) {
     let mut named = Vec::new();
     for (name, schema) in schemas.iter_mut() {
@@ -142,18 +144,36 @@ fn name_mixed_choices(schemas: &mut BTreeMap<String, Value>) {
             .collect();
         let values: Vec<&Value> = plain.iter().map(|word| &word["enum"][0]).collect();
         let mode = json!({
+            "title": format!("{name}Mode"),
             "type": "string",
             "description": format!("{}\n\n{}", text(&schema["description"]), meanings.join("\n")),
             "enum": values,
         });
-        let (mode_name, object_name) = (format!("{name}Mode"), format!("{name}Object"));
-        named.push((mode_name.clone(), mode));
+        let object_name = format!("{name}Object");
         named.push((object_name.clone(), (*object).clone()));
-        let choices =
-            [mode_name, object_name].map(|name| json!({"$ref": format!("{PREFIX}{name}")}));
-        schema["oneOf"] = json!(choices);
+        schema["oneOf"] = json!([mode, {"$ref": format!("{PREFIX}{object_name}")}]);
     }
     schemas.extend(named);
+}
+
+/// In a choice, words stand in place of a reference to them, under the same name. A reference has
+/// nothing beside it.
+fn put_words_in_place(schemas: &mut BTreeMap<String, Value>) {
+    let words: BTreeMap<String, Value> = schemas
+        .iter()
+        .filter(|(_, schema)| schema["type"] == "string" && schema["enum"].is_array())
+        .map(|(name, schema)| {
+            let mut words = schema.clone();
+            words["title"] = name.as_str().into();
+            (format!("{PREFIX}{name}"), words)
+        })
+        .collect();
+    for schema in schemas.values_mut() {
+        for choice in schema.get_mut("oneOf").and_then(Value::as_array_mut).into_iter().flatten() {
+            let Some(target) = choice["$ref"].as_str() else { continue };
+            *choice = words.get(target).cloned().unwrap_or_else(|| json!({"$ref": target}));
+        }
+    }
 }
 
 fn text(value: &Value) -> &str {
@@ -263,19 +283,43 @@ mod tests {
     }
 
     #[test]
-    fn enum_values_and_an_object_become_two_types() {
+    fn a_choice_has_words_in_place_and_a_named_object() {
         let schemas = adjusted(&json!({"description": "When.", "oneOf": [
             {"type": "string", "enum": ["auto"], "description": "It decides."},
             {"type": "string", "enum": ["none"], "description": "Never."},
             {"type": "object", "properties": {"tool": {"type": "string"}}},
         ]}));
-        assert_eq!(schemas["ItMode"]["enum"], json!(["auto", "none"]));
-        assert_eq!(
-            schemas["ItMode"]["description"],
-            "When.\n\n- `auto`: It decides.\n- `none`: Never."
-        );
         assert_eq!(schemas["ItObject"]["properties"]["tool"]["type"], "string");
-        assert_eq!(schemas["It"]["oneOf"][1]["$ref"], "#/components/schemas/ItObject");
+        assert_eq!(
+            schemas["It"]["oneOf"],
+            json!([
+                {
+                    "title": "ItMode", "type": "string", "enum": ["auto", "none"],
+                    "description": "When.\n\n- `auto`: It decides.\n- `none`: Never.",
+                },
+                {"$ref": "#/components/schemas/ItObject"},
+            ])
+        );
+    }
+
+    #[test]
+    fn a_choice_refers_to_objects_only() {
+        let to = |name: &str| json!({"$ref": format!("{PREFIX}{name}"), "description": "Here."});
+        let mut api = json!({"components": {"schemas": {
+            "Rule": {"oneOf": [to("Word"), to("Thing")]},
+            "Word": {"type": "string", "enum": ["deny"]},
+            "Thing": {"type": "object"},
+        }}, "paths": {}});
+        adjust(&mut api);
+        let schemas = &api["components"]["schemas"];
+        assert_eq!(
+            schemas["Rule"]["oneOf"],
+            json!([
+                {"title": "Word", "type": "string", "enum": ["deny"]},
+                {"$ref": format!("{PREFIX}Thing")},
+            ])
+        );
+        assert_eq!(schemas["Word"], json!({"type": "string", "enum": ["deny"]}));
     }
 
     #[test]

@@ -28,29 +28,34 @@ impl FromRequestParts<App> for MediaType {
     }
 }
 
-/// The media type with the higher quality value. An event stream must be named explicitly; on a tie
-/// it wins, since a client that names it can read it.
+/// The media type with the higher quality value. An event stream must be named explicitly. On a tie it
+/// wins over a wildcard; where JSON is named as well, the first wins: clients that are generated from
+/// the document name all that an operation answers, and read the first.
 pub(super) fn preferred(headers: &HeaderMap) -> Option<MediaType> {
     let mut given = headers.get_all(ACCEPT).iter().peekable();
     if given.peek().is_none() {
         return Some(MediaType::Json);
     }
     let (mut json, mut stream) = (Quality::default(), Quality::default());
-    for range in given.filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(',')) {
+    let ranges = given.filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(','));
+    for (place, range) in ranges.enumerate() {
         let mut parts = range.split(';').map(str::trim);
         let kind = parts.next().unwrap_or_default().to_ascii_lowercase();
         let weight = parts.find_map(|p| p.strip_prefix("q=").or(p.strip_prefix("Q=")));
         let weight = weight.map_or(1.0, |q| q.parse::<f32>().unwrap_or(0.0));
         match kind.as_str() {
-            "application/json" => json.note(3, weight),
-            "application/*" => json.note(2, weight),
-            "*/*" => json.note(1, weight),
-            "text/event-stream" => stream.note(3, weight),
+            "application/json" => json.note(3, weight, place),
+            "application/*" => json.note(2, weight, place),
+            "*/*" => json.note(1, weight, place),
+            "text/event-stream" => stream.note(3, weight, place),
             _ => {}
         }
     }
+    let first = json.specificity < stream.specificity || stream.place < json.place;
     match (stream.weight > 0.0, json.weight > 0.0) {
-        (true, _) if stream.weight >= json.weight => Some(MediaType::EventStream),
+        (true, _) if stream.weight > json.weight || (stream.weight >= json.weight && first) => {
+            Some(MediaType::EventStream)
+        }
         (_, true) => Some(MediaType::Json),
         _ => None,
     }
@@ -61,12 +66,13 @@ pub(super) fn preferred(headers: &HeaderMap) -> Option<MediaType> {
 struct Quality {
     specificity: u8,
     weight: f32,
+    place: usize,
 }
 
 impl Quality {
-    fn note(&mut self, specificity: u8, weight: f32) {
+    fn note(&mut self, specificity: u8, weight: f32, place: usize) {
         if specificity > self.specificity {
-            *self = Self { specificity, weight };
+            *self = Self { specificity, weight, place };
         }
     }
 }
@@ -86,7 +92,11 @@ mod tests {
             (&["text/event-stream"], Some(MediaType::EventStream)),
             (&["Text/Event-Stream; charset=utf-8"], Some(MediaType::EventStream)),
             (&["text/event-stream, */*"], Some(MediaType::EventStream)),
-            (&["application/json", "text/event-stream"], Some(MediaType::EventStream)),
+            (&["text/event-stream, application/json"], Some(MediaType::EventStream)),
+            (&["application/*, text/event-stream"], Some(MediaType::EventStream)),
+            (&["application/json, text/event-stream"], Some(MediaType::Json)),
+            (&["application/json", "text/event-stream"], Some(MediaType::Json)),
+            (&["application/json;q=0.5, text/event-stream"], Some(MediaType::EventStream)),
             (&["text/event-stream;q=0.5, application/json"], Some(MediaType::Json)),
             (&["text/event-stream;q=0, */*"], Some(MediaType::Json)),
             (&["application/json;q=0, */*"], None),

@@ -142,8 +142,7 @@ impl From<Replay> for PolicyReplay {
 /// Replay a policy
 ///
 /// Judges the recorded tool calls of an agent's runs by its current definition, or by another one:
-/// which calls would newly be blocked, need an approval or be allowed. Nothing is executed. Requires
-/// the scope `runs:read`, too.
+/// which calls would newly be blocked, need an approval or be allowed. Nothing is executed.
 #[utoipa::path(
     post, path = "/agents/{name}/policy/replay", tag = "agents",
     security(("bearer" = ["agents:read", "runs:read"])),

@@ -106,6 +106,11 @@ impl Pattern {
         }
     }
 
+    /// Where it occurs in a text.
+    pub fn found_in<'t>(&'t self, text: &'t str) -> impl Iterator<Item = Range<usize>> + 't {
+        self.regex.find_iter(text).map(|found| found.range())
+    }
+
     /// The text with another in the place of each occurrence.
     pub fn replace_all<'t>(&self, text: &'t str, with: &str) -> Cow<'t, str> {
         let mut replaced = String::new();
@@ -127,7 +132,7 @@ impl Pattern {
         &self,
         text: &'t str,
         with: &str,
-        place: impl Fn(&Captures) -> Option<Range<usize>>,
+        mut place: impl FnMut(&Captures) -> Option<Range<usize>>,
     ) -> Cow<'t, str> {
         let mut replaced = String::new();
         let (mut kept, mut from) = (0, 0);

@@ -324,6 +324,74 @@ fn a_token_is_seen_behind_everything_that_is_no_letter() {
     }
 }
 
+/// What is repeated so that something is looked for behind each occurrence, up to the end of the text.
+const REPEATED: [&str; 34] = [
+    "password: ",
+    "password=",
+    "password=a.",
+    "password=true",
+    "password:",
+    "password ",
+    "password= ",
+    "password=\"",
+    "password=\"\"\"${",
+    "password='",
+    "password=`",
+    "password: str",
+    "password=bearer ",
+    "password\\n",
+    "password is ",
+    "password is a",
+    "<password>",
+    "<password>x",
+    "--password ",
+    " --password=x",
+    "set-cookie: ",
+    "cookie:",
+    "token",
+    "-----BEGIN PRIVATE KEY-----\"",
+    "-----BEGIN PRIVATE KEY-----",
+    "-----END X-----",
+    "-----BEGIN ",
+    "a://a:b@",
+    "a://a:",
+    "bearer a",
+    "eyJhbGciOiJIUzI1NiJ9.",
+    "machine password ",
+    "a:5432:",
+    "'auth': '",
+];
+
+#[test]
+fn time_grows_with_the_text_and_no_faster() {
+    for part in REPEATED {
+        let text = part.repeat((256 << 10) / part.len());
+        let begun = std::time::Instant::now();
+        let _ = redacted(&text);
+        let mut pieces = Pieces::default();
+        let _ = (pieces.push(&text), pieces.push(&"\n".repeat(256 << 10)));
+        let took = begun.elapsed();
+        assert!(took < std::time::Duration::from_secs(8), "{part:?}: {took:?}");
+    }
+}
+
+#[test]
+fn a_long_secret_is_removed_whole() {
+    let long = "hunter2".repeat(20_000);
+    for text in [
+        format!("password={long} and after"),
+        format!("password is {long} and after"),
+        format!("x --password {long} and after"),
+        format!("cookie: a=b {long}\n and after"),
+        format!("password='{}' and after", "hunter2".repeat(500)),
+        format!("password=\"\"\"{long}\"\"\" and after"),
+        format!("-----BEGIN PRIVATE KEY-----\n{long}\n-----END PRIVATE KEY----- and after"),
+    ] {
+        let kept = redacted(&text);
+        assert!(!kept.contains("hunter2") && kept.ends_with(" and after"), "{kept:.300}");
+    }
+}
+
 proptest! {
     #[test]
     fn a_token_is_seen_in_every_text(

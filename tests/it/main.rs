@@ -31,6 +31,7 @@ mod crashes;
 mod credentials;
 mod declared_paths;
 mod delegation;
+mod dependencies;
 mod deploy;
 mod dialects;
 mod docs;

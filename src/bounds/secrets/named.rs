@@ -17,6 +17,12 @@ use crate::bounds::pattern::Pattern;
 
 /// Bytes of a value in quotes that goes over several lines, at most.
 const MAX_LINES: usize = 4 * 1024;
+/// Bytes of a value in three quotes that is looked at; a longer one is a secret.
+const MAX_BLOCK: usize = 64 * 1024;
+/// Bytes of a value without quotes that say whether it is a secret.
+const MAX_WORD: usize = 512;
+/// Bytes of a type between a name and its value.
+const MAX_TYPE: usize = 256;
 /// A blank, in a text that may be escaped or of changed lines.
 const BLANK: &str = r"(?:\\+n[-+]?|\n[-+]?|\s|\\+[rt])";
 /// What ends a value that is not in quotes.
@@ -101,18 +107,15 @@ fn assigned(text: &str, found: &Captures) -> Option<Range<usize>> {
     let word = text.get(value.clone())?;
     let is_expression = is_indexed(text, &value) || (is_comparison && is_identifier(word));
     let is_secret = !is_reported && !is_expression && is_secret(written, word, Written::Bare);
-    is_secret.then_some(start..value.end)
+    is_secret.then(|| start..whole(text, &value))
 }
 
 /// The value in quotes behind a type: `secret: &str = "…"`.
 fn behind_type(text: &str, at: usize) -> Option<Range<usize>> {
     let rest = text.get(at..)?;
     let is_type = |letter: char| letter.is_ascii_alphabetic() || "&'<>:. _|".contains(letter);
-    let behind = rest.trim_start_matches(is_type);
-    if behind.len() == rest.len() {
-        return None;
-    }
-    let value = behind.strip_prefix('=')?.trim_start_matches(' ');
+    let behind = beginning(rest, MAX_TYPE).find(|letter| !is_type(letter)).filter(|at| *at > 0)?;
+    let value = rest.get(behind..)?.strip_prefix('=')?.trim_start_matches(' ');
     let (value, _) = quoted(text, text.len() - value.len())?;
     (!value.is_empty()).then_some(value)
 }
@@ -127,7 +130,10 @@ fn of_command(text: &str, found: &Captures) -> Option<Range<usize>> {
         None => (bare(text, start), Written::Bare),
     };
     let is_secret = !value.is_empty() && is_secret(written, text.get(value.clone())?, kind);
-    is_secret.then_some(value)
+    is_secret.then(|| match kind {
+        Written::Quoted => value,
+        Written::Bare => value.start..whole(text, &value),
+    })
 }
 
 fn said(text: &str, found: &Captures) -> Option<Range<usize>> {
@@ -137,7 +143,9 @@ fn said(text: &str, found: &Captures) -> Option<Range<usize>> {
     let word = word.trim_end_matches(['.', '!', '?', ':']);
     let is_secret =
         looks_random(word) && is_secret(text.get(name.start..name.end)?, word, Written::Bare);
-    is_secret.then_some(value.start..value.start + word.len())
+    let ends_here = word.len() < value.len();
+    let end = if ends_here { value.start + word.len() } else { whole(text, &value) };
+    is_secret.then_some(value.start..end)
 }
 
 fn tagged(text: &str, found: &Captures) -> Option<Range<usize>> {
@@ -161,11 +169,12 @@ fn quoted(text: &str, at: usize) -> Option<(Range<usize>, bool)> {
         let inside = rest.get(three.len()..)?;
         let end = inside.find(&three);
         let start = at + three.len();
-        return Some((start..start + end.unwrap_or(inside.len()), end.is_some()));
+        let is_whole = end.is_some_and(|end| end <= MAX_BLOCK);
+        return Some((start..start + end.unwrap_or(inside.len()), is_whole));
     }
     let start = at + slashes + 1;
     let inside = text.get(start..)?;
-    let inside = &inside[..inside.floor_char_boundary(MAX_LINES)];
+    let inside = beginning(inside, MAX_LINES);
     let line = inside.find('\n').unwrap_or(inside.len());
     let mut run = 0;
     for (place, byte) in inside.bytes().enumerate() {
@@ -181,25 +190,46 @@ fn quoted(text: &str, at: usize) -> Option<(Range<usize>, bool)> {
     (quote == b'"').then_some((start..start + line, false))
 }
 
-/// A value without quotes.
+/// At most so many bytes of a text.
+fn beginning(text: &str, bytes: usize) -> &str {
+    &text[..text.floor_char_boundary(bytes)]
+}
+
+fn ends_word(letter: char) -> bool {
+    letter.is_whitespace() || SIGNS.contains(&letter)
+}
+
+/// A value without quotes, or so much of it as says what it is.
 fn bare(text: &str, at: usize) -> Range<usize> {
-    let rest = text.get(at..).unwrap_or_default();
-    let ends = |letter: char| letter.is_whitespace() || SIGNS.contains(&letter);
-    at..at + rest.find(ends).unwrap_or(rest.len())
+    let word = beginning(text.get(at..).unwrap_or_default(), MAX_WORD);
+    at..at + word.find(ends_word).unwrap_or(word.len())
+}
+
+/// Where a value without quotes ends. It is looked for where all of it is removed, so that no part
+/// of a text is searched twice.
+fn whole(text: &str, value: &Range<usize>) -> usize {
+    let rest = text.get(value.end..).unwrap_or_default();
+    value.end + rest.find(ends_word).unwrap_or(rest.len())
 }
 
 /// All cookies of a line, if there are any.
 fn cookies(text: &str, at: usize) -> Option<Range<usize>> {
     let rest = text.get(at..)?;
-    let line = &rest[..rest.find(['\n', '\r', '"', '\'', '\\']).unwrap_or(rest.len())];
-    let first = line.split(char::is_whitespace).next().unwrap_or_default();
-    let end = line.trim_end().len();
-    (first.contains('=') || looks_random(first)).then_some(at..at + end)
+    let ends_line = |letter: char| matches!(letter, '\n' | '\r' | '"' | '\'' | '\\');
+    let ends_first = |letter: char| letter.is_whitespace() || ends_line(letter);
+    let first = beginning(rest, MAX_WORD).split(ends_first).next().unwrap_or_default();
+    if !first.contains('=') && !looks_random(first) {
+        return None;
+    }
+    let line = &rest[..rest.find(ends_line).unwrap_or(rest.len())];
+    Some(at..at + line.trim_end().len())
 }
 
 /// Bytes of the scheme and the blanks behind it, where credentials follow.
 fn scheme(value: &str) -> usize {
-    let Some((first, rest)) = value.split_once(' ') else { return 0 };
+    let longest = SCHEMES.iter().map(|scheme| scheme.len()).max().unwrap_or_default();
+    let Some(end) = beginning(value, longest + 1).find(' ') else { return 0 };
+    let (first, rest) = value.split_at(end);
     let credentials = rest.trim_start_matches(' ');
     let is_scheme = SCHEMES.iter().any(|scheme| first.eq_ignore_ascii_case(scheme));
     let follows = credentials.starts_with(|letter: char| letter.is_alphanumeric() || letter == '[');

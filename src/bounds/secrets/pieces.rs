@@ -26,24 +26,22 @@ pub struct Pieces {
 impl Pieces {
     /// What can be handed on after the next piece.
     pub fn push(&mut self, piece: &str) -> String {
-        self.waiting.push_str(piece);
-        let mut ready = String::new();
-        if self.in_key && !self.is_past_key() {
-            return ready;
-        }
-        while let Some(end) = self.ready_until() {
-            let rest = self.waiting.split_off(end);
-            let part = std::mem::replace(&mut self.waiting, rest);
-            let begins_key =
-                part.rfind(KEY_BEGINS).is_some_and(|at| !part[at..].contains(KEY_ENDS));
-            ready.push_str(&redacted(&part));
-            if begins_key {
-                self.in_key = true;
-                if !self.is_past_key() {
-                    break;
-                }
+        let mut text = std::mem::take(&mut self.waiting);
+        text.push_str(piece);
+        let (mut ready, mut rest) = (String::new(), text.as_str());
+        loop {
+            if self.in_key {
+                (rest, self.in_key) = behind_key(rest);
             }
+            let end = if self.in_key { None } else { ready_until(rest) };
+            let Some(end) = end else { break };
+            let (part, left) = rest.split_at(end);
+            let begins = part.rfind(KEY_BEGINS);
+            self.in_key = begins.is_some_and(|at| !part[at..].contains(KEY_ENDS));
+            ready.push_str(&redacted(part));
+            rest = left;
         }
+        self.waiting = rest.to_owned();
         ready
     }
 
@@ -52,48 +50,41 @@ impl Pieces {
         let rest = std::mem::take(&mut self.waiting);
         if std::mem::take(&mut self.in_key) { String::new() } else { redacted(&rest).into_owned() }
     }
+}
 
-    /// Leaves out what belongs to a private key; whether its end was there.
-    fn is_past_key(&mut self) -> bool {
-        let Some(end) = self.waiting.find(KEY_ENDS) else {
-            let kept = self.waiting.len().saturating_sub(KEY_ENDS.len());
-            self.waiting.drain(..self.waiting.floor_char_boundary(kept));
-            return false;
-        };
-        let Some(line) = self.waiting[end..].find('\n') else {
-            self.waiting.drain(..end);
-            return false;
-        };
-        self.waiting.drain(..end + line);
-        self.in_key = false;
-        true
+/// What is behind a private key, and whether its end is still to come.
+fn behind_key(text: &str) -> (&str, bool) {
+    let Some(end) = text.find(KEY_ENDS) else {
+        let kept = text.len().saturating_sub(KEY_ENDS.len());
+        return (&text[text.floor_char_boundary(kept)..], true);
+    };
+    match text[end..].find('\n') {
+        Some(line) => (&text[end + line..], false),
+        None => (&text[end..], true),
     }
+}
 
-    /// How much of what waits can be handed on: whole lines, then words that nothing makes a secret
-    /// of.
-    fn ready_until(&self) -> Option<usize> {
-        let text = self.waiting.as_str();
-        let end = match self.line_end() {
-            Some(end) => end,
-            None if text.len() > MAX_LINE => text.floor_char_boundary(MAX_LINE),
-            None if may_hold_secret(text) => return None,
-            None => text.rfind(char::is_whitespace).map(|at| text.ceil_char_boundary(at + 1))?,
-        };
-        (end > 0).then_some(end)
-    }
+/// How much of a text can be handed on: whole lines, then words that nothing makes a secret of.
+fn ready_until(text: &str) -> Option<usize> {
+    let end = match line_end(text) {
+        Some(end) => end,
+        None if text.len() > MAX_LINE => text.floor_char_boundary(MAX_LINE),
+        None if may_hold_secret(text) => return None,
+        None => text.rfind(char::is_whitespace).map(|at| text.ceil_char_boundary(at + 1))?,
+    };
+    (end > 0).then_some(end)
+}
 
-    /// The end of the first line, or of the next one where the first ends with the name of what stands
-    /// in the next.
-    fn line_end(&self) -> Option<usize> {
-        let text = self.waiting.as_str();
-        let end = text.find('\n')? + 1;
-        let line = text[..end].trim_end();
-        let is_open = NAMES_NEXT.iter().any(|sign| line.ends_with(sign));
-        if !is_open || !may_hold_secret(line) {
-            return Some(end);
-        }
-        text[end..].find('\n').map(|next| end + next + 1)
+/// The end of the first line, or of the next one where the first ends with the name of what stands
+/// in the next.
+fn line_end(text: &str) -> Option<usize> {
+    let end = text.find('\n')? + 1;
+    let line = text[..end].trim_end();
+    let is_open = NAMES_NEXT.iter().any(|sign| line.ends_with(sign));
+    if !is_open || !may_hold_secret(line) {
+        return Some(end);
     }
+    text[end..].find('\n').map(|next| end + next + 1)
 }
 
 #[cfg(test)]

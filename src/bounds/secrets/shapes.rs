@@ -30,23 +30,32 @@ const SHAPES: [&str; 13] = [
     r"hooks\.slack\.com/services/[A-Za-z0-9/]+",
 ];
 
-/// A private key, up to the end of the text or of what it is quoted in where its own is missing.
-const PRIVATE_KEY: &str =
-    r#"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----(?:(?s:.*?)-----END [A-Z0-9 ]*-----|[^"]*)"#;
+/// What a private key begins and ends with.
+const KEY_BEGINS: &str = "-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----";
+const KEY_ENDS: &str = "-----END [A-Z0-9 ]*-----";
 
 /// What every text has in it that has a shape; to be looked for with [`BEFORE`].
 pub(super) const BEGINNINGS: &str = r"[sr]k[-_][A-Za-z0-9_-]{16}|gh[pousr]_|github_pat_|glpat-|xox[abeprs]-|npm_|hf_|whsec_|pypi-AgE|AIza|SG\.|tl_|AKIA|ASIA|eyJ|hooks\.slack";
 
 static SHAPED: LazyLock<Pattern> =
-    LazyLock::new(|| compiled(&format!("{BEFORE}({})|({PRIVATE_KEY})", SHAPES.join("|"))));
+    LazyLock::new(|| compiled(&format!("{BEFORE}({})|({KEY_BEGINS})", SHAPES.join("|"))));
+static KEY_END: LazyLock<Pattern> = LazyLock::new(|| compiled(KEY_ENDS));
 
 /// A text without what has such a shape.
 pub(super) fn without_shaped(text: &str) -> Cow<'_, str> {
+    let mut ends = KEY_END.found_in(text).peekable();
     SHAPED.replace_where(text, REDACTED, |found| {
-        if let Some(key) = found.get_group(2) {
-            let key = key.start..key.end;
-            let without_quote = text.get(key.clone())?.trim_end_matches('\\').len();
-            return Some(key.start..key.start + without_quote);
+        if let Some(begins) = found.get_group(2) {
+            // Up to its own end, or to that of the text or of what it is quoted in.
+            while ends.next_if(|end| end.start < begins.end).is_some() {}
+            let end = ends.peek().map_or_else(
+                || {
+                    let inside = text[begins.end..].split('"').next().unwrap_or_default();
+                    begins.end + inside.trim_end_matches('\\').len()
+                },
+                |end| end.end,
+            );
+            return Some(begins.start..end);
         }
         let place = found.get_group(1)?;
         let shaped = text.get(place.start..place.end)?;

@@ -90,9 +90,14 @@ async fn die_at_every(point: &str, db: Db, step: usize) {
         }
     }
     assert!(deaths * step >= 10, "only {deaths} deaths");
-    // A run is settled right after its terminal event, or by the sweep where the process died.
+    until_balanced(&service).await;
+}
+
+/// Waits until nothing is reserved and all sums add up. A run is settled right after its terminal
+/// event, or by the sweep where the process died.
+pub(crate) async fn until_balanced(service: &Service) {
     let patience = Instant::now() + Duration::from_secs(30);
-    while unbalanced(&service).await > 0 {
+    while unbalanced(service).await > 0 {
         assert!(Instant::now() < patience, "holds or budgets that do not add up");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

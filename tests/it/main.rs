@@ -12,6 +12,7 @@ mod bounds;
 mod browser;
 mod calling;
 mod changes;
+mod chaos;
 mod chromium;
 mod claims;
 mod client_tools;

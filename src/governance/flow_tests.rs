@@ -101,7 +101,7 @@ fn autonomy_effects_and_labels_as_a_matrix() {
                 effects.iter().flat_map(|effect| [(*effect, false), (*effect, true)])
             {
                 let tool = ActionKind::Call { tool: "t".into() };
-                let action = Action { egress, destructive, ..Action::new(tool, effect) };
+                let action = Action { destructive, egress, ..Action::new(tool, effect) };
                 let leaks = labels == both && egress;
                 let expected = match autonomy {
                     ReadOnly if effect != Effect::Read => Blocked,

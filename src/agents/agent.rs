@@ -88,7 +88,7 @@ impl Agent {
         if governance == own.governance && interceptors == own.interceptors {
             return Ok(Arc::clone(self));
         }
-        let definition = Definition { governance, interceptors, ..own.clone() };
+        let definition = Definition { interceptors, governance, ..own.clone() };
         let json = serde_json::to_string(&definition)
             .map_err(|e| DefinitionError::at("", e.to_string()))?;
         Self::compile(definition, json).map(Arc::new)

@@ -2,7 +2,9 @@
 
 use std::time::Instant;
 
-use super::{Action, ActionKind, Call, Decision, Gate, Objection, Policy, Verdict};
+use super::{
+    Action, ActionKind, Call, Decision, Gate, Objection, Policy, ToolPolicy, ToolRule, Verdict,
+};
 use crate::run::{Autonomy, Effect, FlowDecision, FlowRule, GovernanceMode, Labels, Target};
 use Decision::{Allowed, Blocked, Escalated, Warned};
 
@@ -75,6 +77,68 @@ fn the_defaults_by_label_and_action() {
         let rule = if decision == Allowed { "none" } else { "flow" };
         let judged = decided(&gate, call(labels, actions.clone()));
         assert_eq!(judged, (decision, rule), "{labels:?} {actions:?}");
+    }
+}
+
+/// Every autonomy with the rules that are its default, on every effect with every label.
+#[test]
+fn autonomy_effects_and_labels_as_a_matrix() {
+    use Autonomy::{Full, ReadOnly, Supervised};
+    let both = Labels::UNTRUSTED.and(Labels::PRIVATE);
+    let all_labels = [Labels::default(), Labels::UNTRUSTED, Labels::PRIVATE, both];
+    let effects = [
+        (Effect::Read, false),
+        (Effect::Idempotent, false),
+        (Effect::Once, false),
+        (Effect::Once, true),
+    ];
+    let mut counts = [0; 4];
+    for autonomy in [ReadOnly, Supervised, Full] {
+        let flow = if autonomy == Supervised { FlowRule::defaults() } else { Vec::new() };
+        let gate = Gate::new(&Policy { autonomy, ..policy(flow) }).unwrap();
+        for labels in all_labels {
+            for ((effect, destructive), egress) in
+                effects.iter().flat_map(|effect| [(*effect, false), (*effect, true)])
+            {
+                let tool = ActionKind::Call { tool: "t".into() };
+                let action = Action { destructive, egress, ..Action::new(tool, effect) };
+                let leaks = labels == both && egress;
+                let expected = match autonomy {
+                    ReadOnly if effect != Effect::Read => Blocked,
+                    Supervised if leaks => Blocked,
+                    Supervised if destructive => Escalated,
+                    _ => Allowed,
+                };
+                let judged = decided(&gate, call(labels, vec![action])).0;
+                assert_eq!(judged, expected, "{autonomy:?} {labels:?} {effect:?} {egress}");
+                counts[judged as usize] += 1;
+            }
+        }
+    }
+    assert_eq!(counts, [61, 0, 7, 28]);
+}
+
+/// Of rules that only observe, what the strictest would have done.
+#[test]
+fn a_rule_that_only_observes_does_not_hide_a_stricter_one() {
+    let tools = ToolRule { tools: "*".into(), policy: ToolPolicy::Ask, observes: true };
+    let observing =
+        |when: &str, decision| FlowRule { mode: GovernanceMode::Observe, ..rule(when, decision) };
+    let asks = observing("action.path == 'out/a'", FlowDecision::Ask);
+    let denies = observing("action.kind == 'write'", FlowDecision::Deny);
+    let watched = || vec!["out/**".to_owned()];
+    for (flow, deny_observed, expected) in [
+        (vec![], vec![], "tool_policy"),
+        (vec![asks.clone()], vec![], "tool_policy"),
+        (vec![asks.clone(), denies.clone()], vec![], "flow"),
+        (vec![asks], watched(), "path"),
+        (vec![denies], watched(), "path"),
+    ] {
+        let policy =
+            Policy { tool_policies: vec![tools.clone()], deny_observed, ..policy(flow.clone()) };
+        let gate = Gate::new(&policy).unwrap();
+        let judged = decided(&gate, call(Labels::default(), vec![write(false)]));
+        assert_eq!(judged, (Warned, expected), "{flow:?}");
     }
 }
 

@@ -73,10 +73,10 @@ async fn declared_paths_hold_in_handoffs_and_after_crashes(db: Db) {
         .start(db)
         .await;
     let mut deaths = 0;
-    for nth in (2..60).step_by(3) {
+    for nth in (2_u8..60).step_by(3) {
         service.kill().await;
         service.restart_to_crash(&format!("after_commit:{nth}")).await;
-        let id = Uuid::from_u128(0x7000 << 64 | nth as u128).to_string();
+        let id = Uuid::from_u128(0x7000 << 64 | u128::from(nth)).to_string();
         let invoke = service.request(reqwest::Method::POST, "/v1/agents/lead/invoke-iterative");
         let invoke = invoke.header("Prefer", "respond-async").json(&json!({"run_id": id}));
         let _ = invoke.send().await;
@@ -296,8 +296,8 @@ async fn what_single_rules_observe_is_observed_in_children(db: Db) {
     for (name, c) in [("writer", "blocked"), ("elsewhere", "warned")] {
         let child = service.get(&format!("/v1/runs?agent={name}")).await.body["data"][0].clone();
         let decided = decisions(&service, &child).await;
-        let words: Vec<&str> = decided.iter().map(|(decision, _)| decision.as_str()).collect();
-        assert_eq!(words, ["warned", "warned", c, "warned"], "{name}: {decided:#?}");
+        let said: Vec<&str> = decided.iter().map(|(decision, _)| decision.as_str()).collect();
+        assert_eq!(said, ["warned", "warned", c, "warned"], "{name}: {decided:#?}");
         assert!(decided[0].1.contains("only observes"), "{decided:#?}");
         if name == "writer" {
             assert!(decided[1].1.contains("denied by b.*"), "the strictest is told: {decided:#?}");

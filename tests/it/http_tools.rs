@@ -415,10 +415,15 @@ async fn left_out(dir: &Path, document: &Value) {
     let mut odd = document.clone();
     let binary = json!({"required": true, "content": {"application/octet-stream": {}}});
     odd["paths"]["/upload"] = json!({"post": {"operationId": "upload", "requestBody": binary}});
+    let filter = |required: bool| json!({"name": "filter", "in": "query", "required": required, "schema": {"type": "object"}});
+    for (path, required) in [("/some", false), ("/none", true)] {
+        odd["paths"][path] =
+            json!({"get": {"operationId": path[1..], "parameters": [filter(required)]}});
+    }
     std::fs::write(dir.join("odd.json"), odd.to_string()).unwrap();
     let partly = command(dir)
         .args(["tools", "import", "odd.json", "--operation", "upload"])
-        .args(["--operation", "resource7/get"])
+        .args(["--operation", "resource7/get", "--operation", "some", "--operation", "none"])
         .output()
         .await
         .unwrap();
@@ -427,6 +432,10 @@ async fn left_out(dir: &Path, document: &Value) {
     assert!(partly.status.success() && told.contains("resource7_get"), "{told}{said}");
     let why = "left out: the operation \"upload\" cannot be called: its body is not JSON";
     assert!(!told.contains("upload") && said.contains(why), "{told}{said}");
+    let why =
+        "left out: the operation \"none\" cannot be called: the parameter \"filter\" is an object";
+    assert!(said.contains(why), "{said}");
+    assert!(told.contains("\"some\"") && !told.contains("filter"), "{told}");
 }
 
 async fn an_api_is_imported_and_called(db: Db) {

@@ -158,6 +158,12 @@ impl Document {
             let mut schema = self.parameter_schema(parameter, &mut walk)?;
             describe(&mut schema, at("description"));
             let required = parameter.get("required") == Some(&json!(true));
+            if is_spread(parameter, &schema) {
+                if required || place == "path" {
+                    return Err(format!("the parameter {name:?} is an object"));
+                }
+                continue;
+            }
             match place {
                 "path" => {
                     let argument = arguments.add(name, schema, true)?;
@@ -424,6 +430,15 @@ impl Arguments {
 }
 
 /// A pointer without its encoding as part of a URL.
+/// Whether the members of an object would be parameters themselves, whose names are not known.
+fn is_spread(parameter: &Value, schema: &Value) -> bool {
+    let is_object = match schema.get("type") {
+        Some(Value::Array(types)) => types.contains(&json!("object")),
+        one => one == Some(&json!("object")),
+    };
+    is_object && parameter.get("schema").is_some()
+}
+
 fn decoded(pointer: &str) -> String {
     let mut bytes = Vec::with_capacity(pointer.len());
     let mut rest = pointer.as_bytes();

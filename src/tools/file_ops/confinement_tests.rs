@@ -6,7 +6,7 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use proptest::prelude::*;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
@@ -69,6 +69,30 @@ fn ways_out_are_refused_with_their_reason() {
     }
     world.assert_outside_is_untouched();
     assert_eq!(world.text("bait"), "bait");
+}
+
+/// However a path is written, no operation shows or touches what lies outside.
+#[test]
+fn no_way_to_write_a_path_leads_outside() {
+    let paths: Vec<String> = include_str!("../../../tests/corpora/paths_hostile.txt")
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert!(paths.len() >= 100, "{}", paths.len());
+    for path in &paths {
+        let world = Fixture::new();
+        world.put_traps();
+        fs::remove_file(world.at("hard")).unwrap();
+        world.put("bait", "bait");
+        for arguments in operations(path) {
+            if let Ok(answer) = world.call(&arguments) {
+                let is_harmless = !answer.contains(SECRET) && !answer.contains("root:");
+                assert!(is_harmless, "{arguments}: {answer}");
+            }
+        }
+        world.assert_outside_is_untouched();
+    }
 }
 
 #[test]
@@ -168,6 +192,11 @@ proptest! {
 
 /// Swaps two names as fast as it can while `calls` runs, and says so if it could not.
 fn while_swapping(world: &Fixture, a: &str, b: &str, calls: impl FnOnce()) {
+    while_counting_swaps(world, a, b, |_| calls());
+}
+
+/// The same, for calls that look at how often that was.
+fn while_counting_swaps(world: &Fixture, a: &str, b: &str, calls: impl FnOnce(&AtomicU32)) {
     /// Ends the swapping also where `calls` panics.
     struct Done<'a>(&'a AtomicBool);
     impl Drop for Done<'_> {
@@ -175,22 +204,46 @@ fn while_swapping(world: &Fixture, a: &str, b: &str, calls: impl FnOnce()) {
             self.0.store(true, Ordering::Relaxed);
         }
     }
-    let done = AtomicBool::new(false);
+    let (done, swaps) = (AtomicBool::new(false), AtomicU32::new(0));
     let (a, b) = (world.at(a), world.at(b));
     std::thread::scope(|threads| {
         let swapper = threads.spawn(|| {
-            let mut swaps = 0_u32;
             while !done.load(Ordering::Relaxed) {
                 renameat_with(CWD, &a, CWD, &b, RenameFlags::EXCHANGE).unwrap();
-                swaps += 1;
+                swaps.fetch_add(1, Ordering::Relaxed);
             }
-            swaps
         });
         let over = Done(&done);
-        calls();
+        calls(&swaps);
         drop(over);
-        assert!(swapper.join().unwrap() > 0, "nothing was swapped");
+        swapper.join().unwrap();
     });
+    assert!(swaps.into_inner() > 0, "nothing was swapped");
+}
+
+#[test]
+#[ignore = "takes a minute"]
+fn a_million_swaps_lead_nowhere() {
+    let world = Fixture::new();
+    world.put("dir/secret.txt", "harmless");
+    symlink("../tenant-evil", world.at("evil")).unwrap();
+    let mut calls = 0_u64;
+    while_counting_swaps(&world, "dir", "evil", |swaps| {
+        while swaps.load(Ordering::Relaxed) < 1_000_000 {
+            for arguments in [
+                json!({"operation": "read", "path": "dir/secret.txt"}),
+                json!({"operation": "write", "path": "dir/secret.txt", "content": "gotcha"}),
+                json!({"operation": "list", "path": "dir"}),
+            ] {
+                if let Ok(answer) = world.call(&arguments) {
+                    assert!(!answer.contains(SECRET), "{arguments}: {answer}");
+                }
+                calls += 1;
+            }
+        }
+    });
+    world.assert_outside_is_untouched();
+    println!("{calls} calls during a million swaps");
 }
 
 #[test]

@@ -151,6 +151,7 @@ fn fault(plan: &str) -> Option<String> {
     let of_one_run = plan.contains("(run_id=?");
     // Those that wait for a child run now.
     let of_waiting = plan.contains("MATERIALIZE above") || plan.contains("CO-ROUTINE above");
+    let is_of_waiting = |line: &str| line == "SCAN above" && of_waiting;
     // At most 64 tenants of each line, found one after the other.
     let of_few = plan.contains("CO-ROUTINE both_lines");
     let steps = ["l", "in_line", "a", "w", "waiting", "b", "both_lines"];
@@ -166,7 +167,7 @@ fn fault(plan: &str) -> Option<String> {
         let scans = line.starts_with("Seq Scan");
         let scans_too = line.starts_with("SCAN ")
             && !is_step(line)
-            && !(line.starts_with("SCAN above") && of_waiting)
+            && !is_of_waiting(line)
             && !of_page(line)
             && !["INDEX", "json_each", "CONSTANT ROW", " m "]
                 .iter()

@@ -40,6 +40,7 @@ mod dry_run;
 mod faults;
 mod file_stores;
 mod files;
+mod floods;
 mod flow;
 mod full_disk;
 mod fuzzing;

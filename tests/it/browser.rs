@@ -498,6 +498,35 @@ async fn a_page_waits_for_its_parked_run() {
     assert!(result(&rows[2]).contains("Title: known own=1"), "{:#}", rows[2]);
 }
 
+/// How long a run waits for its page, and what a browser without pages costs until it is closed:
+/// `cargo nextest run --release --test it browser::costs --run-ignored all --no-capture`.
+#[tokio::test]
+#[ignore = "a measurement"]
+async fn costs() {
+    chromium::program();
+    let site = Site::start().await;
+    let service = Setup::new()
+        .agent("surfer", &agent(&site.governance()))
+        .scenario("surfer", &scenario(&[json!({"action": "open", "url": site.at("/store")})]))
+        .variable("TOOLLOOP_LOG", "toolloop::tools::browser=debug,info")
+        .start(Db::Sqlite)
+        .await;
+    let since = tokio::time::Instant::now();
+    for _ in 0..30 {
+        service.run("surfer", &json!({})).await;
+    }
+    println!("30 runs, one after another: {:?}", since.elapsed());
+    for line in service.log().lines().filter(|line| line.contains("a page is ready")) {
+        println!("{line}");
+    }
+    let (idle, before) = (tokio::time::Instant::now(), service.processor_ticks());
+    while !processes(&service).is_empty() && idle.elapsed() < Duration::from_mins(2) {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    let ticks = service.processor_ticks() - before;
+    println!("closed after {:?}; the service used {ticks} ticks meanwhile", idle.elapsed());
+}
+
 #[tokio::test]
 async fn a_missing_browser_is_told() {
     let site = Site::start().await;

@@ -42,6 +42,7 @@ mod dry_run;
 mod faults;
 mod file_stores;
 mod files;
+mod floods;
 mod flow;
 mod full_disk;
 mod fuzzing;

@@ -35,6 +35,8 @@ struct State {
     place: Option<Place>,
     /// Whether a call is under way that takes files.
     is_taking: bool,
+    /// Of how many the browser has told since then.
+    told: usize,
     begun: Vec<Download>,
 }
 
@@ -102,7 +104,7 @@ impl Downloads {
             }
         };
         state.begun.clear();
-        state.is_taking = true;
+        (state.is_taking, state.told) = (true, 0);
         Ok(path)
     }
 
@@ -118,12 +120,19 @@ impl Downloads {
         self.0.lock().begun.iter().any(|download| download.state == Progress::Arriving)
     }
 
+    /// Whether a call takes files, and the browser has told of fewer than so many.
+    pub(super) fn are_fewer_than(&self, files: usize) -> bool {
+        let state = self.0.lock();
+        state.is_taking && state.told < files
+    }
+
     /// Notes that a file begins to arrive.
     ///
     /// # Errors
     /// Why it is not taken.
     pub(super) fn begun(&self, params: &Value) -> Result<(), String> {
         let mut state = self.0.lock();
+        state.told += 1;
         if !state.is_taking {
             return Err(
                 "only a click or a text saves files: open the page that has the link, and \

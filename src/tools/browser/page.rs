@@ -162,6 +162,12 @@ impl Page {
 
     /// What began to arrive since then, and where it is.
     pub(super) async fn downloaded(&self) -> Option<(Arc<Dir>, Vec<Download>)> {
+        let arrive = async {
+            while self.tab.downloads.are_arriving() && self.is_open() {
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        let _ = tokio::time::timeout(self.settles_within, arrive).await; // what is missing is told
         let arrived = self.tab.downloads.end();
         let deny = json!({"behavior": "deny", "browserContextId": self.tab.context});
         if self.tab.chromium.call(None, "Browser.setDownloadBehavior", deny).await.is_err() {
@@ -243,8 +249,7 @@ impl Page {
                 let is_loading = self.tab.is_loading.load(Ordering::Relaxed);
                 let traffic = &self.tab.traffic;
                 let is_quiet = !is_loading && traffic.is_quiet(QUIET);
-                let is_arriving = self.tab.downloads.are_arriving();
-                if is_quiet && !is_arriving
+                if is_quiet && !self.awaits_files()
                     || traffic.waits_in_vain(WAITS_IN_VAIN)
                     || !self.is_open()
                 {
@@ -254,6 +259,13 @@ impl Page {
         };
         let _ = tokio::time::timeout(self.settles_within, settled).await; // it is taken as it is then
         self.tab.call("Page.getNavigationHistory", json!({})).await.map(|_| ())
+    }
+
+    /// Whether a file is on its way, or was answered a moment ago and the browser has not told of it.
+    fn awaits_files(&self) -> bool {
+        let Tab { traffic, downloads, .. } = &*self.tab;
+        let is_untold = downloads.are_fewer_than(traffic.files());
+        downloads.are_arriving() || is_untold && !traffic.is_quiet(WAITS_IN_VAIN)
     }
 
     /// The value of a function of our script in the page, which may be replaced by another one

@@ -188,7 +188,8 @@ fn plain_name(suggested: &str) -> String {
     };
     let plain = |c: char| if r#":*?"<>|"#.contains(c) { '_' } else { c };
     let name: String = last.chars().filter(|c| !is_unseen(c)).map(plain).collect();
-    let name = name.trim_matches(|c: char| c == '.' || c.is_whitespace());
+    // Chromium writes `_` for what would lead to another directory.
+    let name = name.trim_start_matches("_.").trim_matches(|c: char| c == '.' || c.is_whitespace());
     if name.is_empty() {
         return NAMELESS.into();
     }
@@ -232,6 +233,7 @@ mod tests {
             ("a/", "download"),
             ("C:x|y?.txt", "C_x_y_.txt"),
             (" a . ", "a"),
+            ("_.._x_y.zip", "_x_y.zip"),
             ("Bericht für März.csv", "Bericht für März.csv"),
             (&long, &long[..MAX_NAME]),
             (&long_ending, &long_ending[..MAX_NAME]),

@@ -12,8 +12,8 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
 use http::header::{
-    ACCEPT_ENCODING, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, HeaderName, HeaderValue,
-    TRANSFER_ENCODING,
+    ACCEPT_ENCODING, CONNECTION, CONTENT_DISPOSITION, CONTENT_ENCODING, CONTENT_LENGTH,
+    CONTENT_TYPE, HeaderName, HeaderValue, TRANSFER_ENCODING,
 };
 use http::{HeaderMap, Method};
 use parking_lot::Mutex;
@@ -69,6 +69,8 @@ pub(super) struct Traffic {
     connections: Semaphore,
     access: Mutex<Option<NetworkAccess>>,
     under_way: AtomicUsize,
+    /// Answers of the call under way that the browser stores and does not show.
+    files: AtomicUsize,
     last: Mutex<Latest>,
 }
 
@@ -122,6 +124,7 @@ impl Traffic {
             connections: Semaphore::new(CONNECTIONS),
             access: Mutex::default(),
             under_way: AtomicUsize::new(0),
+            files: AtomicUsize::new(0),
             last: Latest::now().into(),
         }
     }
@@ -129,6 +132,7 @@ impl Traffic {
     /// Lets the page ask the network as this call may, until the answer is dropped.
     pub(super) fn open(&self, access: NetworkAccess) -> OpenAccess<'_> {
         *self.access.lock() = Some(access);
+        self.files.store(0, Ordering::Relaxed);
         *self.last.lock() = Latest::now();
         OpenAccess(self)
     }
@@ -143,6 +147,11 @@ impl Traffic {
         self.last.lock().request.elapsed() >= pause
     }
 
+    /// How many answers to the call under way the browser stores and does not show.
+    pub(super) fn files(&self) -> usize {
+        self.files.load(Ordering::Relaxed)
+    }
+
     /// Answers a request that the browser holds.
     pub(super) async fn answer(&self, chromium: &Chromium, session: &str, paused: Value) {
         let _counted = UnderWay::new(self);
@@ -154,6 +163,9 @@ impl Traffic {
             return;
         };
         let Ok(_place) = HANDED_OVER.acquire().await else { return };
+        if paused["resourceType"] == "Document" && is_file(&response.headers) {
+            self.files.fetch_add(1, Ordering::Relaxed);
+        }
         let fulfilled = fulfilled(id, &response);
         drop(response);
         let _ = chromium.call(Some(session), "Fetch.fulfillRequest", fulfilled).await; // the same
@@ -228,6 +240,19 @@ fn body_of(held: &Value) -> Option<Bytes> {
         body.extend(BASE64_STANDARD.decode(entry["bytes"].as_str()?).ok()?);
     }
     (body.len() <= MAX_SENT).then(|| Bytes::from(body))
+}
+
+/// Whether the browser stores an answer instead of showing it, as far as its headers tell.
+fn is_file(headers: &HeaderMap) -> bool {
+    let value = |name| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let disposition = value(CONTENT_DISPOSITION).trim_start().to_ascii_lowercase();
+    let kind = value(CONTENT_TYPE).trim_start().to_ascii_lowercase();
+    let is_stored = |kind: &str| {
+        ["application/octet-stream", "application/zip", "application/gzip"]
+            .iter()
+            .any(|stored| kind.starts_with(stored))
+    };
+    disposition.starts_with("attachment") || is_stored(&kind)
 }
 
 fn fulfilled(id: &Value, response: &Response) -> Value {

@@ -341,10 +341,21 @@ async fn definitions_and_filters_of_a_request_are_bounded(db: Db) {
         json!({"definition": format!("{text}{}", "x".repeat(bytes - text.len()))})
     };
     let path = "/v1/agents/guide/policy/replay";
-    let refused = service.post(path, &definition(128 * 1024 + 1)).await;
+    let refused = service.post(path, &definition(64 * 1024 + 1)).await;
     assert_eq!(refused.status, 422, "{}", refused.body);
     assert_eq!(refused.body["errors"][0]["pointer"], "/definition", "{}", refused.body);
     assert_eq!(service.post(path, &definition(60 * 1024)).await.status, 200);
+    // Such definitions are not kept: each would take a hundred MiB.
+    for number in 0..6 {
+        let globs = "'**/a*',".repeat(7_000);
+        let text = format!(
+            "name: guide\nmodel: scripted/guide\nversion: {number}.0.0\n\
+             governance: {{paths: {{read: [{globs}]}}}}"
+        );
+        let refused = service.post(path, &json!({"definition": text})).await;
+        assert_eq!(refused.status, 422, "{}", refused.body);
+    }
+    is_unharmed(&mut service);
     let labels = |number: usize| {
         let labels: Vec<_> = (0..number).map(|n| format!("metadata.{n:x}=")).collect();
         format!("/v1/runs?{}", labels.join("&"))

@@ -267,12 +267,12 @@ async fn a_hostile_tenant_takes_nothing(db: Db) {
     let seed = number("TOOLLOOP_SIEGE_SEED").unwrap_or(1);
     let siege = Siege::start(db, seed).await;
     // What is made once and kept: compiled patterns, pools, caches.
-    siege.attack(seed ^ 1, 4, Duration::from_secs(8)).await;
+    siege.attack(seed ^ 1, 4, Duration::from_secs(12)).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
     let before = siege.service.memory_mib();
     let stop = Arc::new(AtomicBool::new(false));
     let probe = siege.probe(&stop);
-    let told = siege.attack(seed, 4, Duration::from_secs(20)).await;
+    let told = siege.attack(seed, 4, Duration::from_secs(15)).await;
     stop.store(true, Ordering::Relaxed);
     let longest = probe.await.unwrap();
     assert_eq!(failures(&told), Vec::<String>::new(), "seed {seed}");

@@ -6,11 +6,13 @@ use axum::Json;
 use axum::extract::State;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use tokio::sync::Semaphore;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::agents::Agent;
+use crate::bounds::json;
 use crate::event::ValidationError;
 use crate::http::edge::auth::{AgentsRead, Scoped, forbidden};
 use crate::http::edge::extract::{JsonObject, Name, Params, fields};
@@ -23,16 +25,21 @@ const DEFAULT_RUNS: u32 = 10_000;
 /// Runs that one request may look at.
 const MAX_RUNS: u32 = 1_000_000;
 /// Bytes of a definition.
-const MAX_DEFINITION: usize = 128 * 1024;
+const MAX_DEFINITION: usize = 64 * 1024;
+/// Entries of all lists of a definition: each may be a glob, of some KiB when compiled.
+const MAX_ENTRIES: usize = 1000;
 /// Definitions that are read at the same time; the largest takes a good part of a second.
-static READING: Semaphore = Semaphore::const_new(2);
+static READING: Semaphore = Semaphore::const_new(1);
+/// Definitions of requests that judge at the same time.
+static JUDGING: Semaphore = Semaphore::const_new(4);
 
 /// Which calls are judged again, and by what.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schema(example = json!({"since": "2026-01-01T00:00:00Z", "limit": 1000}))]
 pub(crate) struct PolicyReplayRequest {
-    /// The definition that judges, as the text of its file; default: the agent's own. At most 128 KiB.
+    /// The definition that judges, as the text of its file; default: the agent's own. At most 64 KiB,
+    /// with 1000 entries in all of its lists.
     definition: Option<String>,
     /// Runs created after this time.
     since: Option<DateTime<Utc>>,
@@ -169,6 +176,10 @@ pub(crate) async fn replay_policy(
     }
     let request: PolicyReplayRequest =
         fields(body).map_err(|error| Problem::invalid(Code::InvalidInputs, vec![error]))?;
+    let _turn = match request.definition {
+        None => None,
+        Some(_) => Some(JUDGING.acquire().await.map_err(|e| Problem::internal(e.to_string()))?),
+    };
     let query = query(&app, &name, request).await?;
     let replay = app.runtime.replay_policy(&caller.tenant, &query).await;
     replay.map(|replay| Json(replay.into())).map_err(|error| match error {
@@ -206,7 +217,23 @@ async fn read(name: String, text: String) -> Result<Agent, Problem> {
         Agent::from_yaml(&name, &text).map_err(|error| error.to_string())
     });
     let read = reading.await.map_err(|error| internal(&error))?;
-    read.map_err(|error| wrong("/definition", error))
+    let agent = read.map_err(|error| wrong("/definition", error))?;
+    let written = json::read(agent.json.as_bytes()).map_err(|error| internal(&error))?;
+    if entries(&written) > MAX_ENTRIES {
+        return Err(wrong(
+            "/definition",
+            format!("has more than {MAX_ENTRIES} entries in its lists"),
+        ));
+    }
+    Ok(agent)
+}
+
+fn entries(document: &Value) -> usize {
+    match document {
+        Value::Array(items) => items.len() + items.iter().map(entries).sum::<usize>(),
+        Value::Object(fields) => fields.values().map(entries).sum(),
+        _ => 0,
+    }
 }
 
 fn wrong(pointer: &str, message: String) -> Problem {

@@ -87,6 +87,11 @@ impl LoadedAgents {
         }
     }
 
+    /// This version, ready to run; it is not kept, since no run has it.
+    pub(super) fn made(&self, agent: &Arc<Agent>) -> Result<LoadedAgent, LoadError> {
+        self.known(&agent.hash).map_or_else(|| self.make(Arc::clone(agent)), Ok)
+    }
+
     /// The version of a run's snapshot, ready to run.
     pub(super) fn of_snapshot(&self, hash: &str, json: &str) -> Result<LoadedAgent, LoadError> {
         match self.known(hash) {
@@ -110,6 +115,16 @@ impl LoadedAgents {
     }
 
     fn load(&self, agent: Arc<Agent>) -> Result<LoadedAgent, LoadError> {
+        let loaded = self.make(agent)?;
+        let mut by_hash = self.by_hash.write();
+        if by_hash.len() >= KEPT {
+            by_hash.clear();
+        }
+        by_hash.insert(loaded.agent.hash.clone(), loaded.clone());
+        Ok(loaded)
+    }
+
+    fn make(&self, agent: Arc<Agent>) -> Result<LoadedAgent, LoadError> {
         let delegates =
             agent.definition.delegates().map(|name| (name.to_owned(), self.catalogue.agent(name)));
         let delegates: Arc<[_]> = delegates.collect();
@@ -131,13 +146,7 @@ impl LoadedAgents {
         )?);
         let snapshot =
             Arc::new(DefinitionSnapshot { hash: agent.hash.clone(), json: agent.json.clone() });
-        let loaded = LoadedAgent { agent, executor, snapshot, delegates };
-        let mut by_hash = self.by_hash.write();
-        if by_hash.len() >= KEPT {
-            by_hash.clear();
-        }
-        by_hash.insert(loaded.agent.hash.clone(), loaded.clone());
-        Ok(loaded)
+        Ok(LoadedAgent { agent, executor, snapshot, delegates })
     }
 
     fn described(&self, child: &Definition, parent: &Definition) -> ChildAgent {

@@ -98,20 +98,9 @@ impl PolicyBench {
     /// # Errors
     /// Why the call does not come before the gate.
     pub async fn decide(&self, case: &PolicyCase, directory: &Path) -> Result<Decided, String> {
-        let workspace =
-            Workspace::open(directory, TENANT, WORKSPACE).map_err(|error| error.to_string())?;
-        let root = directory.join(TENANT).join(WORKSPACE);
-        for file in &case.files {
-            let path = Path::new(file);
-            let is_inside =
-                path.components().all(|part| matches!(part, std::path::Component::Normal(_)));
-            if !is_inside {
-                return Err(format!("files: {file:?} is not a path in the workspace"));
-            }
-            let path = root.join(path);
-            path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(|e| e.to_string())?;
-            std::fs::write(&path, "").map_err(|e| e.to_string())?;
-        }
+        let (directory, files) = (directory.to_owned(), case.files.clone());
+        let laid_out = tokio::task::spawn_blocking(move || lay_out(&directory, &files));
+        let workspace = laid_out.await.map_err(|error| error.to_string())??;
         match (&case.actions, &case.arguments) {
             (Some(_), Some(_)) => Err("has both arguments and actions".to_owned()),
             (Some(actions), None) => Ok(self.judge(case, actions, &workspace)),
@@ -197,6 +186,25 @@ impl PolicyBench {
     }
 }
 
+/// A workspace with these files, which are empty.
+fn lay_out(directory: &Path, files: &[String]) -> Result<Workspace, String> {
+    let workspace =
+        Workspace::open(directory, TENANT, WORKSPACE).map_err(|error| error.to_string())?;
+    let root = directory.join(TENANT).join(WORKSPACE);
+    for file in files {
+        let path = Path::new(file);
+        let is_inside =
+            path.components().all(|part| matches!(part, std::path::Component::Normal(_)));
+        if !is_inside {
+            return Err(format!("files: {file:?} is not a path in the workspace"));
+        }
+        let path = root.join(path);
+        path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(|e| e.to_string())?;
+        std::fs::write(&path, "").map_err(|e| e.to_string())?;
+    }
+    Ok(workspace)
+}
+
 impl Runtime {
     /// What the gate of an agent says of a call that is not made, in an empty workspace.
     ///
@@ -206,7 +214,9 @@ impl Runtime {
         let (registry, skills) = self.inner.loaded.tools();
         let bench = PolicyBench::new(registry, skills, &agent.definition)?;
         let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
-        bench.decide(case, directory.path()).await
+        let decided = bench.decide(case, directory.path()).await;
+        tokio::task::spawn_blocking(move || drop(directory));
+        decided
     }
 }
 

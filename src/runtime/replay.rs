@@ -140,11 +140,9 @@ impl Runtime {
         tenant: &str,
         query: &ReplayQuery,
     ) -> Result<Replay, ReplayError> {
-        let gate = Arc::new(Gate::new(&policy(&query.agent.definition.governance))?);
-        let loaded = self.inner.loaded.get(&query.agent);
-        let loaded = loaded.map_err(|error| ReplayError::Definition(error.to_string()))?;
-        let tools = loaded.executor.infos().map(|tool| tool.name.as_str());
-        let limits = Arc::new(ReplayLimits::new(&query.agent.definition, tools));
+        let (runtime, agent) = (self.clone(), Arc::clone(&query.agent));
+        let made = tokio::task::spawn_blocking(move || runtime.judges_of(&agent)).await;
+        let (gate, limits) = made.map_err(|error| StoreError::Failed(error.to_string()))??;
         let filter = RunFilter {
             agent: Some(query.agent.definition.name.clone()),
             created_after: query.since,
@@ -184,6 +182,15 @@ impl Runtime {
                 .map_err(|error| StoreError::Failed(error.to_string()))?;
         }
         Ok(replay)
+    }
+
+    /// What judges the calls of an agent's runs.
+    fn judges_of(&self, agent: &Arc<Agent>) -> Result<(Arc<Gate>, Arc<ReplayLimits>), ReplayError> {
+        let gate = Arc::new(Gate::new(&policy(&agent.definition.governance))?);
+        let loaded = self.inner.loaded.made(agent);
+        let loaded = loaded.map_err(|error| ReplayError::Definition(error.to_string()))?;
+        let tools = loaded.executor.infos().map(|tool| tool.name.as_str());
+        Ok((gate, Arc::new(ReplayLimits::new(&agent.definition, tools))))
     }
 
     /// What judges the calls of a run that another one started: the definition, with its parent's

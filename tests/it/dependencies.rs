@@ -47,7 +47,8 @@ fn every_crate_has_a_licence_that_is_allowed() {
         let (name, licence) = (&package["name"], package["license"].as_str());
         let expression = licence.unwrap_or_else(|| panic!("{name} does not say its licence"));
         let granted = granted(expression, &allowed);
-        let granted = granted.unwrap_or_else(|| panic!("{name} is under {expression}, see deny.toml"));
+        let granted =
+            granted.unwrap_or_else(|| panic!("{name} is under {expression}, see deny.toml"));
         used.extend(granted);
     }
     let unused: Vec<_> = allowed.iter().filter(|licence| !used.contains(licence)).collect();

@@ -2,6 +2,7 @@
 //! schemas, values, answers. Each is refused or answered, the process stays, and so does its memory.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use reqwest::StatusCode;
 use serde_json::{Map, Value, json};
@@ -20,6 +21,9 @@ on_both_stores! {
     every_directory_that_is_made_counts,
     refusals_repeat_little_of_what_was_sent,
     absurd_usage_is_counted_within_reason,
+    a_run_that_looks_full_of_secrets_is_served,
+    what_a_judged_call_finds_is_bounded,
+    definitions_and_filters_of_a_request_are_bounded,
 }
 
 const GUIDE: &str = "
@@ -291,6 +295,87 @@ async fn absurd_usage_is_counted_within_reason(db: Db) {
     let usage = service.get("/v1/stats/usage").await;
     assert_eq!(usage.status, 200, "{}", usage.body);
     assert_eq!(usage.body["data"][0]["input_tokens"], 3_000_000_000_u64, "{}", usage.body);
+}
+
+async fn a_run_that_looks_full_of_secrets_is_served(db: Db) {
+    let mut service = guide("  - text: done\n").start(db).await;
+    for part in ["password: ", "cookie: ", "password=", "-----BEGIN PRIVATE KEY-----\""] {
+        let inputs = json!({"text": part.repeat(600_000 / part.len())});
+        let run = service.run("guide", &json!({"inputs": inputs})).await;
+        let path = format!("/v1/runs/{}", run["run_id"].as_str().unwrap());
+        for path in [path.clone(), format!("{path}/messages"), format!("{path}/events")] {
+            let served = tokio::time::timeout(Duration::from_secs(20), service.get(&path)).await;
+            assert_eq!(served.expect(part).status, 200, "{part}");
+        }
+    }
+    is_unharmed(&mut service);
+}
+
+async fn what_a_judged_call_finds_is_bounded(db: Db) {
+    let mut service = guide("  - text: done\n").start(db).await;
+    let call = |files: Vec<String>| {
+        json!({"tool": "file_ops", "files": files,
+        "arguments": {"operation": "read", "path": "x"}})
+    };
+    let path = "/v1/agents/guide/policy/judge";
+    let deep = |names: usize| format!("{}x", "a/".repeat(names - 1));
+    for (files, pointer) in [
+        (vec![deep(16), deep(17)], "/files/1"),
+        (vec![deep(2_000)], "/files/0"),
+        (vec!["x".repeat(257)], "/files/0"),
+        (vec![String::from("x"); 101], "/files"),
+    ] {
+        let refused = service.post(path, &call(files)).await;
+        assert_eq!(refused.status, 422, "{}", refused.body);
+        assert_eq!(refused.body["errors"][0]["pointer"], pointer, "{}", refused.body);
+    }
+    let most = (0..100).map(|n| format!("{n}/{}", deep(15))).collect();
+    assert_eq!(service.post(path, &call(most)).await.status, 200);
+    is_unharmed(&mut service);
+}
+
+async fn definitions_and_filters_of_a_request_are_bounded(db: Db) {
+    let mut service = guide("  - text: done\n").start(db).await;
+    let definition = |bytes: usize| {
+        let text = "name: guide\nmodel: scripted/guide\ninstructions: ";
+        json!({"definition": format!("{text}{}", "x".repeat(bytes - text.len()))})
+    };
+    let path = "/v1/agents/guide/policy/replay";
+    let refused = service.post(path, &definition(64 * 1024 + 1)).await;
+    assert_eq!(refused.status, 422, "{}", refused.body);
+    assert_eq!(refused.body["errors"][0]["pointer"], "/definition", "{}", refused.body);
+    assert_eq!(service.post(path, &definition(60 * 1024)).await.status, 200);
+    // Such definitions are not kept: each would take a hundred MiB.
+    for number in 0..6 {
+        let globs = "'**/a*',".repeat(7_000);
+        let text = format!(
+            "name: guide\nmodel: scripted/guide\nversion: {number}.0.0\n\
+             governance: {{paths: {{read: [{globs}]}}}}"
+        );
+        let refused = service.post(path, &json!({"definition": text})).await;
+        assert_eq!(refused.status, 422, "{}", refused.body);
+    }
+    is_unharmed(&mut service);
+    let labels = |number: usize| {
+        let labels: Vec<_> = (0..number).map(|n| format!("metadata.{n:x}=")).collect();
+        format!("/v1/runs?{}", labels.join("&"))
+    };
+    let words = |number: usize| {
+        let words: Vec<_> = (0..number).map(|n| format!("{n:x}")).collect();
+        format!("/v1/runs?q={}", words.join("+"))
+    };
+    for (asked, status) in [
+        (labels(16), 200),
+        (labels(17), 400),
+        (labels(1_000), 400),
+        (words(64), 200),
+        (words(65), 400),
+    ] {
+        let answer = service.get(&asked).await;
+        assert_eq!(answer.status, status, "{asked:.100}: {}", answer.body);
+        assert!(answer.body.to_string().len() < 1_000);
+    }
+    is_unharmed(&mut service);
 }
 
 #[tokio::test]

@@ -101,6 +101,7 @@ mod serving;
 mod sessions;
 mod shared_budgets;
 mod shell_stories;
+mod siege;
 mod skills;
 mod stats;
 mod store;

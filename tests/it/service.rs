@@ -390,9 +390,18 @@ impl Service {
 
     /// The most memory that the process has had, in MiB.
     pub fn peak_memory_mib(&self) -> u64 {
+        self.status_in_mib("VmHWM:")
+    }
+
+    /// The memory that the process has, in MiB.
+    pub fn memory_mib(&self) -> u64 {
+        self.status_in_mib("VmRSS:")
+    }
+
+    fn status_in_mib(&self, field: &str) -> u64 {
         let status = self.of_process("status");
-        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-        peak.unwrap().trim().trim_end_matches(" kB").parse::<u64>().unwrap() / 1024
+        let value = status.lines().find_map(|line| line.strip_prefix(field));
+        value.unwrap().trim().trim_end_matches(" kB").parse::<u64>().unwrap() / 1024
     }
 
     /// Hundredths of a second that the process has computed.

@@ -22,7 +22,7 @@ const MAX_BLOCK: usize = 64 * 1024;
 /// Bytes of a value without quotes that say whether it is a secret.
 const MAX_WORD: usize = 512;
 /// Bytes of a type between a name and its value.
-const MAX_TYPE: usize = 256;
+const MAX_TYPE: usize = 80;
 /// A blank, in a text that may be escaped or of changed lines.
 const BLANK: &str = r"(?:\\+n[-+]?|\n[-+]?|\s|\\+[rt])";
 /// What ends a value that is not in quotes.

@@ -30,13 +30,17 @@ pub(crate) struct CallToJudge {
     /// What the run would have read.
     #[serde(default)]
     labels: Vec<Label>,
-    /// Files that are in the workspace already, with nothing in them; at most 100.
+    /// Files that are in the workspace already, with nothing in them; at most 100, each of at most 256
+    /// bytes and 16 names.
     #[serde(default)]
     #[schema(max_items = 100)]
     files: Vec<String>,
 }
 
 const MAX_FILES: usize = 100;
+/// Bytes of the path of such a file, and names in it: each directory is made and removed.
+const MAX_PATH: usize = 256;
+const MAX_NAMES: usize = 16;
 
 /// What the gate would decide.
 #[derive(Debug, Serialize, ToSchema)]
@@ -79,6 +83,11 @@ pub(crate) async fn judge_call(
         fields(body).map_err(|error| Problem::invalid(Code::InvalidInputs, vec![error]))?;
     if call.files.len() > MAX_FILES {
         return Err(Problem::at(Code::InvalidInputs, "/files", "must be at most 100"));
+    }
+    let is_long = |path: &String| path.len() > MAX_PATH || path.split('/').count() > MAX_NAMES;
+    if let Some(at) = call.files.iter().position(is_long) {
+        let most = format!("must have at most {MAX_PATH} bytes and {MAX_NAMES} names");
+        return Err(Problem::at(Code::InvalidInputs, &format!("/files/{at}"), most));
     }
     let agent = app.catalogue.agent(&name).ok_or_else(|| Problem::not_found("agent"))?;
     let case = PolicyCase {

@@ -6,10 +6,13 @@ use axum::Json;
 use axum::extract::State;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tokio::sync::Semaphore;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::agents::Agent;
+use crate::bounds::json;
 use crate::event::ValidationError;
 use crate::http::edge::auth::{AgentsRead, Scoped, forbidden};
 use crate::http::edge::extract::{JsonObject, Name, Params, fields};
@@ -21,13 +24,22 @@ use crate::runtime::{self, Change, Replay, ReplayError, ReplayQuery};
 const DEFAULT_RUNS: u32 = 10_000;
 /// Runs that one request may look at.
 const MAX_RUNS: u32 = 1_000_000;
+/// Bytes of a definition.
+const MAX_DEFINITION: usize = 64 * 1024;
+/// Entries of all lists of a definition: each may be a glob, of some KiB when compiled.
+const MAX_ENTRIES: usize = 1000;
+/// Definitions that are read at the same time; the largest takes a good part of a second.
+static READING: Semaphore = Semaphore::const_new(1);
+/// Definitions of requests that judge at the same time.
+static JUDGING: Semaphore = Semaphore::const_new(4);
 
 /// Which calls are judged again, and by what.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schema(example = json!({"since": "2026-01-01T00:00:00Z", "limit": 1000}))]
 pub(crate) struct PolicyReplayRequest {
-    /// The definition that judges, as the text of its file; default: the agent's own.
+    /// The definition that judges, as the text of its file; default: the agent's own. At most 64 KiB,
+    /// with 1000 entries in all of its lists.
     definition: Option<String>,
     /// Runs created after this time.
     since: Option<DateTime<Utc>>,
@@ -161,36 +173,69 @@ pub(crate) async fn replay_policy(
     if !caller.has("runs:read") {
         return Err(forbidden("runs:read"));
     }
-    let invalid = |error| Problem::invalid(Code::InvalidInputs, vec![error]);
-    let request: PolicyReplayRequest = fields(body).map_err(invalid)?;
-    let query = query(&app, &name, &request)?;
+    let request: PolicyReplayRequest =
+        fields(body).map_err(|error| Problem::invalid(Code::InvalidInputs, vec![error]))?;
+    let _turn = match request.definition {
+        None => None,
+        Some(_) => Some(JUDGING.acquire().await.map_err(|e| Problem::internal(e.to_string()))?),
+    };
+    let query = query(&app, &name, request).await?;
     let replay = app.runtime.replay_policy(&caller.tenant, &query).await;
     replay.map(|replay| Json(replay.into())).map_err(|error| match error {
-        ReplayError::Policy(error) => invalid(ValidationError {
-            pointer: "/definition".to_owned(),
-            message: error.to_string(),
-        }),
-        ReplayError::Definition(message) => {
-            invalid(ValidationError { pointer: "/definition".to_owned(), message })
-        }
+        ReplayError::Policy(error) => wrong("/definition", error.to_string()),
+        ReplayError::Definition(message) => wrong("/definition", message),
         ReplayError::Store(error) => error.into(),
     })
 }
 
-fn query(app: &App, name: &str, request: &PolicyReplayRequest) -> Result<ReplayQuery, Problem> {
-    let wrong = |pointer: &str, message: String| {
-        let error = ValidationError { pointer: pointer.to_owned(), message };
-        Problem::invalid(Code::InvalidInputs, vec![error])
-    };
+async fn query(
+    app: &App,
+    name: &str,
+    request: PolicyReplayRequest,
+) -> Result<ReplayQuery, Problem> {
     let max_runs = request.limit.unwrap_or(DEFAULT_RUNS);
     if !(1..=MAX_RUNS).contains(&max_runs) {
         return Err(wrong("/limit", format!("must be from 1 to {MAX_RUNS}")));
     }
-    let agent = match &request.definition {
+    let agent = match request.definition {
         None => app.catalogue.agent(name).ok_or_else(|| Problem::not_found("agent"))?,
-        Some(text) => {
-            Arc::new(Agent::from_yaml(name, text).map_err(|e| wrong("/definition", e.to_string()))?)
-        }
+        Some(text) => Arc::new(read(name.to_owned(), text).await?),
     };
     Ok(ReplayQuery { agent, since: request.since, until: request.until, max_runs })
+}
+
+/// The agent of a definition that a caller wrote.
+async fn read(name: String, text: String) -> Result<Agent, Problem> {
+    if text.len() > MAX_DEFINITION {
+        return Err(wrong("/definition", format!("is longer than {MAX_DEFINITION} bytes")));
+    }
+    let internal = |error: &dyn std::fmt::Display| Problem::internal(error.to_string());
+    let turn = READING.acquire().await.map_err(|error| internal(&error))?;
+    let reading = tokio::task::spawn_blocking(move || {
+        let _turn = turn;
+        Agent::from_yaml(&name, &text).map_err(|error| error.to_string())
+    });
+    let read = reading.await.map_err(|error| internal(&error))?;
+    let agent = read.map_err(|error| wrong("/definition", error))?;
+    let written = json::read(agent.json.as_bytes()).map_err(|error| internal(&error))?;
+    if entries(&written) > MAX_ENTRIES {
+        return Err(wrong(
+            "/definition",
+            format!("has more than {MAX_ENTRIES} entries in its lists"),
+        ));
+    }
+    Ok(agent)
+}
+
+fn entries(document: &Value) -> usize {
+    match document {
+        Value::Array(items) => items.len() + items.iter().map(entries).sum::<usize>(),
+        Value::Object(fields) => fields.values().map(entries).sum(),
+        _ => 0,
+    }
+}
+
+fn wrong(pointer: &str, message: String) -> Problem {
+    let error = ValidationError { pointer: pointer.to_owned(), message };
+    Problem::invalid(Code::InvalidInputs, vec![error])
 }

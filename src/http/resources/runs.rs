@@ -19,7 +19,7 @@ use super::page::{LISTS, ListParams, by_time, time_cursor};
 use super::run_views::{RunAnswer, RunDetail, RunSummary, RunViews, answer_to, detail};
 use super::search::search;
 use crate::http::edge::auth::{RunsCancel, RunsRead, Scoped, credential_lost, refused_key};
-use crate::http::edge::extract::{JsonObject, Params, RunId, fields};
+use crate::http::edge::extract::{JsonObject, Params, RunId, fields, invalid_parameter};
 use crate::http::edge::layer::Deadline;
 use crate::http::edge::problem::{Code, Problem};
 use crate::http::state::{App, Shared};
@@ -65,9 +65,9 @@ impl IntoParams for MetadataParams {
 /// List runs
 ///
 /// Newest first, without inputs, outputs and overrides: those are in `GET /runs/{id}`.
-/// `metadata.<key>=<value>` filters by a label and can be given for several keys.
+/// `metadata.<key>=<value>` filters by a label and can be given for 16 keys.
 ///
-/// `q` looks for words, whatever the case of A to Z, in agents' names, ids, values of metadata, inputs
+/// `q` looks for words, at most 64, whatever the case of A to Z, in agents' names, ids, values of metadata, inputs
 /// and outputs, as they are served. A page has looked at 10,000 runs at most (`searched`), and can have
 /// fewer runs than `limit`, or none, although older ones match: `next_cursor` goes on from there.
 #[utoipa::path(
@@ -159,7 +159,15 @@ fn cursor_of(last: &RunCursor) -> String {
     time_cursor(last.at, &last.id)
 }
 
+/// Labels that a filter may have: each is a condition of the query.
+const MAX_LABELS: usize = 16;
+
 fn run_filter(params: &mut Params) -> Result<RunFilter, Problem> {
+    let metadata = params.prefixed("metadata.");
+    if let Some((key, _)) = metadata.get(MAX_LABELS) {
+        let name = format!("metadata.{key}");
+        return Err(invalid_parameter(&name, &format!("is one of more than {MAX_LABELS} labels")));
+    }
     Ok(RunFilter {
         agent: params.text("agent"),
         status: params
@@ -172,7 +180,7 @@ fn run_filter(params: &mut Params) -> Result<RunFilter, Problem> {
         })?,
         created_after: params.time("created_after")?,
         created_before: params.time("created_before")?,
-        metadata: params.prefixed("metadata."),
+        metadata,
     })
 }
 

@@ -5,6 +5,7 @@
 //! finds what may match, in what is stored; what matches is decided here, in what is served, so that
 //! no secret can be found out by searching for it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -12,6 +13,7 @@ use tokio::time::Instant;
 
 use super::page::time_cursor;
 use super::redacted;
+use crate::http::edge::extract::invalid_parameter;
 use crate::http::edge::problem::Problem;
 use crate::http::state::App;
 use crate::store::{Page, RunCursor, RunFilter, RunRecord};
@@ -24,6 +26,8 @@ const CHUNK: u32 = 250;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Words that the database looks for, the longest; the others are looked for in what it found.
 const NARROWING: usize = 4;
+/// Words that are looked for.
+const MAX_WORDS: usize = 64;
 
 /// What a search found.
 #[derive(Default)]
@@ -42,7 +46,13 @@ pub(crate) async fn search(
     text: &str,
     page: Page<RunCursor>,
 ) -> Result<Found, Problem> {
-    let words: Vec<String> = text.split_whitespace().map(str::to_ascii_lowercase).collect();
+    let mut words: Vec<String> = text.split_whitespace().map(str::to_ascii_lowercase).collect();
+    words.sort_unstable();
+    words.dedup();
+    if words.len() > MAX_WORDS {
+        return Err(invalid_parameter("q", &format!("has more than {MAX_WORDS} words")));
+    }
+    let words: Arc<[String]> = words.into();
     let mut longest: Vec<&str> = words.iter().map(String::as_str).collect();
     longest.sort_by_key(|word| std::cmp::Reverse(word.len()));
     longest.truncate(NARROWING);
@@ -55,10 +65,8 @@ pub(crate) async fn search(
         for run in &looked_at {
             found.searched += 1;
             let record = if run.may_match { app.store.run(tenant, run.id).await? } else { None };
-            if let Some(mut record) = record
-                && has_all(&words, &mut record)
-            {
-                found.runs.push(record);
+            if let Some(record) = record {
+                found.runs.extend(matching(&words, record).await?);
             }
             if found.runs.len() >= size || (run.may_match && Instant::now() > until) {
                 found.next_cursor = Some(time_cursor(run.created_at, &run.id.to_string()));
@@ -76,6 +84,18 @@ pub(crate) async fn search(
         after = Some(RunCursor { at: last.created_at, id: last.id.to_string() });
     }
     Ok(found)
+}
+
+/// The run, without inputs and output, if it has all words.
+async fn matching(
+    words: &Arc<[String]>,
+    mut record: RunRecord,
+) -> Result<Option<RunRecord>, Problem> {
+    let words = Arc::clone(words);
+    // How large a document is, is only known when it is written; most take no time either way.
+    tokio::task::spawn_blocking(move || has_all(&words, &mut record).then_some(record))
+        .await
+        .map_err(|error| Problem::internal(error.to_string()))
 }
 
 /// Whether each word stands somewhere in what is served of the run.

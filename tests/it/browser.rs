@@ -364,7 +364,7 @@ async fn runs_have_pages_of_their_own() {
 async fn pages_are_limited() {
     let site = Site::start().await;
     let calls = [json!({"action": "open", "url": site.at("/hang")})];
-    let config = "[tools.browser]\npages = 1\ntimeout = \"4s\"\n";
+    let config = "[tools.browser]\npages = 1\ntimeout = \"12s\"\n";
     let service = started(&site, config, &calls, Db::Sqlite).await;
     let first = service.enqueue("surfer").await;
     while site.asked().is_empty() {
@@ -376,7 +376,7 @@ async fn pages_are_limited() {
     service.until(&first, |run| run["status"] == "completed").await;
     let first = rows(&service, &first).await;
     assert!(
-        result(&first[0]).contains("longer than 4 seconds; the page was closed"),
+        result(&first[0]).contains("longer than 12 seconds; the page was closed"),
         "{:#}",
         first[0]
     );

@@ -96,12 +96,11 @@ impl Downloads {
     /// Why there is no such place.
     pub(super) fn begin(&self, parent: &Path) -> io::Result<PathBuf> {
         let mut state = self.0.lock();
-        let path = match &state.place {
-            Some(place) => place.directory.path().to_owned(),
-            None => {
-                let place = Place::within(parent)?;
-                state.place.insert(place).directory.path().to_owned()
-            }
+        let path = if let Some(place) = &state.place {
+            place.directory.path().to_owned()
+        } else {
+            let place = Place::within(parent)?;
+            state.place.insert(place).directory.path().to_owned()
         };
         state.begun.clear();
         (state.is_taking, state.told) = (true, 0);

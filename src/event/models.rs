@@ -28,6 +28,8 @@ pub struct ModelResponded {
     pub retries: u32,
     /// Whether a fallback model answered.
     pub fallback: bool,
+    /// The model's context window in tokens, if known.
+    pub window: Option<u64>,
     /// Whether the model was asked before, and its answer lost with the replica. The usage has that
     /// call too, estimated to be as much.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

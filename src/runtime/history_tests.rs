@@ -52,6 +52,7 @@ impl Story {
             latency_ms: 1,
             retries: 0,
             fallback: false,
+            window: None,
             repeated: false,
             warnings: Vec::new(),
         }))

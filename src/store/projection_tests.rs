@@ -35,6 +35,7 @@ fn response(tool_calls: Vec<ToolCall>) -> RunEvent {
         latency_ms: 1500,
         retries: 0,
         fallback: false,
+        window: None,
         repeated: false,
         warnings: vec![],
     })

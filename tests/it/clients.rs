@@ -81,7 +81,8 @@ async fn generate(workshop: &Workshop, language: &str, into: &str, options: &str
         ["generate", "-i", "openapi.json", "-g", language, "-o", into, "--additional-properties"];
     let only = ["apiDocs=false", "modelDocs=false", "apiTests=false", "modelTests=false"].join(",");
     let arguments = [&arguments[..], &[options, "--global-property", &only]].concat();
-    workshop.run("venv/bin/openapi-generator-cli", &arguments, &[]).await;
+    let patience = Duration::from_mins(5);
+    workshop.run_within(patience, "venv/bin/openapi-generator-cli", &arguments, &[]).await;
 }
 
 #[tokio::test]
@@ -101,7 +102,8 @@ async fn a_go_client_compiles_and_calls() {
         ("TOOLLOOP_URL", &*service.url("")),
         ("TOOLLOOP_KEY", ADMIN_KEY),
     ];
-    let said = workshop.run("go", &["run", "example.go"], &environment).await;
+    let patience = Duration::from_mins(5);
+    let said = workshop.run_within(patience, "go", &["run", "example.go"], &environment).await;
     assert!(said.contains(GOODBYE), "{said}\n{}", service.log());
 }
 

@@ -208,8 +208,11 @@ async fn what_cannot_be_compacted_overflows(db: Db) {
 async fn a_fallback_may_have_a_larger_window(db: Db) {
     let agent = format!("{AGENT}fallback_models: [scripted/larger]\n");
     let setup = setup(&[TOO_LONG.to_owned()]).agent("patient", &agent);
-    let service =
-        setup.scenario("larger", "steps: [{text: nobody asks}, {text: done}]").start(db).await;
+    let service = setup
+        .scenario("larger", "steps: [{text: nobody asks}, {text: done}]")
+        .config("[capabilities.\"scripted/larger\"]\ncontext_window = 20000")
+        .start(db)
+        .await;
     let run = service.run("patient", &json!({})).await;
     assert_eq!(
         (&run["status"], &run["model"]),
@@ -217,6 +220,9 @@ async fn a_fallback_may_have_a_larger_window(db: Db) {
         "{run:#}"
     );
     assert_eq!(run["output"], json!({"result": "done"}));
+    let events = part(&service, &run, "events").await;
+    let answer = events.iter().find(|event| event["type"] == "model.responded").unwrap();
+    assert_eq!(answer["data"]["window"], 20_000, "that of the model that answered");
 }
 
 async fn a_crash_after_a_compaction_changes_nothing(db: Db) {

@@ -219,6 +219,7 @@ impl Bench {
             latency_ms: 1,
             retries: 0,
             fallback: false,
+            window: None,
             repeated: false,
             warnings: vec![],
         }));

@@ -21,6 +21,7 @@ mod command_lines;
 mod commands;
 mod concurrent_runs;
 mod console;
+mod console_access;
 mod console_files;
 mod console_live;
 mod console_session;

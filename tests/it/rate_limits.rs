@@ -68,6 +68,8 @@ async fn a_key_is_limited_after_its_burst(db: Db) {
         (429, Some("RATE_LIMITED")),
         "{refused:?}"
     );
+    let detail = refused.body["detail"].as_str().unwrap();
+    assert!(detail.contains("(1 a minute, 4 at once)"), "{detail}");
     assert_eq!(header(&refused, "content-type"), "application/problem+json");
     assert_eq!(header(&refused, "ratelimit-policy"), r#""default";q=4;w=240"#);
     assert!(header(&refused, "ratelimit").starts_with(r#""default";r=0;t=2"#), "{refused:?}");

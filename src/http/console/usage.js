@@ -1,5 +1,5 @@
-// Tokens and cost of each model call as bars, their sum as a line below the limit, and where the conversation was made
-// smaller. Many calls share a bar, so that the drawing stays small.
+// Tokens and cost of each model call as bars, their sum as a line below the limit, how full the context window was, and
+// where the conversation was made smaller. Many calls share a bar, so that the drawing stays small.
 
 import { el, svg } from "./dom.js";
 import { brief, count, money, plural } from "./format.js";
@@ -25,10 +25,10 @@ function bars(usage, amount) {
   return means;
 }
 
-/** One chart: series are stacked. */
-function chart(title, usage, series, limit, say) {
+/** One chart: series are stacked. A level is not summed, and its bars reach for the limit. */
+function chart(title, usage, series, limit, say, isLevel = false) {
   const drawn = bars(usage, series.map(({ of }) => of));
-  const highest = Math.max(...drawn.map(({ values }) => values.reduce((a, b) => a + b, 0)), Number.MIN_VALUE);
+  const highest = Math.max(isLevel ? limit : 0, ...drawn.map(({ values }) => values.reduce((a, b) => a + b, 0)), Number.MIN_VALUE);
   const width = Math.max(LEAST, drawn.length) * 10;
   const paths = series.map(() => []);
   drawn.forEach(({ values }, index) => {
@@ -45,24 +45,25 @@ function chart(title, usage, series, limit, say) {
   const y = (value) => round(HEIGHT - (value / ceiling) * (HEIGHT - 6));
   const line = drawn.map(({ last }, index) => `${index ? "L" : "M"}${index * 10 + 5} ${y(sums[last - 1])}`).join("");
   const marks = drawn.map(({ compacted }, index) => (compacted ? `M${index * 10 + 5} 0V${HEIGHT}` : "")).join("");
-  const told = `${title}: ${say(sum)} in ${plural(usage.length, "model call")}${limit ? `, of ${say(limit)}` : ""}`;
+  const total = isLevel ? series[0].of(usage.at(-1)) : sum;
+  const told = `${title}: ${say(total)} in ${plural(usage.length, "model call")}${limit ? `, of ${say(limit)}` : ""}`;
   const drawing = svg("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": told },
     series.map(({ tone }, of) => svg("path", { class: tone, d: paths[of].join("") })),
-    svg("path", { class: "sum", d: line }), limit && svg("path", { class: "limit", d: `M0 ${y(limit)}H${width}` }),
+    !isLevel && svg("path", { class: "sum", d: line }), limit && svg("path", { class: "limit", d: `M0 ${isLevel ? 14 : y(limit)}H${width}` }),
     marks && svg("path", { class: "mark", d: marks }));
   const caption = el("p", { class: "meta", "aria-hidden": "true" });
   const rest = () => caption.replaceChildren(
-    ...series.map(({ tone, name }) => el("span", { class: `key ${tone}` }, name)), el("span", { class: "key sum" }, "sum"),
+    ...series.map(({ tone, name }) => el("span", { class: `key ${tone}` }, name)), ...(isLevel ? [] : [el("span", { class: "key sum" }, "sum")]),
     ...(limit ? [el("span", { class: "key limit" }, "limit")] : []), ...(marks ? [el("span", { class: "key mark" }, "conversation made smaller")] : []));
   drawing.addEventListener("mousemove", (event) => {
     const box = drawing.getBoundingClientRect();
     const bar = drawn[Math.min(drawn.length - 1, Math.max(0, Math.floor((((event.clientX - box.left) / box.width) * width) / 10)))];
     const which = bar.first === bar.last ? `Model call ${bar.first}` : `Model calls ${bar.first} to ${bar.last}, mean`;
-    caption.textContent = `${which}: ${series.map(({ name }, of) => `${say(bar.values[of])} ${name}`).join(", ")}; sum ${say(sums[bar.last - 1])}`;
+    caption.textContent = `${which}: ${series.map(({ name }, of) => `${say(bar.values[of])} ${name}`).join(", ")}${isLevel ? "" : `; sum ${say(sums[bar.last - 1])}`}`;
   });
   drawing.addEventListener("mouseleave", rest);
   rest();
-  return el("figure", { class: "chart" }, el("figcaption", {}, el("strong", {}, title), ` ${say(sum)}`, limit ? ` of ${say(limit)}` : ""), drawing, caption);
+  return el("figure", { class: "chart" }, el("figcaption", {}, el("strong", {}, title), ` ${say(total)}`, limit ? ` of ${say(limit)}` : ""), drawing, caption);
 }
 
 export function usageCharts(usage, limits) {
@@ -73,7 +74,17 @@ export function usageCharts(usage, limits) {
     { name: "out", tone: "out", of: (one) => one.output_tokens },
   ].filter(({ of }) => usage.some((one) => of(one) > 0)), limits?.max_total_tokens, (value) => (value < 100_000 ? count(Math.round(value)) : brief(value)));
   const hasCost = usage.some((one) => one.cost_usd > 0);
-  return hasCost
-    ? [tokens, chart("Cost by model call", usage, [{ name: "cost", tone: "out", of: (one) => one.cost_usd }], limits?.max_cost_usd, money)]
-    : [tokens];
+  const cost = hasCost
+    && chart("Cost by model call", usage, [{ name: "cost", tone: "out", of: (one) => one.cost_usd }], limits?.max_cost_usd, money);
+  return [tokens, cost, contextWindow(usage)].filter(Boolean);
+}
+
+/** How full the context window was after each call whose model's window is known. */
+function contextWindow(usage) {
+  const known = usage.filter(({ window }) => window);
+  if (!known.length) return null;
+  const { window } = known.at(-1);
+  const fill = (one) => (one.input_tokens + one.output_tokens) / one.window * 100;
+  const say = (percent) => (percent === 100 ? `${count(window)} tokens` : `${Math.round(percent)} %`);
+  return chart("Context window", known, [{ name: "full", tone: "in", of: fill }], 100, say, true);
 }

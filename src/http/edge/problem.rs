@@ -20,7 +20,7 @@ use uuid::Uuid;
 use crate::bounds::secrets::redacted;
 use crate::event::ValidationError;
 use crate::runtime::{AnswerError, FilesError, StartError, UploadError};
-use crate::store::StoreError;
+use crate::store::{RateLimit, StoreError};
 use crate::tools::stored_files::ChangeError;
 
 /// Stable error codes. Clients can rely on them; messages may change.
@@ -286,8 +286,12 @@ impl Problem {
     }
 
     /// `seconds` is the time until the next request may succeed.
-    pub(crate) fn rate_limited(seconds: u64) -> Self {
-        let detail = format!("The rate limit of this key is exceeded; retry in {seconds} s.");
+    pub(crate) fn rate_limited(limit: RateLimit, seconds: u64) -> Self {
+        let RateLimit { per_minute, burst } = limit;
+        let detail = format!(
+            "The rate limit of this key is exceeded ({per_minute} a minute, {burst} at once); retry in \
+             {seconds} s."
+        );
         Self { retry_after: Some(seconds), ..Self::new(Code::RateLimited, detail) }
     }
 

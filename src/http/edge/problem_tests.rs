@@ -149,9 +149,11 @@ async fn a_run_that_continues_is_named_in_body_and_header() {
 
 #[tokio::test]
 async fn a_rate_limited_problem_has_retry_after() {
-    let (status, headers, body) = sent(Problem::rate_limited(7)).await;
+    let (status, headers, body) =
+        sent(Problem::rate_limited(RateLimit { per_minute: 5, burst: 2 }, 7)).await;
     assert_eq!((status.as_u16(), headers[RETRY_AFTER].to_str().unwrap()), (429, "7"));
-    assert!(body["detail"].as_str().unwrap().contains("7 s"), "{body}");
+    let detail = body["detail"].as_str().unwrap();
+    assert!(detail.contains("5 a minute, 2 at once") && detail.contains("7 s"), "{body}");
 }
 
 #[tokio::test]

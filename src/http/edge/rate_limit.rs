@@ -55,7 +55,7 @@ impl FromRequestParts<App> for Admitted {
         }
         match allowance.retry_after {
             None => Ok(Self { caller, credential }),
-            Some(wait) => Err(Problem::rate_limited(seconds(wait).max(1))),
+            Some(wait) => Err(Problem::rate_limited(limit, seconds(wait).max(1))),
         }
     }
 }

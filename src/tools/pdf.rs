@@ -128,7 +128,7 @@ fn damaged() -> String {
 fn extract() -> Result<String, String> {
     let mut bytes = Vec::new();
     let read = io::stdin().take(MAX_DOCUMENT + 1).read_to_end(&mut bytes);
-    if read.map_err(|_| damaged())? as u64 > MAX_DOCUMENT {
+    if read.map_err(|error| format!("cannot be read: {error}"))? as u64 > MAX_DOCUMENT {
         return Err(format!("is a PDF document of more than {MAX_DOCUMENT} bytes"));
     }
     let mut document = Document::load_mem(&bytes).map_err(|_| damaged())?;

@@ -90,15 +90,27 @@ async fn die_at_every(point: &str, db: Db, step: usize) {
         }
     }
     assert!(deaths * step >= 10, "only {deaths} deaths");
-    until_balanced(&service).await;
+    until_balanced(&service, Spent::Equal).await;
+}
+
+/// How what a tree has spent compares with the sums of its runs.
+#[derive(Clone, Copy)]
+pub(crate) enum Spent {
+    Equal,
+    /// An answer of a model is paid for although its process died before it was stored.
+    AtLeast,
 }
 
 /// Waits until nothing is reserved and all sums add up. A run is settled right after its terminal
 /// event, or by the sweep where the process died.
-pub(crate) async fn until_balanced(service: &Service) {
+pub(crate) async fn until_balanced(service: &Service, spent: Spent) {
     let patience = Instant::now() + Duration::from_secs(30);
-    while unbalanced(service).await > 0 {
-        assert!(Instant::now() < patience, "holds or budgets that do not add up");
+    loop {
+        let wrong = unbalanced(service, spent).await;
+        if wrong.is_empty() {
+            return;
+        }
+        assert!(Instant::now() < patience, "holds or budgets that do not add up: {wrong:#?}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
@@ -238,22 +250,28 @@ async fn check(service: &Service, run: &Value, file: &str, nth: usize) {
     );
 }
 
-/// Rows of budgets that still hold something, or whose sums differ from those of their runs.
-async fn unbalanced(service: &Service) -> i64 {
-    const HELD: &str = "SELECT count(*) FROM budget_holds WHERE ended = 0 OR reserved_tokens <> 0 OR reserved_tool_calls <> 0 \
-        OR reserved_files <> 0 OR reserved_lines <> 0";
-    const SUMS: &str = "SELECT count(*) FROM budgets b WHERE reserved_tokens <> 0 OR reserved_iterations <> 0 \
-        OR reserved_files <> 0 OR reserved_lines <> 0 \
-        OR spent_tokens <> (SELECT sum(r.input_tokens + r.output_tokens) FROM runs r \
-            WHERE r.id = b.root_run_id OR r.parent_run_id = b.root_run_id)";
+/// Holds and budgets that still reserve something, or whose sums differ from those of their runs.
+async fn unbalanced(service: &Service, spent: Spent) -> Vec<String> {
+    const HELD: &str = "SELECT concat_ws(' ', 'hold', h.ended, r.status, h.reserved_tokens, h.reserved_tool_calls) \
+        FROM budget_holds h JOIN runs r ON r.id = h.run_id WHERE ended = 0 OR reserved_tokens <> 0 \
+        OR reserved_tool_calls <> 0 OR reserved_files <> 0 OR reserved_lines <> 0";
+    const SUMS: &str = "SELECT concat_ws(' ', 'budget', reserved_tokens, reserved_iterations, spent_tokens, tokens) \
+        FROM (SELECT b.*, (SELECT sum(r.input_tokens + r.output_tokens) FROM runs r \
+            WHERE r.id = b.root_run_id OR r.parent_run_id = b.root_run_id) AS tokens FROM budgets b) AS summed \
+        WHERE reserved_tokens <> 0 OR reserved_iterations <> 0 OR reserved_files <> 0 OR reserved_lines <> 0 \
+        OR spent_tokens < tokens OR ($1 AND spent_tokens > tokens)";
+    let exactly = matches!(spent, Spent::Equal);
     if service.database_url.starts_with("postgres") {
         let mut database = PgConnection::connect(&service.database_url).await.unwrap();
-        let held: i64 = sqlx::query_scalar(HELD).fetch_one(&mut database).await.unwrap();
-        let sums: i64 = sqlx::query_scalar(SUMS).fetch_one(&mut database).await.unwrap();
-        return held + sums;
+        let mut wrong: Vec<String> =
+            sqlx::query_scalar(HELD).fetch_all(&mut database).await.unwrap();
+        let sums = sqlx::query_scalar(SUMS).bind(exactly).fetch_all(&mut database);
+        wrong.extend(sums.await.unwrap());
+        return wrong;
     }
     let mut database = SqliteConnection::connect(&service.database_url).await.unwrap();
-    let held: i64 = sqlx::query_scalar(HELD).fetch_one(&mut database).await.unwrap();
-    let sums: i64 = sqlx::query_scalar(SUMS).fetch_one(&mut database).await.unwrap();
-    held + sums
+    let mut wrong: Vec<String> = sqlx::query_scalar(HELD).fetch_all(&mut database).await.unwrap();
+    let sums = sqlx::query_scalar(SUMS).bind(exactly).fetch_all(&mut database);
+    wrong.extend(sums.await.unwrap());
+    wrong
 }

@@ -41,7 +41,7 @@ impl Pieces {
             ready.push_str(&redacted(part));
             rest = left;
         }
-        self.waiting = rest.to_owned();
+        rest.clone_into(&mut self.waiting);
         ready
     }
 

@@ -87,7 +87,7 @@ pub(crate) async fn judge_call(
     let is_long = |path: &String| path.len() > MAX_PATH || path.split('/').count() > MAX_NAMES;
     if let Some(at) = call.files.iter().position(is_long) {
         let most = format!("must have at most {MAX_PATH} bytes and {MAX_NAMES} names");
-        return Err(Problem::at(Code::InvalidInputs, &format!("/files/{at}"), most));
+        return Err(Problem::at(Code::InvalidInputs, format!("/files/{at}"), most));
     }
     let agent = app.catalogue.agent(&name).ok_or_else(|| Problem::not_found("agent"))?;
     let case = PolicyCase {

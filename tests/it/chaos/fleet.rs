@@ -49,6 +49,7 @@ pub(super) struct Accepted {
     pub(super) name: String,
     pub(super) run_id: String,
     pub(super) streamed: Option<Vec<u64>>,
+    pub(super) was_cancelled: bool,
 }
 
 impl Fleet {
@@ -251,15 +252,16 @@ impl Callers {
         let run = self.insist(start).await["run_id"].as_str().unwrap().to_owned();
         assert_eq!(self.insist(start).await["run_id"], *run, "one run for one key");
         let path = format!("/v1/runs/{run}");
-        if number % 4 == 3 {
+        let was_cancelled = number % 4 == 3;
+        if was_cancelled {
             tokio::time::sleep(Duration::from_millis(number as u64 * 37 % 400)).await;
             self.insist(|| self.request(Method::POST, &format!("{path}/cancel"))).await;
         }
-        let streamed = if number % 3 == 0 { Some(self.stream(&path).await) } else { None };
+        let streamed = if number.is_multiple_of(3) { Some(self.stream(&path).await) } else { None };
         while !self.get(&path).await.is_some_and(|run| run["finished_at"].is_string()) {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        Accepted { name: name.to_owned(), run_id: run, streamed }
+        Accepted { name: name.to_owned(), run_id: run, streamed, was_cancelled }
     }
 
     /// The numbers of a run's events, read from whichever replica is there until the last one.

@@ -289,10 +289,11 @@ impl Pieces {
 
     fn query(&mut self) -> String {
         let text: String = self.text().chars().take(4_000).collect();
-        let escaped: String = text.bytes().map(|byte| format!("%{byte:02x}")).collect();
+        let escaped = text.bytes().map(|byte| format!("%{byte:02x}")).collect::<Vec<_>>().concat();
         let name =
             self.of(&["q", "agent", "status", "cursor", "limit", "metadata.k", "created_after"]);
-        let many: String = (0..self.times().min(900)).map(|n| format!("&metadata.{n}=x")).collect();
+        let many = (0..self.times().min(900)).map(|n| format!("&metadata.{n}=x"));
+        let many = many.collect::<Vec<_>>().concat();
         format!("{name}={escaped}{}", if self.below(3) == 0 { many } else { String::new() })
     }
 

@@ -116,7 +116,10 @@ async fn an_escalated_call_waits_until_it_is_approved(db: Db) {
     );
     assert_eq!(file(&service, "notes.txt"), "old\n");
 
-    let waiting = service.get("/v1/approvals").await.body;
+    let waiting = service.request(Method::GET, "/v1/approvals").send().await.unwrap();
+    let waiting = waiting.text().await.unwrap();
+    assert_eq!(waiting.matches("\"run_id\":").count(), 1, "no field is there twice: {waiting}");
+    let waiting: Value = serde_json::from_str(&waiting).unwrap();
     let row = &waiting["data"][0];
     assert_eq!(waiting["data"].as_array().unwrap().len(), 1, "{waiting:#}");
     for field in ["call_id", "kind", "tool", "arguments", "reason", "expires_at"] {

@@ -9,7 +9,6 @@ use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
-use uuid::Uuid;
 
 use super::page::{LISTS, ListParams, Listing, by_time, time_cursor};
 use super::redacted;
@@ -28,8 +27,6 @@ use crate::store::{ApprovalFilter, ApprovalRecord, ApprovalStatus};
 pub(crate) struct Approval {
     #[serde(flatten)]
     asked: Pending,
-    /// The run's id.
-    run_id: Uuid,
     /// The agent's name.
     #[schema(example = "assistant")]
     agent: String,
@@ -50,7 +47,6 @@ pub(crate) struct Approval {
 impl From<ApprovalRecord> for Approval {
     fn from(mut row: ApprovalRecord) -> Self {
         Self {
-            run_id: row.run_id,
             agent: row.agent.take().unwrap_or_default(),
             status: row.status.as_str(),
             decided_by: row.decided_by.take(),

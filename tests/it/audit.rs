@@ -76,15 +76,20 @@ async fn stop(service: &mut Service) {
     assert_eq!(service.exit_code().await, Some(0));
 }
 
-async fn the_chain_is_verified_where_it_is_asked_for(db: Db) {
-    let mut service = Setup::new()
+/// A service that signs the stretches of its audit log.
+async fn signing(db: Db) -> Service {
+    Setup::new()
         .agent("reader", READER)
         .scenario("reader", READS)
         .file("notes.txt", "seventeen\n")
         .variable("AUDIT_KEY", &BASE64_STANDARD.encode([7; 32]))
         .config("[audit]\nkey_env = \"AUDIT_KEY\"")
         .start(db)
-        .await;
+        .await
+}
+
+async fn the_chain_is_verified_where_it_is_asked_for(db: Db) {
+    let mut service = signing(db).await;
     for _ in 0..4 {
         service.run("reader", &json!({})).await;
     }
@@ -138,14 +143,7 @@ async fn the_chain_is_verified_where_it_is_asked_for(db: Db) {
 }
 
 async fn a_key_wants_every_stretch_signed(db: Db) {
-    let mut service = Setup::new()
-        .agent("reader", READER)
-        .scenario("reader", READS)
-        .file("notes.txt", "seventeen\n")
-        .variable("AUDIT_KEY", &BASE64_STANDARD.encode([7; 32]))
-        .config("[audit]\nkey_env = \"AUDIT_KEY\"")
-        .start(db)
-        .await;
+    let mut service = signing(db).await;
     for _ in 0..2 {
         service.run("reader", &json!({})).await;
     }

@@ -183,20 +183,31 @@ impl Chromium {
         self.until(&format!("document.body.innerText.includes({})", json!(text))).await;
     }
 
-    /// Clicks in the middle of an element.
+    /// Clicks in the middle of an element. What is drawn above it meanwhile can move it away from
+    /// under the pointer; then the click is made again.
     pub(crate) async fn click(&self, selector: &str) {
         let find = format!("document.querySelector({})", json!(selector));
-        self.until(&find).await;
         let place = format!(
-            "(() => {{ {find}.scrollIntoView({{block: 'center', behavior: 'instant'}});
-                const box = {find}.getBoundingClientRect();
+            "(() => {{ const element = {find};
+                element.scrollIntoView({{block: 'center', behavior: 'instant'}});
+                window.hasMissed = true;
+                const note = (event) => {{ window.hasMissed = !element.contains(event.target); }};
+                document.addEventListener('click', note, {{capture: true, once: true}});
+                const box = element.getBoundingClientRect();
                 return {{x: box.x + box.width / 2, y: box.y + box.height / 2}}; }})()"
         );
-        let place = self.eval(&place).await;
-        for kind in ["mousePressed", "mouseReleased"] {
-            let event = json!({"type": kind, "x": place["x"], "y": place["y"], "button": "left", "clickCount": 1});
-            self.call("Input.dispatchMouseEvent", event).await;
+        for _ in 0..5 {
+            self.until(&find).await;
+            let place = self.eval(&place).await;
+            for kind in ["mousePressed", "mouseReleased"] {
+                let event = json!({"type": kind, "x": place["x"], "y": place["y"], "button": "left", "clickCount": 1});
+                self.call("Input.dispatchMouseEvent", event).await;
+            }
+            if self.eval("window.hasMissed").await != true {
+                return;
+            }
         }
+        panic!("{selector} moves, or is covered:\n{}", self.text().await);
     }
 
     /// Enters text where the focus is.

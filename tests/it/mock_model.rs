@@ -378,7 +378,7 @@ fn pieces_of(pieces: Vec<Bytes>, after: After, open: Open) -> Response {
 }
 
 /// The same for the same number, and otherwise without a pattern (the mixing of splitmix64).
-fn scattered(number: u64) -> u64 {
+pub(crate) fn scattered(number: u64) -> u64 {
     let mixed = number.wrapping_mul(0x9E37_79B9_7F4A_7C15);
     let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);

@@ -218,7 +218,7 @@ impl Pool {
         self.state.lock().await.pages.remove(&run).is_some_and(|kept| kept.page.is_open())
     }
 
-    /// Nobody drives the run here any more.
+    /// The run is not driven here any more.
     pub(super) async fn run_left(&self, run: Uuid, is_parked: bool) {
         let mut state = self.state.lock().await;
         if !is_parked {

@@ -1,6 +1,6 @@
 //! What a page leaves in the workspace: pictures of it, and the files that it downloads.
 //!
-//! A picture is part of what the gate judged. A file is not, for nobody knows of it before it arrives:
+//! A picture is part of what the gate judged. A file is not, since it is unknown before it arrives:
 //! the permit's rules judge it here. It never replaces anything. What the page calls a file is a text
 //! that an outsider wrote: only a plain name is made of it.
 

@@ -14,6 +14,7 @@ use tokio::sync::RwLock;
 use tokio::task::JoinHandle;
 
 use super::ledger::Ledger;
+use crate::mock_model::scattered;
 use crate::service::{ADMIN_KEY, Db, Service, Setup, Signal};
 use crate::streaming::Reader;
 
@@ -21,16 +22,13 @@ const CALLERS: usize = 4;
 /// How long a run may take, from the request to its end, with all that befalls it.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// Numbers without a pattern, the same for the same seed (splitmix64, Steele et al. 2014).
+/// Numbers without a pattern, the same for the same seed.
 pub(super) struct Fortune(pub(super) u64);
 
 impl Fortune {
     fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % end
+        self.0 = self.0.wrapping_add(1);
+        scattered(self.0) % end
     }
 }
 

@@ -40,7 +40,7 @@ pub use circumstances::{BudgetSpent, CallRate, Circumstances};
 pub use compaction::{CompactionCause, ContextCompacted, Summary, SummaryCall};
 pub use delta::{ModelDelta, Piece};
 pub use labels::{LabelCause, LabelsChanged};
-pub use models::{DecisionFailed, ModelResponded, ModelRetried};
+pub use models::{DecisionFailed, ModelInterrupted, ModelResponded, ModelRetried};
 pub use progress::ToolProgress;
 pub use scan::{Disguise, InjectionKind, ScanSource, ScanWarned, Suspicion};
 pub use served::stored;
@@ -141,6 +141,10 @@ pub enum RunEvent {
     #[serde(rename = "model.retried")]
     #[strum(serialize = "model.retried")]
     ModelRetried(ModelRetried),
+    /// A model call was given up or failed for good when a part of its answer had come.
+    #[serde(rename = "model.interrupted")]
+    #[strum(serialize = "model.interrupted")]
+    ModelInterrupted(ModelInterrupted),
     /// The model has answered.
     #[serde(rename = "model.responded")]
     #[strum(serialize = "model.responded")]
@@ -406,6 +410,7 @@ impl RunEvent {
             | Self::AttemptStarted { .. }
             | Self::IterationStarted { .. }
             | Self::ModelRetried(_)
+            | Self::ModelInterrupted(_)
             | Self::ModelResponded(_)
             | Self::ToolCallStarted(_)
             | Self::ToolCallCompleted(_)

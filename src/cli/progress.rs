@@ -11,7 +11,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 
 use super::output::{escape_control, one_line, print_notice};
-use crate::event::{ContextCompacted, Event, ModelResponded, ModelRetried, RunEvent, stored};
+use crate::event::{
+    ContextCompacted, Event, ModelInterrupted, ModelResponded, ModelRetried, RunEvent, stored,
+};
 use crate::message::Usage;
 
 /// How often the status line is redrawn.
@@ -98,7 +100,9 @@ impl StatusLine {
             RunEvent::IterationStarted { attempt, iteration, .. } => {
                 (self.attempt, self.iteration) = (*attempt, *iteration);
             }
-            RunEvent::ModelResponded(r) => self.add_usage(&r.usage),
+            RunEvent::ModelResponded(ModelResponded { usage, .. })
+            | RunEvent::ModelRetried(ModelRetried { usage: Some(usage), .. })
+            | RunEvent::ModelInterrupted(ModelInterrupted { usage, .. }) => self.add_usage(usage),
             RunEvent::ContextCompacted(compacted) => {
                 compacted.call.iter().for_each(|call| self.add_usage(&call.usage));
             }
@@ -174,6 +178,12 @@ pub(super) fn describe(event: &Event) -> Option<String> {
         }
         RunEvent::ModelResponded(response) => answered(response),
         RunEvent::ModelRetried(tried) => retried(tried),
+        RunEvent::ModelInterrupted(call) => format!(
+            "  {}/{}: interrupted after about {} tokens",
+            escape_control(&call.provider),
+            escape_control(&call.model),
+            call.usage.total_tokens()
+        ),
         RunEvent::AnswerBlank { .. } => "  empty answer: the model is prompted again".to_owned(),
         RunEvent::ToolChoiceUnmet { prompt, warning: why, .. } => match (prompt, why) {
             (Some(_), _) => "  no tool call: the model is prompted again".to_owned(),

@@ -63,6 +63,25 @@ pub struct ModelRetried {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub fallback: Option<String>,
+    /// What the try took, estimated from the part of the answer that had come; absent if none had.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub usage: Option<Usage>,
+}
+
+/// A model call that was given up or failed for good when a part of its answer had come.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ModelInterrupted {
+    /// The attempt, 1-based.
+    pub attempt: u32,
+    /// The iteration within the attempt, 1-based.
+    pub iteration: u32,
+    /// The provider that was asked.
+    pub provider: String,
+    /// The model that was asked, without the provider.
+    pub model: String,
+    /// What the call took, estimated from the part of the answer that had come.
+    pub usage: Usage,
 }
 
 /// An answer without a valid decision.

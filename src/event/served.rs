@@ -7,7 +7,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{Event, RunEvent};
+use super::{Event, ModelInterrupted, ModelResponded, ModelRetried, RunEvent};
 use crate::message::Usage;
 use crate::run::{TerminationReason, Usd};
 
@@ -31,7 +31,9 @@ impl Event {
         let mut event = serde_json::to_value(self)?;
         let Some(data) = event.get_mut("data") else { return Ok(event) };
         match &self.what {
-            RunEvent::ModelResponded(responded) => name_usage(data, &responded.usage),
+            RunEvent::ModelResponded(ModelResponded { usage, .. })
+            | RunEvent::ModelRetried(ModelRetried { usage: Some(usage), .. })
+            | RunEvent::ModelInterrupted(ModelInterrupted { usage, .. }) => name_usage(data, usage),
             RunEvent::ContextCompacted(compacted) => {
                 if let (Some(call), Some(told)) = (&compacted.call, data.get_mut("call")) {
                     name_usage(told, &call.usage);
@@ -81,6 +83,8 @@ impl RunEvent {
     /// Whether a field of it has another name outside.
     fn has_other_names(&self) -> bool {
         let (Self::ModelResponded(_)
+        | Self::ModelRetried(ModelRetried { usage: Some(_), .. })
+        | Self::ModelInterrupted(_)
         | Self::ContextCompacted(_)
         | Self::IterationStarted { limit: Some(_), .. }
         | Self::RunCompleted(_)

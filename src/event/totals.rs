@@ -1,6 +1,6 @@
 //! What a run has consumed, as the sum of its events.
 
-use super::{CallFailure, RunEvent};
+use super::{CallFailure, ModelInterrupted, ModelRetried, RunEvent};
 use crate::message::CallTarget;
 use crate::run::Totals;
 
@@ -15,10 +15,15 @@ impl Totals {
                 self.iterations += 1;
                 self.usage.add(&r.usage);
                 self.retries += r.retries;
-                let model = format!("{}/{}", r.provider, r.model);
-                self.mixed_usage |= self.model.as_ref().is_some_and(|known| *known != model);
-                self.model = Some(model);
+                self.uses_model(&r.provider, &r.model);
                 self.warn(&r.warnings);
+            }
+            RunEvent::ModelRetried(ModelRetried {
+                provider, model, usage: Some(usage), ..
+            })
+            | RunEvent::ModelInterrupted(ModelInterrupted { provider, model, usage, .. }) => {
+                self.usage.add(usage);
+                self.uses_model(provider, model);
             }
             RunEvent::ToolChoiceUnmet { warning, .. } => self.warn(warning.as_slice()),
             RunEvent::ContextCompacted(c) => {
@@ -76,6 +81,12 @@ impl Totals {
             | RunEvent::RunFailed(_)
             | RunEvent::RunCancelled(_) => {}
         }
+    }
+
+    fn uses_model(&mut self, provider: &str, model: &str) {
+        let model = format!("{provider}/{model}");
+        self.mixed_usage |= self.model.as_ref().is_some_and(|known| *known != model);
+        self.model = Some(model);
     }
 
     /// A warning is told once, however often there is reason for it.

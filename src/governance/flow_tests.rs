@@ -1,7 +1,5 @@
 //! Flow rules as tables: labels, actions, decisions.
 
-use std::time::Instant;
-
 use super::{
     Action, ActionKind, Call, Decision, Gate, Objection, Policy, ToolPolicy, ToolRule, Verdict,
 };
@@ -162,20 +160,4 @@ fn rules_see_the_whole_action_and_deny_where_they_cannot_decide() {
         let refused = Gate::new(&policy(vec![rule(bad, FlowDecision::Ask)]));
         assert_eq!(refused.err().map(|error| error.setting), Some("governance.flow"), "{bad}");
     }
-}
-
-#[test]
-#[ignore = "prints a measurement"]
-fn how_long_a_decision_takes() {
-    let gate = Gate::new(&policy(FlowRule::defaults())).unwrap();
-    let mut took: Vec<_> = (0..20_001)
-        .map(|_| {
-            let asked = call(Labels::UNTRUSTED.and(Labels::PRIVATE), vec![write(false)]);
-            let began = Instant::now();
-            assert_eq!(decided(&gate, asked).0, Allowed);
-            began.elapsed()
-        })
-        .collect();
-    took.sort_unstable();
-    println!("median {:?}, 99 % {:?}", took[took.len() / 2], took[took.len() * 99 / 100]);
 }

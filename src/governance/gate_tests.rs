@@ -3,12 +3,14 @@
 //! Each table leaves everything to its own rule, so that what it shows is that rule alone; how
 //! rules are weighed against one another has a table of its own.
 
+use std::time::Instant;
+
 use super::{
-    Action, ActionKind, Call, Decision, Gate, Objection, Policy, PolicyError, ToolPolicy, ToolRule,
-    Verdict,
+    Action, ActionKind, Call, CommandRule, Commands, Decision, Gate, Objection, Policy,
+    PolicyError, ToolPolicy, ToolRule, Verdict,
 };
 use crate::event::SkillActivated;
-use crate::run::{Autonomy, Effect, Labels, Target};
+use crate::run::{Autonomy, Effect, FlowRule, Labels, Target};
 use Decision::{Allowed, Blocked, Escalated, Warned};
 use Effect::{Idempotent, Once, Read};
 use ToolPolicy::{Allow, Ask, Deny};
@@ -490,5 +492,80 @@ fn active_skills_only_narrow() {
         };
         let by = if expected == Allowed { "none" } else { "skill" };
         assert_eq!((decision, rule), (expected, by), "{rules:?} {tool} {does}");
+    }
+}
+
+/// A policy in which every section has rules, none of which objects to [`everyday_calls`].
+fn policy_of_all_sections() -> Policy {
+    let numbered =
+        |pattern: &str| (0..20).map(|n| pattern.replace('#', &n.to_string())).collect::<Vec<_>>();
+    let rule = |command: String, args: &str| CommandRule {
+        command,
+        args: Some(args.to_owned()),
+        effect: Once,
+        destructive: false,
+        observes: false,
+    };
+    let commands = Commands {
+        allow: numbered("/usr/bin/tool#").into_iter().map(|c| rule(c, "^-[a-z]+ ")).collect(),
+        deny: numbered("/usr/bin/tool#").into_iter().map(|c| rule(c, "--force")).collect(),
+        require_approval: numbered("/usr/bin/tool#")
+            .into_iter()
+            .map(|c| rule(c, "--remote"))
+            .collect(),
+    };
+    Policy {
+        tool_policies: numbered("other#_*").iter().map(|glob| tools(glob, Deny, false)).collect(),
+        read: numbered("./area#/**"),
+        write: numbered("./area#/**"),
+        deny: numbered("./area#/secret/**"),
+        deny_in: vec![("other".into(), numbered("area#/**"))],
+        deny_observed: numbered("./area#/*.env"),
+        private: numbered("./area#/private/**"),
+        allow_hosts: numbered("*.host#.test"),
+        deny_hosts: numbered("bad.host#.test"),
+        flow: FlowRule::defaults(),
+        commands,
+        ..permissive()
+    }
+}
+
+/// One call of each kind of action, and the labels of a run that makes it.
+fn everyday_calls() -> Vec<(&'static str, Action, Labels)> {
+    let argv = ["/usr/bin/tool19", "-l", "area19/a", "area19/b"].map(str::to_owned).to_vec();
+    let run = Action::new(ActionKind::Exec { argv, declared: false }, Once);
+    let unread = Labels::default();
+    vec![
+        ("file_ops", action("r area19/src/deep/down/main.rs"), Labels::PRIVATE),
+        (
+            "file_ops",
+            action("w area19/src/deep/down/main.rs"),
+            Labels::UNTRUSTED.and(Labels::PRIVATE),
+        ),
+        ("web_fetch", action("f https://www.host19.test/a/b"), unread),
+        ("shell", run, unread),
+        ("lookup", action("c lookup"), Labels::UNTRUSTED),
+    ]
+}
+
+#[test]
+#[ignore = "prints a measurement"]
+fn how_long_a_decision_with_rules_in_every_section_takes() {
+    let gate = Gate::new(&policy_of_all_sections()).unwrap();
+    let scopes = ["tools:execute".to_owned()];
+    for (tool, action, labels) in everyday_calls() {
+        let mut took: Vec<_> = (0..20_001)
+            .map(|_| {
+                let asked = Call { labels, ..call(tool, action.effect, vec![action.clone()]) };
+                let began = Instant::now();
+                let verdict = gate.judge(&scopes, asked);
+                let took = began.elapsed();
+                assert!(matches!(verdict, Verdict::Pass { decision: Allowed, .. }), "{verdict:?}");
+                took
+            })
+            .collect();
+        took.sort_unstable();
+        let (median, most) = (took[took.len() / 2], took[took.len() * 99 / 100]);
+        println!("{tool}: median {median:?}, 99 % {most:?}");
     }
 }

@@ -49,6 +49,20 @@ pub(super) fn usage(
     }
 }
 
+/// The estimated usage of a call whose answer broke off after so many bytes.
+pub(super) fn usage_so_far(
+    conversation: &Conversation,
+    tools: &[ToolOffer],
+    received: usize,
+) -> Usage {
+    Usage {
+        input_tokens: of_conversation(conversation) + of_tools(tools),
+        output_tokens: tokens(received),
+        estimated: true,
+        ..Usage::default()
+    }
+}
+
 /// Bytes of a turn: text, calls and results, without opaque blocks.
 pub fn turn_bytes(turn: &Turn) -> usize {
     match turn {

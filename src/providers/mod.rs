@@ -146,6 +146,19 @@ pub enum Delta {
     Restarted,
 }
 
+impl Delta {
+    /// Bytes that the model wrote.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Text(text) | Self::Thinking(text) => text.len(),
+            Self::ToolCall { wire_name, arguments, .. } => {
+                wire_name.as_ref().map_or(0, String::len) + arguments.len()
+            }
+            Self::Restarted => 0,
+        }
+    }
+}
+
 /// An optional receiver of deltas, which must not block.
 #[derive(Clone, Copy, Default)]
 pub struct Deltas<'a>(pub Option<&'a (dyn Fn(Delta) + Send + Sync)>);

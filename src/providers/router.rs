@@ -209,6 +209,14 @@ impl Router {
         first
     }
 
+    /// What a call has taken when its answer broke off after so many bytes, estimated; with the
+    /// cost if there is a price.
+    pub fn usage_so_far(&self, model: &str, request: &ModelRequest<'_>, received: usize) -> Usage {
+        let usage = estimate::usage_so_far(request.conversation, request.tools, received);
+        let price = self.resolve(model).ok().and_then(|route| route.price);
+        Usage { cost_micro_usd: price.map(|price| price.of(&usage)), ..usage }
+    }
+
     /// Makes one model call, with retries and fallbacks. The models are tried in order from the one
     /// of `call`; any but the one at 0 is a fallback. Sets `request.model` and
     /// `request.capabilities`; `request.step` increases with every try. No delay reaches past
@@ -243,8 +251,8 @@ impl Router {
         request: &ModelRequest<'_>,
         deadline: Option<Instant>,
     ) -> Result<Tried, ModelFailure> {
-        let place = call.place.min(models.len().saturating_sub(1));
-        let model = models.get(place).map_or("", String::as_str);
+        let place = call.place(models);
+        let model = call.model(models);
         let next = models.get(place + 1);
         let failed_before = call.failed;
         let on_try = self.on_try.as_ref();
@@ -310,6 +318,15 @@ impl ModelCall {
     #[must_use]
     pub fn insisting(self, insists: bool) -> Self {
         Self { insists, ..self }
+    }
+
+    /// The model that is asked next, of these.
+    pub fn model<'m>(&self, models: &'m [String]) -> &'m str {
+        models.get(self.place(models)).map_or("", String::as_str)
+    }
+
+    fn place(&self, models: &[String]) -> usize {
+        self.place.min(models.len().saturating_sub(1))
     }
 
     /// The model at this index is asked next.

@@ -107,6 +107,7 @@ impl StartRun for Children {
         let parent = runtime.inner.parents.lock().get(&call.parent).cloned().ok_or_else(gone)?;
         let agent = call.agent.clone();
         let has_read = call.has_read.clone();
+        let waits = Arc::clone(&parent);
         // In a task of its own: a start that is under way must not be forgotten half-way.
         let given_up = CancellationToken::new();
         let _waiting = given_up.clone().drop_guard();
@@ -117,6 +118,9 @@ impl StartRun for Children {
         has_read.add(Labels::named(&ended.labels));
         if ended.status.is_parked() {
             return Ok(ChildResult::Parked(ended.id));
+        }
+        if ended.status == RunStatus::Cancelled {
+            runtime.apply_cancel_request(&waits).await;
         }
         match (ended.output, ended.error) {
             (Some(output), _) if ended.status == RunStatus::Completed => {
@@ -341,6 +345,19 @@ impl Runtime {
             }
         }
         Err(ChildFailed("The call was given up.".into()))
+    }
+
+    /// Cancels a run that was asked to end and has not heard of it: the request may have reached
+    /// its child first.
+    async fn apply_cancel_request(&self, run: &Parent) {
+        let (tenant, id) = (&run.identity.caller.tenant, run.identity.new.id);
+        match self.inner.store.run(tenant, id).await {
+            Ok(Some(row)) if row.cancel_requested_at.is_some() => {
+                run.control.cancel(row.cancel_reason);
+            }
+            Ok(_) => {}
+            Err(error) => tracing::warn!(run_id = %id, %error, "the run could not be read"),
+        }
     }
 
     /// The child, where it is driven here from its start. `None`: it has been started before.

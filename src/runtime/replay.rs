@@ -489,6 +489,7 @@ fn recorded(event: &RunEvent) -> Option<Recorded<'_>> {
         | RunEvent::ToolChoiceUnmet { .. }
         | RunEvent::AnswerBlank { .. }
         | RunEvent::ModelRetried(_)
+        | RunEvent::ModelInterrupted(_)
         | RunEvent::ContextCompacted(_)
         | RunEvent::RunCancelRequested { .. }
         | RunEvent::RunCompleted(_)

@@ -100,6 +100,7 @@ pub(super) fn observation(write: &RunWrite, event: &Event) -> Option<Observation
         | RunEvent::ToolChoiceUnmet { .. }
         | RunEvent::AnswerBlank { .. }
         | RunEvent::ModelRetried(_)
+        | RunEvent::ModelInterrupted(_)
         | RunEvent::ContextCompacted(_)
         | RunEvent::RunCancelRequested { .. }
         | RunEvent::RunCancelled(_) => return None,

@@ -353,6 +353,7 @@ impl RunCalls<'_> {
             | RunEvent::ToolChoiceUnmet { .. }
             | RunEvent::AnswerBlank { .. }
             | RunEvent::ModelRetried(_)
+            | RunEvent::ModelInterrupted(_)
             | RunEvent::ContextCompacted(_)
             | RunEvent::RunCancelRequested { .. }
             | RunEvent::RunCompleted(_)

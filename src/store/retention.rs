@@ -16,6 +16,7 @@ use super::audit::{by_service, note};
 use super::backend::{Transaction, Work};
 use super::definitions::SPARED;
 use super::sql::Query;
+use super::stats::{HAS_REST, REST, sums};
 use super::tables::ids;
 use super::{Store, StoreError};
 use crate::event::AuditAction;
@@ -74,17 +75,24 @@ impl Store {
 }
 
 /// Adds what runs took to what is kept of it.
-const KEEP_USAGE: &str = "INSERT INTO past_usage (tenant, hour, agent, model, runs, input_tokens, \
-    output_tokens, cached_input_tokens, cache_write_tokens, reasoning_tokens, cost_micro_usd, \
-    estimated) \
-    SELECT r.tenant, {hour}, r.agent, i.provider || '/' || i.model, count(DISTINCT r.id), \
-    CAST(sum(i.input_tokens) AS bigint), CAST(sum(i.output_tokens) AS bigint), \
-    CAST(sum(i.cached_input_tokens) AS bigint), CAST(sum(i.cache_write_tokens) AS bigint), \
-    CAST(sum(i.reasoning_tokens) AS bigint), CASE WHEN count(*) = count(i.cost_micro_usd) \
-    THEN CAST(sum(i.cost_micro_usd) AS bigint) END, count(*) FILTER (WHERE i.estimated) > 0 \
-    FROM runs r JOIN iterations i ON i.run_id = r.id WHERE r.id IN :runs \
-    GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4 \
-    ON CONFLICT (tenant, hour, agent, model) DO UPDATE SET \
+fn keep_usage(runs: &[Uuid]) -> Query {
+    Query::new(format!(
+        "INSERT INTO past_usage (tenant, hour, agent, model, runs, input_tokens, output_tokens, \
+         cached_input_tokens, cache_write_tokens, reasoning_tokens, cost_micro_usd, estimated) \
+         SELECT u.tenant, u.hour, u.agent, u.model, count(DISTINCT u.run_id), {} FROM (\
+         SELECT r.tenant, {{hour}} AS hour, r.agent, i.provider || '/' || i.model AS model, \
+         r.id AS run_id, i.input_tokens, i.output_tokens, i.cached_input_tokens, \
+         i.cache_write_tokens, i.reasoning_tokens, i.cost_micro_usd, i.estimated \
+         FROM runs r JOIN iterations i ON i.run_id = r.id WHERE r.id IN :runs UNION ALL \
+         SELECT r.tenant, {{hour}}, r.agent, r.model, r.id, {REST} r.model IS NOT NULL \
+         AND r.id IN :runs{HAS_REST}) u \
+         GROUP BY u.tenant, u.hour, u.agent, u.model ORDER BY 1, 2, 3, 4 {ADD_USAGE}",
+        sums("u")
+    ))
+    .bind("runs", runs)
+}
+
+const ADD_USAGE: &str = "ON CONFLICT (tenant, hour, agent, model) DO UPDATE SET \
     runs = past_usage.runs + excluded.runs, \
     input_tokens = past_usage.input_tokens + excluded.input_tokens, \
     output_tokens = past_usage.output_tokens + excluded.output_tokens, \
@@ -97,7 +105,7 @@ const KEEP_USAGE: &str = "INSERT INTO past_usage (tenant, hour, agent, model, ru
 /// Deletes runs and all that belongs to them, but for the sums of what models took.
 pub(super) async fn delete_runs(tx: &mut dyn Transaction, runs: &[Uuid]) -> Result<(), StoreError> {
     if !runs.is_empty() {
-        tx.run(Query::new(KEEP_USAGE).bind("runs", runs)).await?;
+        tx.run(keep_usage(runs)).await?;
         for (table, run) in TABLES {
             let delete = Query::new(format!("DELETE FROM {table} WHERE {run} IN :runs"));
             tx.run(delete.bind("runs", runs)).await?;

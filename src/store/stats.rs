@@ -5,6 +5,21 @@ use super::sql::Query;
 use super::tables::Record;
 use super::{StatsFilter, Store, StoreError, ToolStats, UsageStats};
 
+/// What runs `r` took besides the answers of their iterations: summaries, and answers that broke
+/// off. Their last model stands for whichever it was.
+pub(super) const REST: &str = "r.input_tokens - CAST(COALESCE(sum(i.input_tokens), 0) AS bigint) \
+    AS input_tokens, r.output_tokens - CAST(COALESCE(sum(i.output_tokens), 0) AS bigint) \
+    AS output_tokens, r.cached_input_tokens - CAST(COALESCE(sum(i.cached_input_tokens), 0) AS bigint) \
+    AS cached_input_tokens, r.cache_write_tokens - CAST(COALESCE(sum(i.cache_write_tokens), 0) \
+    AS bigint) AS cache_write_tokens, r.reasoning_tokens - CAST(COALESCE(sum(i.reasoning_tokens), 0) \
+    AS bigint) AS reasoning_tokens, r.cost_micro_usd - CAST(COALESCE(sum(i.cost_micro_usd), 0) \
+    AS bigint) AS cost_micro_usd, r.estimated \
+    FROM runs r LEFT JOIN iterations i ON i.run_id = r.id WHERE ";
+
+/// The runs of [`REST`] that took something.
+pub(super) const HAS_REST: &str = " GROUP BY r.id HAVING r.input_tokens + r.output_tokens \
+    > COALESCE(sum(i.input_tokens + i.output_tokens), 0)";
+
 impl Store {
     /// How calls went, by tool.
     pub async fn tool_stats(
@@ -47,11 +62,14 @@ impl Store {
         let plain = "SELECT {day} AS day, r.agent, r.model, 1 AS runs, r.input_tokens, \
              r.output_tokens, r.cached_input_tokens, r.cache_write_tokens, r.reasoning_tokens, \
              r.cost_micro_usd, r.estimated FROM runs r \
-             WHERE r.iterations > 0 AND NOT r.mixed_usage AND ";
+             WHERE r.model IS NOT NULL AND NOT r.mixed_usage AND ";
         let mixed = format!(
             "SELECT {{day}} AS day, r.agent, i.provider || '/' || i.model AS model, 1 AS runs, {} \
              FROM runs r JOIN iterations i ON i.run_id = r.id WHERE r.mixed_usage AND ",
             sums("i"),
+        );
+        let rest = format!(
+            "SELECT {{day}} AS day, r.agent, r.model, 0 AS runs, {REST} r.mixed_usage AND "
         );
         let past = "SELECT {day}, r.agent, r.model, r.runs, r.input_tokens, r.output_tokens, \
              r.cached_input_tokens, r.cache_write_tokens, r.reasoning_tokens, r.cost_micro_usd, \
@@ -64,7 +82,8 @@ impl Store {
         let stats = counted(stats, tenant, filter).push(" UNION ALL ").push(&mixed);
         let stats = counted(stats, tenant, filter)
             .push(" GROUP BY r.id, i.provider, i.model UNION ALL ")
-            .push(past);
+            .push(&rest);
+        let stats = counted(stats, tenant, filter).push(HAS_REST).push(" UNION ALL ").push(past);
         let stats = counted(stats, tenant, filter)
             .push(") u GROUP BY u.day, u.agent, u.model ORDER BY u.day DESC, u.agent, u.model");
         self.backend.read(Work::Data, stats).await?.iter().map(Record::read).collect()
@@ -72,7 +91,7 @@ impl Store {
 }
 
 /// The sums of the usage columns of a table.
-fn sums(table: &str) -> String {
+pub(super) fn sums(table: &str) -> String {
     let tokens = [
         "input_tokens",
         "output_tokens",

@@ -15,7 +15,8 @@ use super::exposition::Exposition;
 use super::{IsNamed, ModelTry, Observed, Sampled, TelemetryError, began, process};
 use crate::bounds::secrets::redacted;
 use crate::event::{
-    AuditRecord, CallFailure, Ending, Event, NetworkUse, RunEvent, ToolCallCompleted,
+    AuditRecord, CallFailure, Ending, Event, ModelInterrupted, ModelRetried, NetworkUse, RunEvent,
+    ToolCallCompleted,
 };
 use crate::message::{CallTarget, Usage};
 use crate::run::RunOrigin;
@@ -166,6 +167,15 @@ impl Metrics {
                     self.iterations.increment(1);
                     let model = (response.provider.as_str(), response.model.as_str());
                     self.add_usage(origin, model, &response.usage);
+                }
+                RunEvent::ModelRetried(ModelRetried {
+                    provider,
+                    model,
+                    usage: Some(usage),
+                    ..
+                })
+                | RunEvent::ModelInterrupted(ModelInterrupted { provider, model, usage, .. }) => {
+                    self.add_usage(origin, (provider, model), usage);
                 }
                 RunEvent::ContextCompacted(compacted) => {
                     if let Some(call) = &compacted.call {

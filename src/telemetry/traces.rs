@@ -164,6 +164,7 @@ impl Traces {
                 | RunEvent::ToolChoiceUnmet { .. }
                 | RunEvent::AnswerBlank { .. }
                 | RunEvent::ModelRetried(_)
+                | RunEvent::ModelInterrupted(_)
                 | RunEvent::RunCancelRequested { .. } => {}
             }
         }

@@ -139,7 +139,7 @@ fn violations_are_seen() {
         children: vec![json!({"status": "completed"})],
     };
     assert_eq!(good().violations(), Vec::<String>::new());
-    let faults: [(&str, Fault); 10] = [
+    let faults: [(&str, Fault); 12] = [
         ("never ended", |record| record.run = json!({"status": "running"})),
         ("failed", |record| record.run["status"] = json!("failed")),
         ("a doubled line", |record| record.file = "one\none\ntwo\n".into()),
@@ -150,6 +150,14 @@ fn violations_are_seen() {
         ("two ends", |record| record.events.push(json!({"seq": 3, "type": "run.failed"}))),
         ("an event that was not streamed", |record| record.streamed = Some(vec![1])),
         ("two children", |record| record.children.push(Value::Null)),
+        ("an unasked cancel", |record| {
+            record.run["status"] = json!("cancelled");
+            record.events[1]["type"] = json!("run.cancelled");
+        }),
+        ("a cancel that reached the child alone", |record| {
+            record.was_cancelled = true;
+            record.children = vec![json!({"status": "cancelled"})];
+        }),
     ];
     for (what, fault) in faults {
         let mut record = good();

@@ -7,18 +7,26 @@
 //! | fallbacks | `a_model_that_takes_over_is_named` |
 //! | a run without retries | the same: no event |
 //! | crash, another replica | the events say nothing that the fold needs: `machine` |
-//! | children, sessions, budgets | none |
+//! | what broken answers took | `an_answer_that_breaks_off_is_paid_for`: retried, given up, failed, cancelled |
+//! | budgets | the same: a limit of tokens counts them |
+//! | statistics, deleted runs | the same |
+//! | models that do not stream | what they took is not known: nothing is charged |
+//! | sessions | the same: all its runs are of one |
+//! | children | none |
+
+use std::time::Duration;
 
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::mock_model::{MockModel, Reply};
+use crate::mock_model::{After, MockModel, Reply};
 use crate::service::{Db, Service, Setup, on_both_stores};
 use crate::streaming::Reader;
 
 on_both_stores! {
     a_reader_sees_every_try_as_it_happens,
     a_model_that_takes_over_is_named,
+    an_answer_that_breaks_off_is_paid_for,
 }
 
 async fn service(db: Db, mock: &MockModel) -> Service {
@@ -99,4 +107,89 @@ async fn a_model_that_takes_over_is_named(db: Db) {
     let plain = service.run("asker", &json!({"model": "mock/two"})).await;
     assert_eq!(plain["status"], "completed", "{plain:#}");
     assert!(retried(&service, plain["run_id"].as_str().unwrap()).await.is_empty());
+}
+
+/// A streamed answer of 400 bytes of text that does not end.
+fn unfinished(after: After) -> Reply {
+    let piece = json!({"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "one",
+        "choices": [{"index": 0, "delta": {"role": "assistant", "content": "word ".repeat(80)}, "finish_reason": null}]});
+    Reply::bytes(format!("data: {piece}\n\n").as_bytes(), after)
+}
+
+/// Output tokens of an answer of [`unfinished`].
+const UNFINISHED: u64 = 100;
+
+async fn an_answer_that_breaks_off_is_paid_for(db: Db) {
+    let mock = MockModel::start().await;
+    let config = format!(
+        "[models.mock]\nkind = \"openai\"\nbase_url = \"{}\"\nmax_retries = 1\n\
+         [prices.\"mock/one\"]\ninput = 1.0\noutput = 10.0\n",
+        mock.base_url()
+    );
+    let service = Setup::new().config(&config).agent("asker", "model: mock/one\n").start(db).await;
+    let followed = async |replies: Vec<Reply>, mut body: Value| {
+        body["session_id"] = json!("s");
+        mock.script(replies);
+        let request = service.request(Method::POST, "/v1/agents/asker/invoke-iterative");
+        let request = request.header("accept", "text/event-stream").json(&body);
+        let mut reader = Reader::of(request.send().await.unwrap());
+        let mut frames: Vec<Value> = Vec::new();
+        let mut cancels = body["metadata"]["cancel"] == "yes";
+        loop {
+            match tokio::time::timeout(Duration::from_millis(20), reader.next()).await {
+                Ok(Some(frame)) => frames.push(frame.data),
+                Ok(None) => break,
+                Err(_) if cancels && !reader.deltas.is_empty() => {
+                    cancels = false;
+                    let path = format!("/v1/runs/{}/cancel", frames[0]["run_id"].as_str().unwrap());
+                    assert_eq!(service.post(&path, &json!({})).await.status, 202);
+                }
+                Err(_) => {}
+            }
+        }
+        let first = &frames[0]["run_id"];
+        let run = service.get(&format!("/v1/runs/{}", first.as_str().unwrap())).await.body;
+        (frames, run)
+    };
+    let usage_of = |frames: &[Value], kind: &str| -> Value {
+        let event = frames.iter().find(|event| event["type"] == kind);
+        event.unwrap_or_else(|| panic!("no {kind}: {frames:#?}"))["data"]["usage"].clone()
+    };
+
+    let (frames, run) =
+        followed(vec![unfinished(After::End), Reply::text("fine")], json!({})).await;
+    assert_eq!(run["status"], "completed", "{run:#}");
+    let (broken, answered) =
+        (usage_of(&frames, "model.retried"), usage_of(&frames, "model.responded"));
+    assert_eq!(broken["output_tokens"], UNFINISHED);
+    assert!(broken["input_tokens"].as_u64().unwrap() > 0 && broken["estimated"] == true);
+    assert!(broken["cost_usd"].as_f64().unwrap() > 0.001, "{broken}");
+    let sum = |field: &str| broken[field].as_u64().unwrap() + answered[field].as_u64().unwrap();
+    for field in ["input_tokens", "output_tokens", "total_tokens"] {
+        assert_eq!(run["usage"][field], sum(field), "{run:#}");
+    }
+
+    // The last try fails as well; then one is cancelled while it answers.
+    let (frames, failed) =
+        followed(vec![unfinished(After::End), unfinished(After::End)], json!({})).await;
+    assert_eq!(failed["error"]["code"], "MODEL_ERROR", "{failed:#}");
+    assert_eq!(usage_of(&frames, "model.interrupted"), usage_of(&frames, "model.retried"));
+    assert_eq!(failed["usage"]["output_tokens"], 2 * UNFINISHED, "{failed:#}");
+    let (frames, cancelled) =
+        followed(vec![unfinished(After::Silence)], json!({"metadata": {"cancel": "yes"}})).await;
+    assert_eq!(cancelled["status"], "cancelled", "{cancelled:#}");
+    assert_eq!(usage_of(&frames, "model.interrupted")["output_tokens"], UNFINISHED);
+    assert_eq!(cancelled["usage"]["output_tokens"], UNFINISHED, "{cancelled:#}");
+
+    let body = json!({"budget": {"max_total_tokens": 400}});
+    let (_, limited) = followed(vec![unfinished(After::End); 2], body).await;
+    assert_eq!(limited["usage"]["output_tokens"], 2 * UNFINISHED, "{limited:#}");
+
+    let counted = service.get("/v1/stats/usage").await.body;
+    let all = [&run, &failed, &cancelled, &limited];
+    let total: u64 = all.iter().map(|run| run["usage"]["total_tokens"].as_u64().unwrap()).sum();
+    assert_eq!(counted["data"][0]["total_tokens"], total, "{counted:#}");
+    assert_eq!(counted["data"][0]["runs"], 4, "{counted:#}");
+    assert_eq!(service.delete("/v1/sessions/s").await.status, 204);
+    assert_eq!(service.get("/v1/stats/usage").await.body["data"][0]["total_tokens"], total);
 }

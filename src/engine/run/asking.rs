@@ -5,6 +5,7 @@
 //! means is the driver's and the state machine's.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -17,8 +18,8 @@ use crate::drivers::{Ask, Place};
 use crate::engine::context::Compaction;
 use crate::engine::plan::Plan;
 use crate::engine::state::{ModelFault, State};
-use crate::event::{ModelDelta, ModelResponded, ModelRetried, Piece, RunEvent};
-use crate::message::Conversation;
+use crate::event::{ModelDelta, ModelInterrupted, ModelResponded, ModelRetried, Piece, RunEvent};
+use crate::message::{Conversation, Usage};
 use crate::providers::router::{Again, Answer, ModelCall, ModelFailure, Tried};
 use crate::providers::{
     Capabilities, Delta, Deltas, FailureKind, ModelRequest, Options, ToolChoice, WireNames,
@@ -52,14 +53,15 @@ impl Run {
             let (tried, is_followed) =
                 self.try_model(&plan, &mut call, choice.clone(), output_cap, deadline).await;
             match tried {
-                Asked::GivenUp => break (Vec::new(), is_followed),
+                Asked::GivenUp(interrupted) => break (Vec::from_iter(interrupted), is_followed),
                 Asked::Answered(happened) => break (happened, is_followed),
-                Asked::Again(again) => {
-                    if !self.wait_to_ask_again(again, deadline).await? {
+                Asked::Again(again, usage) => {
+                    if !self.wait_to_ask_again(again, usage, deadline).await? {
                         break (Vec::new(), is_followed);
                     }
                 }
-                Asked::Failed(failure) => {
+                Asked::Failed(failure, interrupted) => {
+                    self.record_all(Vec::from_iter(interrupted))?;
                     let recovery = recovery(&self.state, &failure);
                     let fault = fault(failure, &plan, self.asked().1);
                     match recovery {
@@ -88,9 +90,15 @@ impl Run {
         let inputs = Arc::clone(&self.inputs);
         let (models, sampling) = plan.asked(self.state.writes_answer());
         let (attempt, iteration) = (self.state.attempt(), self.state.iteration());
+        // Of the answer, in bytes.
+        let received = AtomicUsize::new(0);
         let follower = (self.audience)(self.state.last_seq()).map(|pieces| {
             let names = &plan.names;
-            move |delta| pieces(ModelDelta { attempt, iteration, piece: piece(delta, names) })
+            let received = &received;
+            move |delta: Delta| {
+                received.fetch_add(delta.bytes(), Ordering::Relaxed);
+                pieces(ModelDelta { attempt, iteration, piece: piece(delta, names) });
+            }
         });
         let chat = SpanPlace::Chat { attempt, iteration };
         let base = ModelRequest {
@@ -121,6 +129,7 @@ impl Run {
             answer_only: self.state.is_answer_only(),
             unfinished: self.state.unfinished(),
         };
+        let asked = call.model(models).to_owned();
         let mut retold = Conversation::default();
         let request = self.driver.request(base.clone(), &ask, &mut retold);
         let tried = tokio::select! {
@@ -129,18 +138,31 @@ impl Run {
             () = until(deadline) => None,
             tried = self.router.try_once(models, call, &request, deadline) => Some(tried),
         };
-        let asked = match tried {
-            None => Asked::GivenUp,
+        let received = received.load(Ordering::Relaxed);
+        let usage = (received > 0).then(|| self.router.usage_so_far(&asked, &request, received));
+        let interrupted = |usage| {
+            let (provider, model) = asked.split_once('/').unwrap_or(("", &asked));
+            let (provider, model) = (provider.to_owned(), model.to_owned());
+            RunEvent::ModelInterrupted(ModelInterrupted {
+                attempt,
+                iteration,
+                provider,
+                model,
+                usage,
+            })
+        };
+        let outcome = match tried {
+            None => Asked::GivenUp(usage.map(interrupted)),
             Some(Ok(Tried::Answered(answer))) => {
                 Asked::Answered(self.responded(*answer, &base, &ask))
             }
-            Some(Ok(Tried::Again(again))) => Asked::Again(again),
+            Some(Ok(Tried::Again(again))) => Asked::Again(again, usage),
             Some(Err(failure)) => match self.asks_another(models, call, &failure) {
-                Some(again) => Asked::Again(again),
-                None => Asked::Failed(failure),
+                Some(again) => Asked::Again(again, usage),
+                None => Asked::Failed(failure, usage.map(interrupted)),
             },
         };
-        (asked, follower.is_some())
+        (outcome, follower.is_some())
     }
 
     /// A model that the conversation does not fit, and cannot be made to fit, is a reason to ask the
@@ -169,6 +191,7 @@ impl Run {
     pub(super) async fn wait_to_ask_again(
         &mut self,
         again: Again,
+        usage: Option<Usage>,
         deadline: Option<Instant>,
     ) -> Result<bool, Stopped> {
         let wait = again.wait;
@@ -182,6 +205,7 @@ impl Run {
             message: again.error.message,
             wait_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
             fallback: again.fallback,
+            usage,
         }))?;
         self.hand_over();
         Ok(tokio::select! {
@@ -233,11 +257,14 @@ impl Run {
 
 /// What came of one try.
 enum Asked {
-    /// The run was cancelled, or its time was up.
-    GivenUp,
+    /// The run was cancelled, or its time was up; with the event that says so where a part of the
+    /// answer had come.
+    GivenUp(Option<RunEvent>),
     Answered(Vec<RunEvent>),
-    Again(Again),
-    Failed(ModelFailure),
+    /// With what a part of the answer took that had come.
+    Again(Again, Option<Usage>),
+    /// With an event as of [`Asked::GivenUp`].
+    Failed(ModelFailure, Option<RunEvent>),
 }
 
 fn recovery(state: &State, failure: &ModelFailure) -> Option<Compaction> {

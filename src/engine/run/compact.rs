@@ -132,7 +132,7 @@ impl Run {
                 Ok(Tried::Answered(answer)) => return Ok(Some(Ok(Some(*answer)))),
                 Err(failure) => return Ok(Some(Err(failure))),
                 Ok(Tried::Again(again)) => {
-                    if !self.wait_to_ask_again(again, deadline).await? {
+                    if !self.wait_to_ask_again(again, None, deadline).await? {
                         return Ok(None);
                     }
                 }

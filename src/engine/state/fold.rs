@@ -179,6 +179,7 @@ impl State {
             }
             RunEvent::RunQueued {}
             | RunEvent::ModelRetried(_)
+            | RunEvent::ModelInterrupted(_)
             | RunEvent::LabelsChanged(_)
             | RunEvent::SessionLoaded { .. }
             | RunEvent::HandoffStarted { .. } => {}

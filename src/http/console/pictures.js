@@ -97,6 +97,10 @@ export const NOTES = {
     meta: [`${visible(d.provider)}/${visible(d.model)}`, words(d.reason), d.status && `status ${d.status}`],
     body: [long(d.message)],
   }),
+  "model.interrupted": (d) => ({
+    icon: "stop", tone: "wait", title: "The model was interrupted while it answered",
+    meta: [`${visible(d.provider)}/${visible(d.model)}`, `about ${count(d.usage.total_tokens)} tokens`],
+  }),
   "answer.blank": (d) => ({ icon: "ask", tone: "wait", title: "The model said nothing and is asked again", body: [text("Prompt", d.prompt)] }),
   "context.compacted": (d) => ({
     icon: "compress", tone: "mark",

@@ -76,7 +76,11 @@ fn all() -> Vec<(&'static str, Value)> {
         (
             "model.retried",
             json!({"attempt": 1, "iteration": 1, "provider": "p", "model": "m", "reason": "transient",
-            "status": 503, "message": "busy", "wait_ms": 12, "fallback": "q/m"}),
+            "status": 503, "message": "busy", "wait_ms": 12, "fallback": "q/m", "usage": usage}),
+        ),
+        (
+            "model.interrupted",
+            json!({"attempt": 1, "iteration": 1, "provider": "p", "model": "m", "usage": usage}),
         ),
         (
             "model.responded",

@@ -15,7 +15,7 @@ pub(super) struct Record {
     pub(super) events: Vec<Value>,
     /// The numbers of the events that a reader was sent, if there was one.
     pub(super) streamed: Option<Vec<u64>>,
-    /// Whether a cancel of it was accepted: it may have ended by then, and its child not.
+    /// Whether a cancel of it was accepted; it may have ended by then.
     pub(super) was_cancelled: bool,
     /// Step and key of each request to the service that its tools change.
     pub(super) effects: Vec<(String, String)>,
@@ -64,8 +64,8 @@ impl Record {
         };
         let status = self.run["status"].as_str().unwrap_or_default();
         let is_completed = status == "completed";
-        let is_whole = is_completed && !self.was_cancelled;
-        hold(is_completed || status == "cancelled", "it neither completed nor was cancelled");
+        let is_cancelled = self.was_cancelled && status == "cancelled";
+        hold(is_completed || is_cancelled, "it neither completed nor was cancelled");
         hold(self.run["finished_at"].is_string(), "it has no end");
 
         let numbers: Vec<u64> =
@@ -85,15 +85,16 @@ impl Record {
         for step in ["once", "asked"] {
             let count = self.effects.iter().filter(|(of, _)| of == step).count();
             hold(count <= 1, "an effect was repeated");
-            hold(count == 1 || !is_whole, "an effect was lost");
+            hold(count == 1 || is_cancelled, "an effect was lost");
         }
         let mut keys: Vec<&String> =
             self.effects.iter().filter(|(step, _)| step == "again").map(|(_, key)| key).collect();
-        hold(!keys.is_empty() || !is_whole, "an effect was lost");
+        hold(!keys.is_empty() || is_cancelled, "an effect was lost");
         keys.dedup();
         hold(keys.len() <= 1, "a repetition had another key");
         hold(
-            self.file == "one\ntwo\n" || !is_whole && ["", "one\n"].contains(&self.file.as_str()),
+            self.file == "one\ntwo\n"
+                || is_cancelled && ["", "one\n"].contains(&self.file.as_str()),
             "a line of the file is lost or doubled",
         );
         hold(self.open_calls == 0, "a call has no end");
@@ -101,7 +102,7 @@ impl Record {
             self.children.iter().map(|child| child["status"].as_str().unwrap_or("none")).collect();
         hold(
             children == ["completed"]
-                || !is_whole && (children.is_empty() || children == ["cancelled"]),
+                || is_cancelled && (children.is_empty() || children == ["cancelled"]),
             "it has not one child, which has ended",
         );
         wrong

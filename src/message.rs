@@ -394,7 +394,8 @@ impl Usage {
         self.input_tokens.saturating_add(self.output_tokens)
     }
 
-    /// Adds another response's usage. The sum has a cost only where every part has one.
+    /// Adds another response's usage. The sum has a cost only where every part that took tokens has
+    /// one.
     pub fn add(&mut self, other: &Usage) {
         let first = self.total_tokens() == 0;
         self.input_tokens = self.input_tokens.saturating_add(other.input_tokens);
@@ -406,7 +407,8 @@ impl Usage {
         self.estimated |= other.estimated;
         self.cost_micro_usd = match (self.cost_micro_usd, other.cost_micro_usd) {
             (Some(a), Some(b)) => Some(a.saturating_add(b)),
-            (None, Some(b)) if first => Some(b),
+            (None, Some(cost)) if first => Some(cost),
+            (Some(cost), None) if other.total_tokens() == 0 => Some(cost),
             _ => None,
         };
     }

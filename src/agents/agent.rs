@@ -13,13 +13,15 @@ use uuid::Uuid;
 
 use super::Definition;
 use super::checks::{self, compile_schema};
-use super::definition::{CommandsSection, GovernanceSection, NetworkSection, PathsSection};
+use super::definition::{
+    CommandRule, CommandsSection, DenyRule, GovernanceSection, NetworkSection, PathsSection,
+};
 use super::prompt::{PromptError, Templates};
 use super::rules::Rules;
 use super::yaml::{self, DefinitionError};
 use crate::bounds::schema::{Fault, Schema};
 use crate::event::ValidationError;
-use crate::run::Autonomy;
+use crate::run::{Autonomy, FlowRule, GovernanceMode};
 
 /// Errors that one validation reports at most.
 const MAX_ERRORS: usize = 20;
@@ -205,6 +207,13 @@ fn narrowed(
     parent: &GovernanceSection,
     elsewhere: Option<&str>,
 ) -> GovernanceSection {
+    let as_observed;
+    let parent = if parent.mode > own.mode {
+        as_observed = observed(parent);
+        &as_observed
+    } else {
+        parent
+    };
     // Named one by one, so that a new section does not compile until this says what it means here.
     let GovernanceSection {
         autonomy: _, // that of the run, which its skills may have narrowed
@@ -226,7 +235,9 @@ fn narrowed(
         budget: _, // of the whole tree
     } = parent;
     let mut rules = own.clone();
-    rules.autonomy = rules.autonomy.min(autonomy);
+    if parent.mode <= own.mode {
+        rules.autonomy = rules.autonomy.min(autonomy);
+    }
     rules.mode = rules.mode.min(*mode);
     for (tools, policy) in tool_policies {
         let own = rules.tool_policies.entry(tools.clone()).or_insert(*policy);
@@ -258,6 +269,37 @@ fn narrowed(
     add_missing(&mut rules.network.deny, denied_hosts);
     rules.network.max_requests = rules.network.max_requests.into_iter().chain(*max_requests).min();
     rules
+}
+
+/// The same rules for an agent that enforces its own: each of them only observes.
+fn observed(rules: &GovernanceSection) -> GovernanceSection {
+    let deny = |rules: &[DenyRule]| -> Vec<DenyRule> {
+        rules.iter().map(|rule| DenyRule::observing(rule.pattern())).collect()
+    };
+    let commands = |rules: &[CommandRule]| -> Vec<CommandRule> {
+        let observing =
+            |rule: &CommandRule| CommandRule { mode: GovernanceMode::Observe, ..rule.clone() };
+        rules.iter().map(observing).collect()
+    };
+    let flow = rules.flow_rules().into_iter();
+    let tools = rules.tool_policies.iter();
+    let deny_in = rules.paths.deny_in.iter();
+    GovernanceSection {
+        paths: PathsSection {
+            deny: deny(&rules.paths.deny),
+            deny_in: deny_in.map(|(directory, rules)| (directory.clone(), deny(rules))).collect(),
+            ..rules.paths.clone()
+        },
+        network: NetworkSection { deny: deny(&rules.network.deny), ..rules.network.clone() },
+        commands: CommandsSection {
+            deny: commands(&rules.commands.deny),
+            require_approval: commands(&rules.commands.require_approval),
+            ..rules.commands.clone()
+        },
+        tool_policies: tools.map(|(tool, rule)| (tool.clone(), rule.observing())).collect(),
+        flow: Some(flow.map(|rule| FlowRule { mode: GovernanceMode::Observe, ..rule }).collect()),
+        ..rules.clone()
+    }
 }
 
 fn add_missing_in<T: PartialEq + Clone>(

@@ -24,6 +24,7 @@ on_both_stores! {
     an_output_is_shown_before_it_is_submitted,
     calls_are_intercepted,
     stop_conditions_stop_and_warn,
+    stop_conditions_know_the_cost,
 }
 
 /// An operator's endpoint, and the bodies that it was sent.
@@ -333,6 +334,25 @@ governance: {budget: {stop_conditions: [
     );
     assert_eq!(run["termination_reason"], "budget_exceeded");
     assert!(run["warnings"].to_string().contains("counters.iterations >= 1"), "{run:#}");
+}
+
+async fn stop_conditions_know_the_cost(db: Db) {
+    let agent = "
+model: scripted/reader
+tools: [file_ops]
+governance: {budget: {stop_conditions: [{when: 'usage.cost_usd > 0.025'}]}}
+";
+    let read = "{tool_calls: [{tool: file_ops, arguments: {operation: list}}], usage: {input_tokens: 1000, output_tokens: 1}}";
+    let service = Setup::new()
+        .config("[prices.\"scripted/*\"]\ninput = 10.0\noutput = 0.0\n")
+        .agent("reader", agent)
+        .scenario("reader", &format!("steps: [{}]", [read; 5].join(", ")))
+        .start(db)
+        .await;
+    let run = service.run("reader", &json!({})).await;
+    let (code, spent) = (&run["error"]["code"], &run["usage"]["cost_usd"]);
+    assert_eq!((code, spent), (&json!("STOP_CONDITION"), &json!(0.03)), "{run:#}");
+    assert!(!run["error"].to_string().contains("cannot be decided"), "{run:#}");
 }
 
 #[tokio::test]

@@ -15,6 +15,7 @@ on_both_stores! {
     a_cancel_ends_the_fetch_of_a_document_in_a_child,
     a_policy_is_replayed_for_tools_of_the_caller_in_trees,
     what_single_rules_observe_is_observed_in_children,
+    what_a_parent_observes_is_observed_in_children,
 }
 
 fn agent(model: &str, tools: &str, more: &str) -> String {
@@ -268,9 +269,19 @@ async fn a_policy_is_replayed_for_tools_of_the_caller_in_trees(db: Db) {
 }
 
 async fn what_single_rules_observe_is_observed_in_children(db: Db) {
-    let observes = "governance: {autonomy: full, paths: {write: ['**'], deny: [{pattern: 'b.*', mode: observe}]}, \
+    let rules = "governance: {autonomy: full, paths: {write: ['**'], deny: [{pattern: 'b.*', mode: observe}]}, \
                     tool_policies: {file_ops: {do: ask, mode: observe}}, \
                     flow: [{when: \"action.path == 'd.txt'\", do: deny, mode: observe}]}";
+    are_observed_in_children(db, rules).await;
+}
+
+async fn what_a_parent_observes_is_observed_in_children(db: Db) {
+    let rules = "governance: {mode: observe, autonomy: read-only, paths: {deny: ['b.*']}, tool_policies: {file_ops: ask}, \
+                 flow: [{when: \"action.path == 'd.txt'\", do: deny}]}";
+    are_observed_in_children(db, rules).await;
+}
+
+async fn are_observed_in_children(db: Db, rules: &str) {
     let child = |more: &str| {
         agent(
             "writer",
@@ -284,7 +295,7 @@ async fn what_single_rules_observe_is_observed_in_children(db: Db) {
     let works = steps(&paths.iter().map(write).collect::<Vec<_>>());
     let asks = steps(&[("agent:writer", json!({})), ("agent:elsewhere", json!({}))]);
     let service = Setup::new()
-        .agent("lead", &agent("lead", "['agent:writer', 'agent:elsewhere']", observes))
+        .agent("lead", &agent("lead", "['agent:writer', 'agent:elsewhere']", rules))
         .scenario("lead", &asks)
         .agent("writer", &child(", deny: ['c.*']"))
         .agent("elsewhere", &(child("") + "workspace: deep\n"))

@@ -180,6 +180,13 @@ impl ToolPolicyRule {
         matches!(self, Self::WithMode(rule) if rule.mode == GovernanceMode::Observe)
     }
 
+    /// The same rule where it only observes.
+    #[must_use]
+    pub fn observing(self) -> Self {
+        let setting = self.setting();
+        Self::WithMode(ToolPolicyWithMode { setting, mode: GovernanceMode::Observe })
+    }
+
     /// The stricter of two rules: what is enforced before what is only observed.
     #[must_use]
     pub fn stricter(self, other: Self) -> Self {
@@ -192,6 +199,12 @@ impl ToolPolicyRule {
 }
 
 impl DenyRule {
+    /// A rule that only observes.
+    pub fn observing(pattern: &str) -> Self {
+        let pattern = pattern.to_owned();
+        Self::WithMode(PatternWithMode { pattern, mode: GovernanceMode::Observe })
+    }
+
     /// The paths or hosts.
     pub fn pattern(&self) -> &str {
         match self {

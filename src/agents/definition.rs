@@ -158,10 +158,26 @@ pub struct Definition {
     pub owner: BTreeMap<String, String>,
 }
 
+/// What a definition says of a tool: under its name, then under globs that mean it.
+pub fn options_of<'a>(
+    tool_options: &'a BTreeMap<String, ToolOptions>,
+    tool: &str,
+) -> Vec<&'a ToolOptions> {
+    let is_meant = |(glob, _): &(&String, _)| means(glob, tool) == Some(true);
+    let globs = tool_options.iter().filter(is_meant).map(|(_, options)| options);
+    tool_options.get(tool).into_iter().chain(globs).collect()
+}
+
 impl Definition {
     /// The agents that this one can leave work to.
     pub fn delegates(&self) -> impl Iterator<Item = &str> {
         self.tools.iter().filter_map(|tool| Delegation::of_tool(tool)).map(Delegation::agent)
+    }
+
+    /// How many calls of a tool all runs of a caller may make in a minute, where that is limited.
+    pub fn calls_per_minute(&self, tool: &str) -> Option<u32> {
+        let options = options_of(&self.tool_options, tool);
+        options.iter().find_map(|options| options.rate_limit_per_minute)
     }
 
     /// A model and those that take over, each once.

@@ -241,7 +241,8 @@ impl Run {
     }
 
     fn note_lost(&mut self, what: &RunEvent) {
-        self.audit.extend(self.state.settles(what).map(results::lost));
+        let labels = self.state.labels();
+        self.audit.extend(self.state.settles(what).map(|call| results::lost(call, labels)));
     }
 
     /// Hands over what is recorded and waits until all of it is durable.

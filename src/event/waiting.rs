@@ -12,6 +12,7 @@ use strum::{EnumString, IntoStaticStr, VariantNames};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use super::Circumstances;
 use crate::run::{Action, Label, Labels};
 
 /// What a parked run waits for.
@@ -76,6 +77,9 @@ pub struct Awaited {
     #[serde(default, skip_serializing_if = "super::is_unknown")]
     #[schema(value_type = Vec<Action>)]
     pub actions: Arc<[Action]>,
+    /// What else the call was judged by.
+    #[serde(default, skip_serializing_if = "Circumstances::are_none")]
+    pub circumstances: Circumstances,
     /// What the gate decided, for a call that the caller executes: `allowed`, `warned`, or
     /// `escalated` after an approval.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -16,6 +16,7 @@ use crate::agents::catalogue::missing;
 use crate::agents::definition::{
     AfterInterceptor, BeforeInterceptor, Cache, CommandRule, CommandsSection, DenyRule,
     GovernanceSection, InheritedInterceptors, Interceptors, ToolOptions, ToolPolicySetting,
+    options_of,
 };
 use crate::agents::{Agent, Catalogue, Definition, DefinitionError, Skills};
 use crate::bounds::glob::{self, Glob};
@@ -347,9 +348,7 @@ fn call_options(
     tool: &str,
     defaults: Defaults,
 ) -> CallOptions {
-    let is_meant = |glob: &&String| glob::means(glob, tool) == Some(true);
-    let globs = sections.keys().filter(is_meant).filter_map(|glob| sections.get(glob));
-    let meant: Vec<&ToolOptions> = sections.get(tool).into_iter().chain(globs).collect();
+    let meant = options_of(sections, tool);
     let declared = meant.iter().find_map(|options| options.yields.as_deref());
     let declared = declared.map(Labels::yielded).or(defaults.yields);
     let retries = meant.iter().find_map(|options| options.retries).unwrap_or(0);

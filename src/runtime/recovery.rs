@@ -57,7 +57,8 @@ struct Recovered {
 impl Recovered {
     fn record(&mut self, what: RunEvent) -> Result<(), FoldError> {
         let at = clock::now().trunc_subsecs(6);
-        self.audit.extend(self.state.settles(&what).map(lost));
+        let labels = self.state.labels();
+        self.audit.extend(self.state.settles(&what).map(|call| lost(call, labels)));
         let event = Event { seq: self.state.last_seq() + 1, at, run_id: self.run, what };
         self.state.apply(&event)?;
         self.events.push(event);

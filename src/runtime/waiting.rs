@@ -131,7 +131,7 @@ impl Runtime {
             reason,
             audit: Some(audit),
         };
-        self.take(&caller.tenant, place, &answer).await
+        self.take(&run, place.call, answer).await
     }
 
     /// Refuses a call, or to let the run go on; the run as it is then.
@@ -156,7 +156,7 @@ impl Runtime {
             reason,
             audit: Some(audit),
         };
-        self.take(&caller.tenant, place, &answer).await
+        self.take(&run, place.call, answer).await
     }
 
     /// Takes the result of a call that the caller has executed; the run as it is then.
@@ -186,7 +186,7 @@ impl Runtime {
             reason: None,
             audit: Some(audit),
         };
-        self.take(&caller.tenant, place, &answer).await
+        self.take(&run, place.call, answer).await
     }
 
     /// Takes what was found out about a call whose outcome a crash left unknown; the run as it is
@@ -219,7 +219,7 @@ impl Runtime {
         let decided_by = caller.subject.clone();
         let answer =
             Answer { kinds: REVIEWS, resolution, decided_by, reason: None, audit: Some(audit) };
-        self.take(&caller.tenant, place, &answer).await
+        self.take(&run, place.call, answer).await
     }
 
     /// Whether the caller may decide about this run.
@@ -236,11 +236,13 @@ impl Runtime {
 
     async fn take(
         &self,
-        tenant: &str,
-        place: CallPlace,
-        answer: &Answer,
+        run: &RunRecord,
+        call: Uuid,
+        mut answer: Answer,
     ) -> Result<RunRecord, AnswerError> {
-        let taken = self.inner.store.answer(tenant, place.run, place.call, answer).await?;
+        let labels = Labels::named(&run.labels);
+        answer.audit = answer.audit.map(|audit| AuditRecord { labels, ..audit });
+        let taken = self.inner.store.answer(&run.tenant, run.id, call, &answer).await?;
         self.inner.queue.changed.notify_one();
         taken.ok_or(AnswerError::NotAwaited)
     }

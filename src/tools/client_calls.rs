@@ -11,7 +11,9 @@ use super::approval::{Escalated, Granted};
 use super::audit_arguments::shown;
 use super::executor::Executor;
 use super::interceptors::{Intercepted, Returned, Seen};
-use super::results::{Finished, blocked, error_text, escalated, intercepted, not_executed};
+use super::results::{
+    Finished, blocked, error_text, escalated, intercepted, not_admitted, not_executed,
+};
 use super::run_scope::RunScope;
 use crate::event::{AuditRecord, CallFailure, ToolCallCompleted};
 use crate::governance::{Action, Call, Decision, Objection, Verdict};
@@ -38,6 +40,13 @@ pub struct ClientPermit {
     pub actions: Arc<[Action]>,
     /// What the audit log keeps of the decision.
     pub audit: AuditRecord,
+}
+
+impl ClientPermit {
+    /// The call, refused because the caller makes too many.
+    pub fn not_admitted(self, call: &ToolCall, why: &str) -> Finished {
+        not_admitted(call, why, self.audit.arguments, self.actions)
+    }
 }
 
 impl Executor {

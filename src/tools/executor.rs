@@ -22,7 +22,7 @@ use super::guarded::{Failure, guarded};
 use super::interceptors::{Intercepted, Interceptors, Returned, Seen};
 use super::results::{
     FatalToolError, Finished, awaiting_child, blocked, blocking, error_text, escalated, fatal,
-    fault, finished, intercepted, refused,
+    fault, finished, intercepted, not_admitted, refused,
 };
 use super::run_scope::effect_key;
 pub use super::run_scope::{RunScope, Slot};
@@ -90,7 +90,6 @@ pub struct Ready {
     rule: &'static str,
     pattern: Option<String>,
     is_concurrent: bool,
-    per_minute: Option<u32>,
     /// For the audit log.
     shown_arguments: String,
 }
@@ -101,15 +100,9 @@ impl Ready {
         self.is_concurrent
     }
 
-    /// How many calls of the tool all runs of the caller may make in a minute, where that is limited.
-    pub fn per_minute(&self) -> Option<u32> {
-        self.per_minute
-    }
-
     /// The call, refused because the caller makes too many.
     pub fn not_admitted(self, call: &ToolCall, why: &str) -> Finished {
-        let reason = format!("Blocked by the rate_limit rule: {why}.");
-        blocked(call, blocking("rate_limit", reason), self.shown_arguments, self.started.actions)
+        not_admitted(call, why, self.shown_arguments, self.started.actions)
     }
 
     /// The rule that decided; `none` where none objected.
@@ -325,6 +318,13 @@ impl Executor {
             .map(|offered| offered.tool.info().name.as_str())
     }
 
+    /// How many calls of a tool all runs of the caller may make in a minute, where that is limited
+    /// and the tool is not the caller's own.
+    pub fn per_minute(&self, tool: &str) -> Option<u32> {
+        let offered = self.tools.iter().find(|offered| offered.tool.info().name == tool);
+        offered.and_then(|offered| offered.options.per_minute)
+    }
+
     /// Checks arguments against a tool's schema. Those of an unknown tool are not judged.
     ///
     /// # Errors
@@ -417,7 +417,6 @@ impl Executor {
                     rule,
                     pattern,
                     is_concurrent,
-                    per_minute: options.per_minute,
                     shown_arguments,
                 })
             }
@@ -466,6 +465,10 @@ impl Executor {
                     changed_by = Some(interceptor.place());
                 }
                 Intercepted::Blocked(reason) => {
+                    let considered = match considered {
+                        Some(considered) => Some(considered),
+                        None => asked.actions(&arguments, changed_by).await.ok(),
+                    };
                     let actions = considered.map(|it| Action::recorded(&it.actions.into()));
                     let actions = actions.unwrap_or_default();
                     return Err(intercepted(asked.call, &reason, &arguments, actions).into());

@@ -113,6 +113,7 @@ pub(super) fn awaiting_child(
 ) -> Finished {
     let awaited = Awaited {
         basis: ApprovalBasis::default(),
+        circumstances: Circumstances::default(),
         decision: None,
         escalation_target: None,
         actions: Arc::default(),
@@ -149,6 +150,17 @@ pub(super) fn intercepted(
 ) -> Finished {
     let objection = blocking("interceptor", format!("Blocked by an interceptor: {reason}"));
     blocked(call, objection, shown(arguments, canonical_json(arguments.clone())), actions)
+}
+
+/// A call that is one too many in this minute.
+pub(super) fn not_admitted(
+    call: &ToolCall,
+    why: &str,
+    shown_arguments: String,
+    actions: Arc<[Action]>,
+) -> Finished {
+    let reason = format!("Blocked by the rate_limit rule: {why}.");
+    blocked(call, blocking("rate_limit", reason), shown_arguments, actions)
 }
 
 /// A call that may not be executed.
@@ -215,11 +227,11 @@ pub(super) fn not_executed(
 }
 
 /// What the audit log keeps of a call that was dispatched and whose end the service did not see.
-pub fn lost(call: &ToolCall) -> AuditRecord {
+pub fn lost(call: &ToolCall, labels: Labels) -> AuditRecord {
     let arguments = arguments::parse(&call.arguments).unwrap_or_default();
     let canonical = canonical_json(arguments.clone());
     AuditRecord {
-        labels: Labels::default(),
+        labels,
         at: clock::now(),
         call_id: call.id,
         tool: call.name.clone(),

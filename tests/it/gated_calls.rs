@@ -3,7 +3,8 @@
 //! that the caller executes.
 //!
 //! Crossings: children (the same caller's bucket; a child is observed only where its parent is),
-//! parked runs (a call takes its token when it is executed, not when it is asked about), sessions
+//! parked runs (a call takes its token when it is executed or refused, not when a person is asked; one
+//! of the caller's tools when the caller is asked), sessions
 //! and skills (as everywhere, nothing of their own), cancel (a refused call is never under way),
 //! crash (a call that is executed again takes another token), another replica (the bucket is the
 //! store's), streaming (`tool_call.blocked`), tenants (a key has one), budgets (a refused call
@@ -17,6 +18,9 @@ use crate::service::{Db, Service, Setup, answer, on_both_stores};
 on_both_stores! {
     a_key_makes_so_many_calls_and_no_more,
     a_tool_can_have_a_limit_of_its_own,
+    a_refused_call_takes_of_the_bucket,
+    calls_of_a_callers_tool_take_of_the_bucket,
+    a_denied_call_keeps_what_it_was_judged_by,
     replicas_share_the_bucket_of_calls,
     a_scope_can_name_many_tools,
     a_policy_that_is_only_observed_warns,
@@ -88,6 +92,89 @@ async fn a_tool_can_have_a_limit_of_its_own(db: Db) {
     let (executed, refused) = calls_of(&service, &second).await;
     assert_eq!((executed, refused.len()), (1, 1));
     assert!(refused[0].contains("may make 3 calls of file_ops a minute"), "{refused:?}");
+}
+
+async fn events_of(service: &Service, run: &str, kind: &str) -> Vec<Value> {
+    let events = service.get(&format!("{run}/events")).await.body;
+    let all = events["data"].as_array().unwrap().iter();
+    all.filter(|event| event["type"] == kind).map(|event| event["data"].clone()).collect()
+}
+
+async fn a_refused_call_takes_of_the_bucket(db: Db) {
+    let denied = "{tool: file_ops, arguments: {operation: read, path: secret}}";
+    let steps = format!("steps:\n  - tool_calls: [{denied}, {denied}]\n").to_owned()
+        + lists(2).strip_prefix("steps:\n").unwrap();
+    let service = Setup::new()
+        .agent("lister", &format!("{LISTER}governance: {{paths: {{deny: [secret]}}}}\n"))
+        .scenario("lister", &steps)
+        .config(&limits(1, 3))
+        .start(db)
+        .await;
+    let run = service.run("lister", &json!({})).await;
+    let run = format!("/v1/runs/{}", text(&run, "run_id"));
+    let blocked = events_of(&service, &run, "tool_call.blocked").await;
+    let rules: Vec<&Value> = blocked.iter().map(|call| &call["rule"]).collect();
+    assert_eq!(rules, ["path", "path", "rate_limit"], "{blocked:#?}");
+    let left: Vec<&Value> =
+        blocked.iter().map(|call| &call["circumstances"]["rate"]["remaining"]).collect();
+    assert_eq!(left, [&json!(2), &json!(1), &json!(0)], "{blocked:#?}");
+    assert_eq!(events_of(&service, &run, "tool_call.started").await.len(), 1);
+}
+
+async fn calls_of_a_callers_tool_take_of_the_bucket(db: Db) {
+    let steps = "
+steps:
+  - tool_calls: [{tool: look, arguments: {}}, {tool: look, arguments: {n: 1}}, {tool: look, arguments: {n: 2}}]
+  - text: '{{ results[2] }}'
+";
+    let look = json!({"name": "look", "description": "Looks.", "effect": "read", "input_schema": {"type": "object"}});
+    let own = format!("{LISTER}tool_options: {{'*': {{rate_limit_per_minute: 2}}}}\n");
+    for (agent, config) in [(LISTER, limits(1, 2)), (own.as_str(), limits(100, 100))] {
+        let service = Setup::new()
+            .agent("lister", agent)
+            .scenario("lister", steps)
+            .config(&config)
+            .start(db)
+            .await;
+        let parked = service
+            .post("/v1/agents/lister/invoke-iterative", &json!({"client_tools": [look]}))
+            .await;
+        assert_eq!(parked.status, 202, "{:#}", parked.body);
+        let (run, calls) = paths(&parked.body);
+        assert_eq!(calls.len(), 2, "{:#}", parked.body);
+        let awaited = events_of(&service, &run, "tool_call.awaiting_client").await;
+        let left: Vec<&Value> =
+            awaited.iter().map(|call| &call["circumstances"]["rate"]["remaining"]).collect();
+        assert_eq!(left, [&json!(1), &json!(0)], "{awaited:#?}");
+        for call in calls {
+            let result = json!({"content": "seen"});
+            assert_eq!(service.post(&format!("{call}/result"), &result).await.status, 200);
+        }
+        let done = ended(&service, &run).await;
+        assert!(text(&done["output"], "result").contains("rate_limit"), "{done:#}");
+        let audit = service.get("/v1/audit?outcome=blocked").await.body;
+        assert_eq!(audit["data"][0]["rule"], "rate_limit", "{audit:#}");
+    }
+}
+
+async fn a_denied_call_keeps_what_it_was_judged_by(db: Db) {
+    let agent = format!(
+        "{LISTER}governance: {{tool_policies: {{file_ops: ask}}}}\ninputs: {{type: object, x-yields: [untrusted]}}\n"
+    );
+    let service =
+        Setup::new().agent("lister", &agent).scenario("lister", &lists(1)).start(db).await;
+    let parked = service.post("/v1/agents/lister/invoke-iterative", &json!({})).await.body;
+    let (run, calls) = paths(&parked);
+    let asked = events_of(&service, &run, "approval.requested").await;
+    assert_eq!(service.post(&format!("{}/deny", calls[0]), &json!({})).await.status, 200);
+    assert_eq!(ended(&service, &run).await["status"], "completed");
+    let denied = events_of(&service, &run, "tool_call.blocked").await;
+    for call in [&asked[0], &denied[0]] {
+        assert_eq!(call["actions"][0]["kind"], "read", "{call:#}");
+        assert_eq!(call["circumstances"]["labels"], json!(["untrusted"]), "{call:#}");
+    }
+    let audit = service.get("/v1/audit?rule=approval").await.body;
+    assert_eq!(audit["data"][0]["labels"], json!(["untrusted"]), "{audit:#}");
 }
 
 async fn replicas_share_the_bucket_of_calls(db: Db) {

@@ -313,6 +313,7 @@ impl Bench {
             let (call_id, tool) = (call.id, call.name);
             let awaited = Awaited {
                 basis: ApprovalBasis::default(),
+                circumstances: Circumstances::default(),
                 decision: None,
                 escalation_target: None,
                 actions: Arc::default(),

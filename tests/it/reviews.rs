@@ -34,24 +34,28 @@ async fn crashed(db: Db, options: &str) -> (Service, String) {
     let service = setup.config("[runtime]\nlease = \"2s\"").start(db).await;
     let run = service.run("adder", &json!({})).await;
     assert_eq!(file(&service, "log.txt"), "x", "{run:#}");
+    // The start of its call.
+    let last = if options.contains("x-yields") { 6 } else { 5 };
     let changes = [
-        "DELETE FROM run_events WHERE seq > 5",
+        &*format!("DELETE FROM run_events WHERE seq > {last}"),
         "DELETE FROM iterations WHERE number > 1",
         "UPDATE tool_calls SET state = 'dispatched', result_seq = NULL, finished_at = NULL",
-        "UPDATE runs SET status = 'running', owner = 'gone', next_seq = 6, finished_at = NULL, \
-         termination_reason = NULL, latency_ms = NULL",
+        &*format!(
+            "UPDATE runs SET status = 'running', owner = 'gone', next_seq = {last} + 1, \
+             finished_at = NULL, termination_reason = NULL, latency_ms = NULL"
+        ),
     ];
     match db {
         Db::Sqlite => {
             let mut database = SqliteConnection::connect(&service.database_url).await.unwrap();
             for change in changes {
-                sqlx::query(change).execute(&mut database).await.unwrap();
+                sqlx::query(sqlx::AssertSqlSafe(change)).execute(&mut database).await.unwrap();
             }
         }
         Db::Postgres => {
             let mut database = PgConnection::connect(&service.database_url).await.unwrap();
             for change in changes {
-                sqlx::query(change).execute(&mut database).await.unwrap();
+                sqlx::query(sqlx::AssertSqlSafe(change)).execute(&mut database).await.unwrap();
             }
         }
     }
@@ -74,7 +78,7 @@ async fn in_review(service: &Service, run: &str) -> String {
 }
 
 async fn what_happened_is_told_to_the_model(db: Db) {
-    let (service, run) = crashed(db, "").await;
+    let (service, run) = crashed(db, "inputs: {type: object, x-yields: [untrusted]}").await;
     let call = in_review(&service, &run).await;
     let refused = service.post(&format!("{call}/approve"), &json!({})).await;
     assert_eq!(
@@ -111,6 +115,9 @@ async fn what_happened_is_told_to_the_model(db: Db) {
     );
     assert_eq!((lost.len(), &lost[0]["outcome"]), (1, &json!("unknown")), "{audit:#}");
     assert_eq!(lost[0]["arguments"]["path"], "log.txt", "{audit:#}");
+    for record in [reviews[0], lost[0]] {
+        assert_eq!(record["labels"], json!(["untrusted"]), "{audit:#}");
+    }
 }
 
 async fn what_did_not_happen_is_executed_now(db: Db) {

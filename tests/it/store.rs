@@ -296,6 +296,7 @@ fn responded(iteration: u32, tool_calls: &[&ToolCall]) -> RunEvent {
 fn review(call: &ToolCall) -> RunEvent {
     RunEvent::ApprovalRequested(Awaited {
         basis: ApprovalBasis::default(),
+        circumstances: Circumstances::default(),
         decision: None,
         escalation_target: None,
         actions: Arc::default(),

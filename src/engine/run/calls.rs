@@ -61,6 +61,16 @@ impl NextStep {
         self
     }
 
+    /// Whether the gate judged it: a refusal takes of the caller's calls as a permit does.
+    fn is_judged(&self) -> bool {
+        match self {
+            Self::Ready(_) => true,
+            Self::Answered(answer) => {
+                matches!(answer, Ok(Finished { event: RunEvent::ToolCallBlocked(_), .. }))
+            }
+        }
+    }
+
     fn consumes(&self) -> &Consumption {
         const NOTHING: &Consumption = &Consumption::NOTHING;
         match self {
@@ -80,7 +90,10 @@ impl Run {
         for pending in calls {
             let next = match self.next_step_of(&pending).await {
                 Some(Ok(next)) => next,
-                Some(Err(need)) if group.is_empty() => return Ok(self.ask(&pending, need).await?),
+                Some(Err(need)) if group.is_empty() => match self.may_ask(&pending, need).await? {
+                    Ok(need) => return self.ask(&pending, need).await,
+                    Err(refused) => refused,
+                },
                 Some(Err(_)) | None => break,
             };
             let goes_alone = matches!(&next, NextStep::Ready(ready) if !ready.is_concurrent());
@@ -122,6 +135,31 @@ impl Run {
         executed
     }
 
+    /// The input that a call needs, unless it is the caller's to execute and one call too many in
+    /// this minute.
+    pub(super) async fn may_ask(
+        &mut self,
+        pending: &PendingCall,
+        need: ExternalInput,
+    ) -> Result<Result<ExternalInput, NextStep>, Stopped> {
+        let ExternalInput::Client(permit, _) = need else { return Ok(Ok(need)) };
+        let Admitted { refused, rate } = self.admission_of(&pending.call.name).await?;
+        Ok(match refused {
+            Some(why) => Err(NextStep::Answered(Ok(permit.not_admitted(&pending.call, &why)))),
+            None => Ok(ExternalInput::Client(permit, rate)),
+        })
+    }
+
+    async fn admission_of(&mut self, tool: &str) -> Result<Admitted, Stopped> {
+        let own = match self.executor.per_minute(tool) {
+            None if self.plan.client_tools.tool(tool).is_some() => {
+                self.plan.agent.definition.calls_per_minute(tool)
+            }
+            of_tool => of_tool,
+        };
+        Ok((self.admission)(tool, own).await?)
+    }
+
     /// The next step, unless the caller's calls are too many in this minute. What the call was judged
     /// by is noted.
     async fn admitted(
@@ -129,11 +167,10 @@ impl Run {
         pending: &PendingCall,
         next: NextStep,
     ) -> Result<NextStep, Stopped> {
-        let Admitted { refused, rate } = match &next {
-            NextStep::Ready(ready) => {
-                (self.admission)(&pending.call.name, ready.per_minute()).await?
-            }
-            NextStep::Answered(_) => Admitted::default(),
+        let Admitted { refused, rate } = if next.is_judged() {
+            self.admission_of(&pending.call.name).await?
+        } else {
+            Admitted::default()
         };
         let next = match (refused, next) {
             (Some(reason), NextStep::Ready(ready)) => {
@@ -188,7 +225,7 @@ impl Run {
     ) -> Result<NextStep, ExternalInput> {
         let granted = pending.granted();
         match self.executor.judge_client_call(&pending.call, called, &self.scope, granted) {
-            ClientCall::Permitted(permit) => Err(ExternalInput::Client(permit)),
+            ClientCall::Permitted(permit) => Err(ExternalInput::Client(permit, None)),
             ClientCall::Escalated(escalated) => Err(ExternalInput::Approval(escalated)),
             ClientCall::Answered(finished) => Ok(NextStep::Answered(Ok(*finished))),
         }

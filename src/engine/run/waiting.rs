@@ -5,10 +5,12 @@
 //! same time and the run goes on once. What the answers mean is decided in `state`; who may answer,
 //! and how, is not known here.
 
-use super::Run;
+use super::{Run, Stopped};
 use crate::clock;
 use crate::engine::state::{FoldError, PendingCall};
-use crate::event::{ApprovalBasis, AuditRecord, Awaited, RunEvent, WaitKind};
+use crate::event::{
+    ApprovalBasis, AuditRecord, Awaited, CallRate, Circumstances, RunEvent, WaitKind,
+};
 use crate::message::ToolCall;
 use crate::tools::approval::Escalated;
 use crate::tools::client_calls::ClientPermit;
@@ -18,8 +20,8 @@ use crate::tools::executor::Prepared;
 pub(super) enum ExternalInput {
     /// It needs an approval.
     Approval(Box<Escalated>),
-    /// The caller executes it.
-    Client(Box<ClientPermit>),
+    /// The caller executes it; how its calls of this minute stand.
+    Client(Box<ClientPermit>, Option<CallRate>),
 }
 
 impl Run {
@@ -28,10 +30,12 @@ impl Run {
         &mut self,
         first: &PendingCall,
         need: ExternalInput,
-    ) -> Result<(), FoldError> {
+    ) -> Result<(), Stopped> {
         self.request(&first.call, need)?;
         for later in self.state.open_calls(first.index + 1) {
-            if let Some(need) = self.external_input_of(&later).await {
+            let Some(need) = self.external_input_of(&later).await else { continue };
+            // One that is refused is told so when its turn has come.
+            if let Ok(need) = self.may_ask(&later, need).await? {
                 self.request(&later.call, need)?;
             }
         }
@@ -63,9 +67,10 @@ impl Run {
             }
             ExternalInput::Client(..) => (WaitKind::Client, definition.client_tool_timeout),
         };
+        let rate = if let ExternalInput::Client(_, rate) = &need { *rate } else { None };
         let Escalated { arguments, actions, reason, tool_hash, audit } = match need {
             ExternalInput::Approval(escalated) => *escalated,
-            ExternalInput::Client(permit) => {
+            ExternalInput::Client(permit, _) => {
                 let ClientPermit { arguments, actions, audit } = *permit;
                 let reason = "The caller executes this tool.".to_owned();
                 Escalated { arguments, actions, reason, tool_hash: None, audit }
@@ -75,6 +80,7 @@ impl Run {
         let decision = (kind == WaitKind::Client).then(|| audit.decision.clone());
         let awaited = Awaited {
             basis: ApprovalBasis { tool_hash, labels },
+            circumstances: Circumstances { rate, ..self.state.circumstances() },
             decision,
             escalation_target: definition.owner.get("escalation_target").cloned(),
             call_id: call.id,

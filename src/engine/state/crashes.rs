@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 use super::{OpenTurn, Phase, State, Step};
 use crate::bounds::json;
 use crate::event::{
-    ApprovalBasis, Awaited, CallFailure, Resolution, RunEvent, ToolCallCompleted, WaitKind,
+    ApprovalBasis, Awaited, CallFailure, Circumstances, Resolution, RunEvent, ToolCallCompleted,
+    WaitKind,
 };
 use crate::message::{CallTarget, ToolCall, Usage};
 use crate::run::{Effect, OnUnknownOutcome, RunStatus, TerminationReason};
@@ -166,6 +167,7 @@ fn review(turn: &OpenTurn, call: &ToolCall) -> RunEvent {
         || json::read(&call.arguments).unwrap_or_else(|_| Value::String(call.arguments.clone()));
     RunEvent::ApprovalRequested(Awaited {
         basis: ApprovalBasis::default(),
+        circumstances: Circumstances::default(),
         decision: None,
         escalation_target: None,
         actions: Arc::default(),

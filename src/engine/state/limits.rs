@@ -13,7 +13,9 @@ use uuid::Uuid;
 use super::{Phase, State, Step};
 use crate::engine::Contract;
 use crate::engine::phrases;
-use crate::event::{ApprovalBasis, Awaited, LimitReached, RunEvent, SharedRequests, WaitKind};
+use crate::event::{
+    ApprovalBasis, Awaited, Circumstances, LimitReached, RunEvent, SharedRequests, WaitKind,
+};
 use crate::message::ToolCall;
 use crate::providers::estimate;
 use crate::run::{
@@ -376,6 +378,7 @@ impl State {
             }
             StopAction::Escalate => vec![RunEvent::ApprovalRequested(Awaited {
                 basis: ApprovalBasis::default(),
+                circumstances: Circumstances::default(),
                 decision: None,
                 escalation_target: None,
                 actions: Arc::default(),

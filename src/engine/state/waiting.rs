@@ -12,11 +12,10 @@ use uuid::Uuid;
 use super::crashes::unexecuted;
 use super::{Answered, Approval, PendingCall, Phase, State, Step};
 use crate::event::{
-    Awaited, CallFailure, Circumstances, Resolution, RunEvent, ToolCallBlocked, ToolCallCompleted,
-    WaitKind,
+    Awaited, CallFailure, Resolution, RunEvent, ToolCallBlocked, ToolCallCompleted, WaitKind,
 };
 use crate::message::{CallTarget, ToolCall};
-use crate::run::{Outcome, RunError, RunStatus, TerminationReason};
+use crate::run::{Action, Outcome, RunError, RunStatus, TerminationReason};
 
 /// The code of a run that a stop condition ended.
 const STOP_CONDITION: &str = "STOP_CONDITION";
@@ -116,7 +115,7 @@ impl State {
             Resolution::Denied => {
                 let by = by.unwrap_or("An approver");
                 let told = "Do not make it again; go on without it.";
-                refused(call, format!("{by} denied this call{why}."), told)
+                self.refused(call, actions, format!("{by} denied this call{why}."), told)
             }
             Resolution::Expired if resolved.kind == WaitKind::Client => {
                 let content = "Error: no result of this call came in time.".to_owned();
@@ -124,7 +123,7 @@ impl State {
             }
             Resolution::Expired => {
                 let told = "Go on without it, and say what could not be done.";
-                refused(call, "Nobody approved this call in time.".to_owned(), told)
+                self.refused(call, actions, "Nobody approved this call in time.".to_owned(), told)
             }
             Resolution::Result { content, is_error } => {
                 answered(content.clone(), is_error.then_some(CallFailure::ToolError))
@@ -161,19 +160,25 @@ impl State {
             Outcome::Failed { reason: TerminationReason::BudgetExceeded, error, raw_response },
         )
     }
-}
 
-/// A call that a person refused, or that was not decided on in time: what is recorded, and what the
-/// model is advised besides.
-fn refused(call: &ToolCall, reason: String, advice: &str) -> Step {
-    Step::Record(vec![RunEvent::ToolCallBlocked(ToolCallBlocked {
-        call_id: call.id,
-        tool: call.name.clone(),
-        rule: "approval".to_owned(),
-        decision: "blocked".to_owned(),
-        content: format!("Error: {reason} {advice}"),
-        reason,
-        actions: Arc::default(),
-        circumstances: Circumstances::default(),
-    })])
+    /// A call that a person refused, or that was not decided on in time: what is recorded, and what
+    /// the model is advised besides.
+    fn refused(
+        &self,
+        call: &ToolCall,
+        actions: &Arc<[Action]>,
+        reason: String,
+        advice: &str,
+    ) -> Step {
+        Step::Record(vec![RunEvent::ToolCallBlocked(ToolCallBlocked {
+            call_id: call.id,
+            tool: call.name.clone(),
+            rule: "approval".to_owned(),
+            decision: "blocked".to_owned(),
+            content: format!("Error: {reason} {advice}"),
+            reason,
+            actions: Arc::clone(actions),
+            circumstances: self.circumstances(),
+        })])
+    }
 }

@@ -105,6 +105,7 @@ fn a_call_that_may_have_taken_effect_is_reviewed_with_what_was_executed() {
     dispatch(&mut bench, &first, Effect::Once, OnUnknownOutcome::Review);
     bench.record(RunEvent::ApprovalRequested(Awaited {
         basis: ApprovalBasis::default(),
+        circumstances: Circumstances::default(),
         decision: None,
         escalation_target: None,
         actions: Arc::default(),

@@ -30,6 +30,7 @@ on_both! {
 fn awaited(call: &ToolCall, kind: WaitKind, expires_in: TimeDelta) -> Awaited {
     Awaited {
         basis: ApprovalBasis::default(),
+        circumstances: Circumstances::default(),
         decision: None,
         escalation_target: None,
         actions: Arc::default(),

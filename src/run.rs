@@ -291,6 +291,31 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// The smaller of these and what a request asks for, and the time that any call may take.
+    #[must_use]
+    pub fn narrowed_by(self, wanted: &Overrides) -> Self {
+        fn least<T: Ord>(defined: T, wanted: Option<T>) -> T {
+            wanted.into_iter().fold(defined, Ord::min)
+        }
+        Self {
+            max_attempts: least(self.max_attempts, wanted.max_attempts),
+            max_iterations: least(self.max_iterations, wanted.max_iterations),
+            max_iterations_per_attempt: least(
+                self.max_iterations_per_attempt,
+                wanted.max_iterations_per_attempt,
+            ),
+            max_tool_calls_per_iteration: least(
+                self.max_tool_calls_per_iteration,
+                wanted.max_tool_calls_per_iteration,
+            ),
+            tool_call_timeout_seconds: Some(least(
+                self.call_seconds(),
+                wanted.tool_call_timeout_seconds,
+            )),
+            error_threshold: least(self.error_threshold, wanted.error_threshold),
+        }
+    }
+
     /// Seconds that one tool call may take, where it leaves no work to another agent.
     pub fn call_seconds(&self) -> u64 {
         self.tool_call_timeout_seconds.unwrap_or(60)
@@ -583,4 +608,26 @@ pub struct BudgetOverrides {
     /// Lines that tools write or replace.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_lines_changed: Option<u64>,
+}
+
+impl BudgetOverrides {
+    /// Those that are less than a budget allows.
+    #[must_use]
+    pub fn below(self, budget: &Budget) -> Self {
+        fn less<T: PartialOrd + Copy>(wanted: Option<T>, defined: Option<T>) -> Option<T> {
+            wanted.filter(|wanted| defined.is_none_or(|defined| *wanted < defined))
+        }
+        Self {
+            max_iterations: less(self.max_iterations, Some(budget.max_iterations)),
+            max_duration_seconds: less(
+                self.max_duration_seconds,
+                Some(budget.max_duration_seconds),
+            ),
+            max_tool_calls: less(self.max_tool_calls, Some(budget.max_tool_calls)),
+            max_total_tokens: less(self.max_total_tokens, budget.max_total_tokens),
+            max_cost_usd: less(self.max_cost_usd, budget.max_cost_usd),
+            max_files_modified: less(self.max_files_modified, Some(budget.max_files_modified)),
+            max_lines_changed: less(self.max_lines_changed, Some(budget.max_lines_changed)),
+        }
+    }
 }

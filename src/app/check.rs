@@ -10,6 +10,7 @@ use super::{no_memory, router, sandbox, tools};
 use crate::agents::{Agent, Catalogue, DefinitionError, DefinitionProblem};
 use crate::bounds::glob::Glob;
 use crate::config::{Config, Model};
+use crate::governance::mistake_of_rule;
 use crate::providers::scripted::Scripted;
 use crate::run::Delegation;
 use crate::runtime::keys;
@@ -60,6 +61,7 @@ pub fn check(config: &Config) -> Findings {
                 }
             }
             findings.warnings.extend(idle_policies(&agents, &tools.registry).into_iter().map(line));
+            findings.warnings.extend(broken_flow_rules(&agents).into_iter().map(line));
             findings.warnings.extend(idle_skills(&agents, &tools.registry));
         }
         Err(error) => findings.problems.push(error.to_string()),
@@ -96,6 +98,22 @@ fn idle_policies(agents: &Catalogue, registry: &Registry) -> Vec<DefinitionProbl
         }
     }
     idle
+}
+
+/// Flow rules that cannot be evaluated, and so deny calls that they are not about.
+fn broken_flow_rules(agents: &Catalogue) -> Vec<DefinitionProblem> {
+    let mut broken = Vec::new();
+    for agent in agents.agents() {
+        let rules = agent.definition.governance.flow.iter().flatten().enumerate();
+        for (place, rule) in rules {
+            let Some(mistake) = mistake_of_rule(&rule.when) else { continue };
+            let key = format!("governance.flow[{place}].when");
+            let error = DefinitionError::at(key, format!("{mistake}; it denies every such call"));
+            let (file, error) = agents.located(&agent.definition.name, error);
+            broken.push(DefinitionProblem { file, error: error.to_string() });
+        }
+    }
+    broken
 }
 
 /// Tools of skills that are none of the service's, which may be those of a caller as well.

@@ -7,6 +7,7 @@ mod models;
 
 use crate::message::tool_schema::ToolSchema;
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -218,6 +219,7 @@ impl Plan {
         }
         let tool_choice =
             tool_choice(overrides, &definition.tool_choice, &contract, &offers, single_shot)?;
+        warnings.extend(not_widened(&definition.limits, &definition.governance.budget, overrides));
         let budget = narrowed_budget(definition.governance.budget.clone(), overrides)?;
         let first = overrides.model.as_ref().unwrap_or(&definition.model);
         let models = definition.models_from(first);
@@ -554,7 +556,7 @@ fn tool_choice(
 }
 
 /// Refuses what a request may not ask for.
-fn at_least<T: PartialOrd + Copy + std::fmt::Display>(
+fn at_least<T: PartialOrd + Copy + Display>(
     field: &str,
     wanted: Option<T>,
     least: T,
@@ -566,7 +568,7 @@ fn at_least<T: PartialOrd + Copy + std::fmt::Display>(
 }
 
 /// The smaller of two, where the request's is in range.
-fn narrowed<T: Ord + Copy + std::fmt::Display>(
+fn narrowed<T: Ord + Copy + Display>(
     field: &str,
     defined: T,
     wanted: Option<T>,
@@ -606,6 +608,56 @@ fn narrowed_limits(limits: Limits, o: &Overrides) -> Result<Limits, PlanError> {
             1,
         )?,
     })
+}
+
+/// What a request asks for beyond what the definition allows, which holds.
+fn not_widened(limits: &Limits, budget: &Budget, o: &Overrides) -> Vec<String> {
+    let of_budget = o.budget.clone().unwrap_or_default();
+    let counts = [
+        ("max_attempts", o.max_attempts.map(u64::from), limits.max_attempts.into()),
+        ("max_iterations", o.max_iterations.map(u64::from), limits.max_iterations.into()),
+        (
+            "max_iterations_per_attempt",
+            o.max_iterations_per_attempt.map(u64::from),
+            limits.max_iterations_per_attempt.into(),
+        ),
+        (
+            "max_tool_calls_per_iteration",
+            o.max_tool_calls_per_iteration.map(u64::from),
+            limits.max_tool_calls_per_iteration.into(),
+        ),
+        (
+            "tool_call_timeout_seconds",
+            o.tool_call_timeout_seconds,
+            limits.tool_call_timeout_seconds.unwrap_or(u64::MAX),
+        ),
+        ("error_threshold", o.error_threshold.map(u64::from), limits.error_threshold.into()),
+        ("budget.max_iterations", of_budget.max_iterations, budget.max_iterations),
+        (
+            "budget.max_duration_seconds",
+            of_budget.max_duration_seconds,
+            budget.max_duration_seconds,
+        ),
+        ("budget.max_tool_calls", of_budget.max_tool_calls, budget.max_tool_calls),
+        (
+            "budget.max_total_tokens",
+            of_budget.max_total_tokens,
+            budget.max_total_tokens.unwrap_or(u64::MAX),
+        ),
+        ("budget.max_files_modified", of_budget.max_files_modified, budget.max_files_modified),
+        ("budget.max_lines_changed", of_budget.max_lines_changed, budget.max_lines_changed),
+    ];
+    let told = |field: &str, asked: &dyn Display, allowed: &dyn Display| {
+        format!("{field}: the agent allows {allowed}, which holds, and not {asked}.")
+    };
+    let counts = counts.into_iter().filter_map(|(field, asked, allowed)| {
+        asked.filter(|asked| *asked > allowed).map(|asked| told(field, &asked, &allowed))
+    });
+    let cost = of_budget.max_cost_usd.zip(budget.max_cost_usd);
+    let cost = cost.filter(|(asked, allowed)| asked > allowed);
+    counts
+        .chain(cost.map(|(asked, allowed)| told("budget.max_cost_usd", &asked, &allowed)))
+        .collect()
 }
 
 fn narrowed_budget(budget: Budget, o: &Overrides) -> Result<Budget, PlanError> {

@@ -46,6 +46,16 @@ pub struct ToolCallStarted {
     pub sandbox: Option<SandboxLevel>,
 }
 
+impl ToolCallBlocked {
+    /// The rule of the limits of calls a minute.
+    pub const RATE_LIMIT: &str = "rate_limit";
+
+    /// Whether the caller made too many calls in this minute.
+    pub fn is_one_too_many(&self) -> bool {
+        self.rule == Self::RATE_LIMIT
+    }
+}
+
 /// Why a call has an error result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -117,6 +127,10 @@ pub struct ToolCallCompleted {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub replaced: Option<Replaced>,
+    /// The run that a call of another agent started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub child_run_id: Option<Uuid>,
 }
 
 /// What a call asked the network.

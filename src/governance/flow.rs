@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::gate::{PolicyError, Question, Ruling};
 use super::{Action, ActionKind, Decision};
 use crate::bounds::expression::{Expression, ExpressionError};
-use crate::run::{Effect, FlowDecision, FlowRule, GovernanceMode};
+use crate::run::{Effect, FlowDecision, FlowRule, GovernanceMode, Target};
 
 const SETTING: &str = "governance.flow";
 /// Rules of one agent, with those of the runs that started its run.
@@ -47,6 +47,44 @@ impl FlowRules {
         }
         rules.iter().map(compile).collect::<Result<_, _>>().map(Self)
     }
+}
+
+/// Why a rule would deny calls that it is not about: it asks for a key that no action has, or is
+/// neither true nor false.
+pub fn mistake_of_rule(when: &str) -> Option<ExpressionError> {
+    let rule = Expression::compile(when, &VARIABLES).ok()?;
+    let tool = Value::from("tool");
+    one_of_each_kind().into_iter().flat_map(|kind| [(kind.clone(), false), (kind, true)]).find_map(
+        |(kind, is_so)| {
+            let labels = json!({"untrusted": is_so, "private": is_so});
+            let action = Action::new(kind, Effect::Once);
+            let action = Action { destructive: is_so, egress: is_so, ..action };
+            let action = described(&action, "tool");
+            let variables = [("labels", &labels), ("action", &action), ("tool", &tool)];
+            rule.is_true(&variables).err().filter(|error| {
+                matches!(error, ExpressionError::MissingKey(_) | ExpressionError::NotBoolean(_))
+            })
+        },
+    )
+}
+
+fn one_of_each_kind() -> [ActionKind; 6] {
+    let path = || "path".to_owned();
+    let target = Target {
+        scheme: "https".into(),
+        host: "example.com".into(),
+        port: 443,
+        path: "/".into(),
+        declared: false,
+    };
+    [
+        ActionKind::Read { path: path() },
+        ActionKind::Write { path: path() },
+        ActionKind::Exec { argv: vec!["program".into(), "argument".into()], declared: false },
+        ActionKind::Fetch(target),
+        ActionKind::Call { tool: "tool".into() },
+        ActionKind::Delegate { agent: "agent".into() },
+    ]
 }
 
 fn decision(decision: FlowDecision) -> Decision {

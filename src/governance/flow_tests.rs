@@ -1,5 +1,6 @@
 //! Flow rules as tables: labels, actions, decisions.
 
+use super::flow::mistake_of_rule;
 use super::{
     Action, ActionKind, Call, Decision, Gate, Objection, Policy, ToolPolicy, ToolRule, Verdict,
 };
@@ -159,5 +160,23 @@ fn rules_see_the_whole_action_and_deny_where_they_cannot_decide() {
     for bad in ["", "label.untrusted", "labels.untrusted &&", "args.x"] {
         let refused = Gate::new(&policy(vec![rule(bad, FlowDecision::Ask)]));
         assert_eq!(refused.err().map(|error| error.setting), Some("governance.flow"), "{bad}");
+    }
+}
+
+#[test]
+fn rules_that_cannot_be_evaluated_are_mistakes() {
+    #[rustfmt::skip]
+    let table = [
+        ("labels.nope",                                   Some("there is no key \"nope\"")),
+        ("labels.untrusted && action.file == 'a'",        Some("there is no key \"file\"")),
+        ("action.kind == 'exec' && action.args == []",    Some("there is no key \"args\"")),
+        ("1 + 1",                                         Some("neither true nor false")),
+        ("action.kind == 'exec' && action.argv[7] == ''", None),
+        ("has(labels.nope) || labels.private",            None),
+    ];
+    for (when, wrong) in table {
+        let found = mistake_of_rule(when).map(|error| error.to_string());
+        assert_eq!(found.is_some(), wrong.is_some(), "{when}: {found:?}");
+        assert!(found.unwrap_or_default().contains(wrong.unwrap_or_default()), "{when}");
     }
 }

@@ -22,6 +22,7 @@ use strum::IntoStaticStr;
 
 pub use crate::run::{Action, ActionKind};
 pub use command::{CommandEffect, CommandRules};
+pub use flow::mistake_of_rule;
 pub use gate::{Call, FileRuling, Gate, Objection, Permit, PolicyError, Verdict, is_rule};
 pub use path::{Whole, seen_from};
 

@@ -324,7 +324,9 @@ impl Runtime {
         }
         let slot = given_up.run_until_cancelled(self.inner.slots.for_child(&parent.slot)).await;
         if let Some(slot) = slot.flatten() {
+            let child_run = call.child_run.clone();
             let started = self.start_child(&parent, call, id, slot, &given_up).await?;
+            child_run.started(id);
             let ended = given_up
                 .run_until_cancelled(Box::pin(self.child_outcome(&parent, id, started)))
                 .await;
@@ -414,7 +416,7 @@ impl Runtime {
             Task::Inputs(inputs) => inputs.clone(),
             Task::Handoff { .. } => Value::clone(&new.inputs),
         };
-        let request = StartRequest {
+        let mut request = StartRequest {
             caller: Arc::clone(caller),
             agent: call.agent.clone(),
             kind: RunKind::Iterative,
@@ -433,6 +435,8 @@ impl Runtime {
             queue: QueuePlace::default(),
         };
         let agent = self.narrowed_by_parent(&call.agent, parent.autonomy(now), parent)?;
+        let budget = &agent.definition.governance.budget;
+        request.overrides.budget = request.overrides.budget.map(|bounds| bounds.below(budget));
         let mut checked = self.check(agent, request, now.skills().to_vec())?;
         checked.new.parent_run_id = Some(new.id);
         checked.new.webhook.clone_from(&new.webhook);

@@ -84,6 +84,7 @@ impl Story {
             changes: None,
             network: None,
             replaced: None,
+            child_run_id: None,
         }))
     }
 

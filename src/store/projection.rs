@@ -444,11 +444,16 @@ pub fn attach_payloads(calls: &mut [ToolCallRecord], events: Vec<Event>) {
             call.arguments =
                 response.message.tool_calls.get(position).map(arguments).unwrap_or_default();
         }
-        call.result = match call.result_seq.and_then(|seq| events.get(&seq)) {
-            Some(RunEvent::ToolCallCompleted(done)) => Some(done.model_text().into_owned()),
-            Some(RunEvent::ToolCallBlocked(blocked)) => Some(blocked.content.clone()),
-            _ => None,
-        };
+        match call.result_seq.and_then(|seq| events.get(&seq)) {
+            Some(RunEvent::ToolCallCompleted(done)) => {
+                call.result = Some(done.model_text().into_owned());
+                call.child_run_id = done.child_run_id;
+            }
+            Some(RunEvent::ToolCallBlocked(blocked)) => {
+                call.result = Some(blocked.content.clone());
+            }
+            _ => {}
+        }
     }
 }
 

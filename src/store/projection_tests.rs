@@ -70,6 +70,7 @@ fn answered(call: &ToolCall, failure: Option<CallFailure>) -> RunEvent {
         changes: None,
         network: None,
         replaced: None,
+        child_run_id: None,
     })
 }
 

@@ -302,6 +302,7 @@ table! {
         made {
             arguments: Json,
             result: Option<String>,
+            child_run_id: Option<Uuid>,
         }
     }
 }

@@ -161,6 +161,7 @@ impl Ready {
             changes: None,
             network: None,
             replaced: None,
+            child_run_id: None,
         };
         finished(completed, Some(audit))
     }
@@ -550,6 +551,7 @@ impl Executor {
                 changes,
                 network,
                 replaced,
+                child_run_id: ready.context.child_run.id(),
             }
         };
         match result {

@@ -40,7 +40,7 @@ pub mod web_fetch;
 pub mod workspace;
 
 use crate::message::tool_schema::ToolSchema;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -132,6 +132,8 @@ pub struct ToolContext {
     pub standing: Standing,
     /// What the call has read of other runs.
     pub has_read: HasRead,
+    /// The run that the call has started.
+    pub child_run: ChildRun,
     /// Who is told how the call gets on.
     pub listener: Listener,
     /// What it changes.
@@ -160,6 +162,20 @@ impl HasRead {
 impl PartialEq for HasRead {
     fn eq(&self, other: &Self) -> bool {
         self.labels() == other.labels()
+    }
+}
+
+/// The run that a call of another agent has started, once it has.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ChildRun(Arc<OnceLock<Uuid>>);
+
+impl ChildRun {
+    pub fn started(&self, run: Uuid) {
+        let _ = self.0.set(run);
+    }
+
+    pub fn id(&self) -> Option<Uuid> {
+        self.0.get().copied()
     }
 }
 

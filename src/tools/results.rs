@@ -100,6 +100,7 @@ pub fn refused(call: &ToolCall, failure: CallFailure, message: &str) -> Finished
         changes: None,
         network: None,
         replaced: None,
+        child_run_id: None,
     };
     finished(completed, None)
 }
@@ -160,7 +161,7 @@ pub(super) fn not_admitted(
     actions: Arc<[Action]>,
 ) -> Finished {
     let reason = format!("Blocked by the rate_limit rule: {why}.");
-    blocked(call, blocking("rate_limit", reason), shown_arguments, actions)
+    blocked(call, blocking(ToolCallBlocked::RATE_LIMIT, reason), shown_arguments, actions)
 }
 
 /// A call that may not be executed.
@@ -272,6 +273,7 @@ pub(super) fn fault(call_id: Uuid, tool: &str) -> ToolCallCompleted {
         changes: None,
         network: None,
         replaced: None,
+        child_run_id: None,
     }
 }
 

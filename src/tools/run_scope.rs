@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 use super::requests::{Requests, RequestsLeft};
-use super::{Changed, HasRead, Listener, Standing, ToolContext, Workspace};
+use super::{Changed, ChildRun, HasRead, Listener, Standing, ToolContext, Workspace};
 use crate::event::SkillActivated;
 use crate::run::{Caller, Labels};
 
@@ -62,6 +62,7 @@ impl RunScope {
             workspace: self.workspace.clone(),
             standing: self.standing.clone(),
             has_read: HasRead::default(),
+            child_run: ChildRun::default(),
             listener: self.listener.clone(),
             changed: Changed::default(),
             has_network: false,

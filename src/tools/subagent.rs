@@ -15,7 +15,7 @@ use async_trait::async_trait;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-use super::{Defaults, HasRead, Tool, ToolContext, ToolError, ToolInfo};
+use super::{ChildRun, Defaults, HasRead, Tool, ToolContext, ToolError, ToolInfo};
 use crate::governance::{Action, ActionKind, Permit};
 use crate::run::{Delegation, Effect};
 
@@ -54,6 +54,8 @@ pub struct ChildCall {
     pub task: Task,
     /// Takes the labels of what the child has read.
     pub has_read: HasRead,
+    /// Takes the child's id once it has started.
+    pub child_run: ChildRun,
 }
 
 /// What a child run works on.
@@ -157,6 +159,7 @@ impl Tool for Subagent {
             agent: self.agent.clone(),
             task,
             has_read: context.has_read.clone(),
+            child_run: context.child_run.clone(),
         };
         match self.start.start_run(child).await.map_err(|why| ToolError::ForModel(why.0))? {
             ChildResult::Output(output) => Ok(as_result(&output)),

@@ -411,6 +411,7 @@ fn completed(
         changes: None,
         network: None,
         replaced: None,
+        child_run_id: None,
     })
 }
 

@@ -162,6 +162,11 @@ async fn a_policy_without_a_tool_is_warned_of() {
     let checked: Value = serde_json::from_str(&checked).unwrap();
     assert_eq!(checked["problems"], json!([]));
     assert_eq!(checked["warnings"].as_array().unwrap().len(), 1, "{checked:#}");
+    let flow = "model: scripted/x\ntools: [file_ops]\ngovernance:\n  flow:\n    - {when: 'labels.untrustd', do: deny}\n";
+    let dir = Setup::new().agent("picky", flow).scenario("x", "steps: [{text: fine}]").lay_out();
+    let (code, checked) = said(dir.path(), &["check"]).await;
+    assert_eq!(code, Some(0), "{checked}");
+    assert!(checked.contains("line 5, ") && checked.contains("no key \"untrustd\""), "{checked}");
     // The same of the tools of a skill.
     let skill = "allowed_tools: ['file_*', shel, 'agent:x']\n";
     let dir = Setup::new().skill("careful", skill, "Be careful.").lay_out();

@@ -204,5 +204,6 @@ pub(super) fn unexecuted(call: &ToolCall, failure: CallFailure, content: String)
         changes: None,
         network: None,
         replaced: None,
+        child_run_id: None,
     })
 }

@@ -96,7 +96,10 @@ impl State {
                 self.answer(result, misplaced)?;
             }
             RunEvent::ToolCallBlocked(call) => {
-                self.count(call.call_id, &call.reason, Some(CallFailure::ToolError));
+                // Too many calls in a minute are no failure of the work.
+                if !call.is_one_too_many() {
+                    self.count(call.call_id, &call.reason, Some(CallFailure::ToolError));
+                }
                 self.turn(misplaced.clone())?.is_blocked = true;
                 let result = ToolResult::of_service(call.call_id, call.content.as_str(), true);
                 self.answer(result, misplaced)?;

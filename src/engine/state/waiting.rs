@@ -96,6 +96,7 @@ impl State {
                 changes: None,
                 network: None,
                 replaced: None,
+                child_run_id: None,
             })])
         };
         match &resolved.resolution {

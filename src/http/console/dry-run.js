@@ -4,7 +4,8 @@ import { el, folded, pre } from "./dom.js";
 import { visible, words } from "./format.js";
 
 export function dryRun(answer) {
-  const limits = Object.entries({ ...answer.limits, ...answer.budget })
+  const max_iterations = Math.min(answer.limits.max_iterations, answer.budget.max_iterations);
+  const limits = Object.entries({ ...answer.budget, ...answer.limits, max_iterations })
     .filter(([, value]) => value !== null && typeof value !== "object")
     .map(([name, value]) => el("span", {}, `${words(name)} ${value}`));
   return el("section", { class: "result", "aria-label": "Dry run" },

@@ -10,7 +10,10 @@ const NAMES = {
 };
 const SAY = { duration_seconds: (seconds) => duration(seconds * 1000), cost_usd: money };
 
-export function meters({ used, limits }) {
+/** The budget of a run, and what of its loop's limits is less. */
+export function meters({ budget: { used, limits: allowed }, limits: loop }) {
+  const iterations = [allowed?.max_iterations, loop?.max_iterations].filter(Number.isFinite);
+  const limits = { ...allowed, max_iterations: iterations.length ? Math.min(...iterations) : null };
   const rows = Object.entries(used).map(([name, amount]) => ({ name, amount, limit: limits?.[`max_${name}`] })).filter(({ amount, limit }) => amount > 0 || (limit !== undefined && limit !== null));
   return el("ul", { class: "meters", "aria-label": "Budget" }, rows.map(({ name, amount, limit }) => {
     const say = SAY[name] ?? count;

@@ -104,7 +104,7 @@ function about(run, story) {
       Metadata: labels.length ? labels : null,
       Id: el("code", {}, run.run_id),
     }),
-    meters(run.budget),
+    meters(run),
   ].filter(Boolean);
 }
 

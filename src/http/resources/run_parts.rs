@@ -188,6 +188,8 @@ pub(crate) struct ToolCallView {
     /// The result that the model got.
     #[schema(example = "README.md")]
     result: Option<String>,
+    /// The run that the call of another agent started; null until it has ended, and for other calls.
+    child_run_id: Option<Uuid>,
     /// Whether the result is an error.
     is_error: bool,
     /// Whether the result of an earlier identical call was reused.
@@ -216,6 +218,7 @@ impl From<ToolCallRecord> for ToolCallView {
             reason: row.reason.map(redacted::text),
             state: row.state,
             result: row.result.map(redacted::text),
+            child_run_id: row.child_run_id,
             is_error: row.is_error,
             cached: row.cached,
             started_at: row.started_at,

@@ -24,8 +24,8 @@ use crate::http::state::Shared;
 use crate::message::Usage;
 use crate::message::visible::{escaped, escaped_json};
 use crate::run::{
-    Budget, Caller, Delegation, Label, Overrides, RunError, RunKind, RunStatus, TerminationReason,
-    Usd,
+    Budget, Caller, Delegation, Label, Limits, Overrides, RunError, RunKind, RunStatus,
+    TerminationReason, Usd,
 };
 use crate::runtime::status_of;
 use crate::store::{ApprovalRecord, RunRecord, SharedBudget, Store, StoreError};
@@ -198,6 +198,9 @@ pub(crate) struct RunSummary {
     finished_at: Option<DateTime<Utc>>,
     /// Consumption and its limits.
     budget: BudgetView,
+    /// The limits of the loop: those of the definition, narrowed by the request. Null if the
+    /// definition is not known any more.
+    limits: Option<Limits>,
     /// The calls that a parked run waits for; otherwise empty.
     pending: Vec<Pending>,
 }
@@ -505,7 +508,7 @@ pub(crate) async fn answer_to(
 pub(crate) struct RunViews<'a> {
     app: &'a Shared,
     /// The budgets of definitions that are no longer loaded, by their hash.
-    replaced: HashMap<String, Option<Budget>>,
+    replaced: HashMap<String, Option<(Limits, Budget)>>,
 }
 
 impl<'a> RunViews<'a> {
@@ -523,9 +526,10 @@ impl<'a> RunViews<'a> {
     }
 
     pub(crate) async fn summary(&mut self, record: RunRecord) -> Result<RunSummary, Problem> {
+        let (limits, of_budget) = self.limits(&record).await?.unzip();
         let budget = BudgetView {
             used: (&record).into(),
-            limits: self.limits(&record).await?,
+            limits: of_budget,
             tree: self.tree(&record).await?,
         };
         let callback_errors = callback_errors(&self.app.store, &record).await?;
@@ -533,6 +537,7 @@ impl<'a> RunViews<'a> {
         let status = status_of(&record, &pending);
         Ok(RunSummary {
             budget,
+            limits,
             tree_usage: tree_usage(&self.app.store, &record).await?,
             pending: pending.into_iter().map(Pending::from).collect(),
             run_id: record.id,
@@ -565,25 +570,29 @@ impl<'a> RunViews<'a> {
         })
     }
 
-    /// The budget of the definition that the run was started with, narrowed by its request.
-    async fn limits(&mut self, record: &RunRecord) -> Result<Option<Budget>, Problem> {
+    /// Limits and budget of the definition that the run was started with, narrowed by its request.
+    async fn limits(&mut self, record: &RunRecord) -> Result<Option<(Limits, Budget)>, Problem> {
+        let of =
+            |definition: &Definition| (definition.limits, definition.governance.budget.clone());
         let hash = &record.definition_hash;
         let loaded = self.app.catalogue.agent(&record.agent).filter(|agent| agent.hash == *hash);
-        let budget = match (loaded, self.replaced.get(hash)) {
-            (Some(agent), _) => Some(agent.definition.governance.budget.clone()),
-            (None, Some(budget)) => budget.clone(),
+        let defined = match (loaded, self.replaced.get(hash)) {
+            (Some(agent), _) => Some(of(&agent.definition)),
+            (None, Some(known)) => known.clone(),
             (None, None) => {
                 let json = self.app.store.definition(hash).await?;
                 let definition =
                     json.and_then(|json| serde_json::from_str::<Definition>(&json).ok());
-                let budget = definition.map(|definition| definition.governance.budget);
-                self.replaced.insert(hash.clone(), budget.clone());
-                budget
+                let defined = definition.as_ref().map(of);
+                self.replaced.insert(hash.clone(), defined.clone());
+                defined
             }
         };
         let overrides = Overrides::deserialize(&record.overrides).unwrap_or_default();
-        let requested = overrides.budget.unwrap_or_default();
-        Ok(budget.map(|budget| budget.narrowed_by(&requested)))
+        let requested = overrides.budget.clone().unwrap_or_default();
+        Ok(defined.map(|(limits, budget)| {
+            (limits.narrowed_by(&overrides), budget.narrowed_by(&requested))
+        }))
     }
 
     /// The shared budget of a root run that has delegated.

@@ -20,7 +20,9 @@ use crate::governance::{Action, Call, Gate, Permit, Policy, Verdict};
 use crate::run::{Autonomy, Caller, Effect, Labels};
 use crate::tools::lease::Lease;
 use crate::tools::requests::Requests;
-use crate::tools::{Changed, HasRead, Listener, Standing, Tool, ToolContext, ToolError, Workspace};
+use crate::tools::{
+    Changed, ChildRun, HasRead, Listener, Standing, Tool, ToolContext, ToolError, Workspace,
+};
 
 /// What lies outside; it must show up in no answer.
 pub(super) const SECRET: &str = "TOP-SECRET";
@@ -68,6 +70,7 @@ impl Fixture {
                 CancellationToken::new(),
             ),
             has_read: HasRead::default(),
+            child_run: ChildRun::default(),
             listener: Listener::default(),
             changed: Changed::default(),
             has_network: false,

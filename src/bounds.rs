@@ -12,6 +12,7 @@ pub mod frames;
 pub mod glob;
 pub mod html;
 pub mod json;
+pub mod memory;
 pub mod name;
 pub mod nearest;
 pub mod patch;

@@ -9,8 +9,12 @@ use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, SeqAccess, Visitor
 /// Levels of JSON that is kept as text and read again later; the parser of values takes 128.
 pub const MAX_NESTING: usize = 96;
 
-/// Values in one text, names not counted: each takes up to 72 bytes of memory beside its text.
+/// Values in one text, names not counted: each takes up to 72 bytes of memory beside its text, and an
+/// object as much as ten others.
 pub const MAX_VALUES: usize = 200_000;
+
+/// Values that an object counts as, besides those in it.
+const OBJECT: usize = 10;
 
 /// Why JSON text is not read, as a clause.
 #[derive(Debug, thiserror::Error)]
@@ -22,7 +26,7 @@ pub enum Unreadable {
     #[error("the JSON is nested more than {MAX_NESTING} levels deep")]
     TooDeep,
     /// It holds too many values.
-    #[error("the JSON holds more than {MAX_VALUES} values")]
+    #[error("the JSON holds more than {MAX_VALUES} values, of which an object counts as {OBJECT}")]
     TooMany,
 }
 
@@ -62,7 +66,7 @@ impl Size {
                 _ if in_string => {}
                 b'[' | b'{' => {
                     depth += 1;
-                    size.values += 1;
+                    size.values += if *byte == b'{' { OBJECT } else { 1 };
                     size.levels = size.levels.max(depth);
                 }
                 b']' | b'}' => depth = depth.saturating_sub(1),
@@ -188,8 +192,10 @@ mod tests {
         let list = |n: usize| format!("[{}]", vec!["{}"; n].join(","));
         let nested = |n: usize| format!("{}1{}", r#"{"a":"#.repeat(n), "}".repeat(n));
         let why = |text: &str| read::<Value>(text).map(|_| ()).map_err(|error| error.to_string());
-        assert_eq!(why(&list(99_999)), Ok(()));
-        assert_eq!(why(&list(100_001)).unwrap_err(), "the JSON holds more than 200000 values");
+        assert_eq!(why(&list(18_000)), Ok(()));
+        let too_many = "the JSON holds more than 200000 values, of which an object counts as 10";
+        assert_eq!(why(&list(18_200)).unwrap_err(), too_many);
+        assert_eq!(why(&format!("[{}]", vec!["[]"; 99_999].join(","))), Ok(()));
         assert_eq!(why(&nested(96)), Ok(()));
         assert_eq!(why(&nested(97)).unwrap_err(), "the JSON is nested more than 96 levels deep");
         assert_eq!(why(&format!("{:?}", ",[{".repeat(100_000))), Ok(()), "strings are one value");

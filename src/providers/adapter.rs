@@ -81,7 +81,8 @@ impl HttpProvider {
                 break;
             }
         }
-        answer.finish(call).map_err(unusable)
+        let completion = answer.finish(call).map_err(unusable)?;
+        Ok(Completion { room: frames.room(), ..completion })
     }
 }
 
@@ -92,14 +93,16 @@ impl Provider for HttpProvider {
         let call = Call { provider, step: request.step, deltas: request.deltas };
         let body = self.dialect.body(request, provider);
         let body = body.map_err(|e| self.wire.error(FailureKind::BadRequest, &e.to_string()))?;
-        let answer = if request.deltas.are_wanted() {
+        let (answer, room) = if request.deltas.are_wanted() {
             match self.wire.stream(body, request.trace).await? {
                 Streamed::Frames(frames) => return self.read_stream(frames, call).await,
-                Streamed::Whole(answer) => answer,
+                Streamed::Whole(answer, room) => (answer, room),
             }
         } else {
             self.wire.json(body, request.trace).await?
         };
-        self.dialect.parse(&answer, call).map_err(|unusable| self.wire.unusable(unusable))
+        let parsed = self.dialect.parse(&answer, call);
+        let completion = parsed.map_err(|unusable| self.wire.unusable(unusable))?;
+        Ok(Completion { room, ..completion })
     }
 }

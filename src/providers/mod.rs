@@ -21,6 +21,8 @@ pub mod router;
 pub mod scripted;
 pub mod wire;
 
+pub use wire::Room;
+
 use crate::message::tool_schema::ToolSchema;
 use std::fmt;
 use std::time::Duration;
@@ -204,6 +206,8 @@ pub struct Completion {
     pub finish_reason: FinishReason,
     /// In our convention; `None` if nothing was reported.
     pub usage: Option<Usage>,
+    /// Kept until the answer is recorded.
+    pub room: Room,
 }
 
 /// Decides how a failure is handled.

@@ -15,6 +15,7 @@ use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Client, Response, redirect, retry};
 use secrecy::{ExposeSecret, SecretString};
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout_at};
 use url::{Host, Url};
 
@@ -34,6 +35,28 @@ const MAX_ANSWER: usize = 4 << 20;
 pub(super) const MAX_FRAME: usize = 1 << 20;
 /// Largest error body that is read, in bytes; the rest is ignored.
 const MAX_ERROR: usize = 64 << 10;
+
+/// Bytes of an answer from which on it needs room.
+const LARGE: usize = 256 << 10;
+/// Large answers take many times their size until they are recorded: so many may be on their way.
+static ROOM: Semaphore = Semaphore::const_new(4);
+
+/// The room that a large answer takes until it is recorded.
+#[derive(Debug, Default)]
+pub struct Room(Option<SemaphorePermit<'static>>);
+
+impl Clone for Room {
+    /// A copy takes none.
+    fn clone(&self) -> Self {
+        Self::default()
+    }
+}
+
+impl PartialEq for Room {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
 
 /// The address, credentials and timeouts of a model server.
 pub struct WireSettings {
@@ -105,7 +128,7 @@ pub(super) struct Wire {
 pub(super) enum Streamed<'a> {
     Frames(Frames<'a>),
     /// A JSON object: the server does not stream.
-    Whole(Bytes),
+    Whole(Bytes, Room),
 }
 
 impl Wire {
@@ -168,9 +191,9 @@ impl Wire {
         &self,
         body: Vec<u8>,
         trace: Option<TraceSpan>,
-    ) -> Result<Bytes, ProviderError> {
+    ) -> Result<(Bytes, Room), ProviderError> {
         let response = self.send(body, trace).await?;
-        Reader { wire: self, response, received: 0 }.rest(Vec::new()).await
+        Reader { wire: self, response, received: 0, room: Room::default() }.rest(Vec::new()).await
     }
 
     /// Sends a body and starts to read the streamed answer.
@@ -182,11 +205,12 @@ impl Wire {
         let deadline = Instant::now() + self.first_byte_timeout;
         let silent = |_| self.timed_out(self.first_byte_timeout);
         let response = timeout_at(deadline, self.send(body, trace)).await.map_err(silent)??;
-        let mut reader = Reader { wire: self, response, received: 0 };
+        let mut reader = Reader { wire: self, response, received: 0, room: Room::default() };
         let first =
             timeout_at(deadline, reader.chunk()).await.map_err(silent)??.unwrap_or_default();
         if self.framing == Framing::Sse && first.trim_ascii_start().starts_with(b"{") {
-            return Ok(Streamed::Whole(reader.rest(first.into()).await?));
+            let (answer, room) = reader.rest(first.into()).await?;
+            return Ok(Streamed::Whole(answer, room));
         }
         let mut splitter = Splitter::new(self.framing, MAX_FRAME);
         splitter.push(&first).map_err(|error| self.malformed(&error.to_string()))?;
@@ -307,6 +331,11 @@ pub(super) struct Frames<'a> {
 }
 
 impl Frames<'_> {
+    /// The room that the answer takes.
+    pub(super) fn room(self) -> Room {
+        self.reader.room
+    }
+
     /// The next frame; `None` at the end of the bytes, which does not make an answer complete.
     pub(super) async fn next(&mut self) -> Result<Option<Frame>, ProviderError> {
         let wire = self.reader.wire;
@@ -325,6 +354,7 @@ struct Reader<'a> {
     wire: &'a Wire,
     response: Response,
     received: usize,
+    room: Room,
 }
 
 impl Reader<'_> {
@@ -333,6 +363,10 @@ impl Reader<'_> {
         self.received += chunk.as_ref().map_or(0, Bytes::len);
         if self.received > MAX_STREAM {
             return Err(self.wire.malformed("the answer is larger than 16 MiB"));
+        }
+        if self.received > LARGE && self.room.0.is_none() {
+            // Meanwhile the server waits. The semaphore is never closed.
+            self.room = Room(ROOM.acquire().await.ok());
         }
         Ok(chunk)
     }
@@ -346,7 +380,7 @@ impl Reader<'_> {
     }
 
     /// Reads the rest and appends it to `body`.
-    async fn rest(mut self, mut body: Vec<u8>) -> Result<Bytes, ProviderError> {
+    async fn rest(mut self, mut body: Vec<u8>) -> Result<(Bytes, Room), ProviderError> {
         let mut chunk =
             if body.is_empty() { self.chunk().await? } else { self.next_chunk().await? };
         while let Some(bytes) = chunk {
@@ -356,7 +390,7 @@ impl Reader<'_> {
             }
             chunk = self.next_chunk().await?;
         }
-        Ok(body.into())
+        Ok((body.into(), self.room))
     }
 }
 

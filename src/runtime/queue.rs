@@ -13,6 +13,7 @@ use uuid::Uuid;
 use super::Runtime;
 use super::ownership::OwnedRun;
 use super::slots::{RunSlot, RunSlots};
+use crate::bounds::memory;
 use crate::clock;
 use crate::store::{ClaimedRun, StoreError};
 
@@ -97,7 +98,7 @@ impl Runtime {
     async fn claim_begun(&self) -> Result<(), StoreError> {
         let inner = &self.inner;
         loop {
-            let room = inner.slots.free_slots().min(MAX_CLAIM);
+            let room = self.room_for(inner.slots.free_slots());
             if room == 0 || self.is_draining() || !inner.lease.holds() {
                 return Ok(());
             }
@@ -109,6 +110,15 @@ impl Runtime {
                 return Ok(());
             }
         }
+    }
+
+    /// How many runs may be claimed now with so many slots: one at a time where memory is scarce, and
+    /// then only where none is driven.
+    fn room_for(&self, slots: usize) -> usize {
+        if memory::is_scarce() {
+            return slots.min(usize::from(self.inner.live.len() == 0));
+        }
+        slots.min(MAX_CLAIM)
     }
 
     /// Goes on with runs from the queue, each in a task and a slot of its own.
@@ -187,7 +197,7 @@ impl Runtime {
         let inner = &self.inner;
         inner.store.end_delays(MAX_DUE).await?;
         loop {
-            let room = inner.slots.room().min(MAX_CLAIM);
+            let room = self.room_for(inner.slots.room());
             if room == 0 {
                 inner.queue.has_more.store(true, Ordering::Relaxed); // there may be
             }

@@ -3,11 +3,13 @@
 //!
 //! Only text written here becomes SQL; every value of a caller is bound.
 
+use std::sync::LazyLock;
+
 use uuid::Uuid;
 
 use super::backend::Work;
 use super::sql::{Dialect, Query, Row};
-use super::tables::Record;
+use super::tables::{ApprovalRequest, Group, Record, RunOpening, RunProgress};
 use super::{
     ApiKeyRecord, ApprovalFilter, ApprovalRecord, AuditFilter, AuditRow, Delivery, DeliveryFilter,
     DeliveryStatus, LookedAt, Page, RunCursor, RunFilter, RunRecord, Store, StoreError,
@@ -21,6 +23,24 @@ struct Order {
     id: &'static str,
     id_is_uuid: bool,
 }
+
+/// The columns of runs in lists, without what callers may make large: inputs are empty objects.
+static COLUMNS_OF_LISTS: LazyLock<String> = LazyLock::new(|| {
+    let mut columns = Vec::new();
+    RunOpening::list(&mut columns);
+    RunProgress::list(&mut columns);
+    let written = columns.into_iter().map(|column| column.name);
+    let all = written.chain(["crash_count", "cancel_requested_at", "cancel_reason"]);
+    let column = |name: &str| match name {
+        "inputs" => "'{}' AS inputs".to_owned(),
+        "overrides" => "{short_overrides} AS overrides".to_owned(),
+        name => format!("runs.{name}"),
+    };
+    all.map(column).collect::<Vec<_>>().join(", ")
+});
+
+/// Bytes of arguments, as JSON, that a list of approvals shows.
+const MAX_ARGUMENTS: usize = 64 * 1024;
 
 /// Runs that are looked through for a label before its index is asked.
 const NEWEST: u32 = 1000;
@@ -64,7 +84,7 @@ impl Store {
         filter: &RunFilter,
         page: &Page<RunCursor>,
     ) -> Result<Vec<RunRecord>, StoreError> {
-        let query = filtered(tenant, filter);
+        let query = filtered(&COLUMNS_OF_LISTS, tenant, filter);
         if filter.metadata.is_empty() {
             return self.list(query, &RUNS, page).await;
         }
@@ -94,14 +114,15 @@ impl Store {
     ) -> Result<Vec<RunRecord>, StoreError> {
         let children: Vec<String> = children.iter().map(|it| it.as_str().to_owned()).collect();
         // The join begins with those that wait, who are few beside all runs.
-        let above = Query::new(
+        let above = Query::new(format!(
             "WITH RECURSIVE above (id) AS (SELECT a.run_id FROM approvals a \
              JOIN runs c ON c.id = a.child_run_id WHERE a.status = 'pending' \
              AND a.child_run_id IS NOT NULL AND a.tenant = :tenant AND c.status IN :children \
              UNION SELECT a.run_id FROM above JOIN approvals a ON a.child_run_id = above.id \
              WHERE a.status = 'pending' AND a.child_run_id IS NOT NULL) \
-             SELECT runs.* FROM above CROSS JOIN runs WHERE runs.id = above.id",
-        );
+             SELECT {} FROM above CROSS JOIN runs WHERE runs.id = above.id",
+            *COLUMNS_OF_LISTS
+        ));
         let above = self.labelled(among(above, tenant, filter), filter);
         self.list(above.bind("children", &*children), &RUNS, page).await
     }
@@ -115,7 +136,7 @@ impl Store {
         words: &[&str],
         page: &Page<RunCursor>,
     ) -> Result<Vec<LookedAt>, StoreError> {
-        let newest = RUNS.after(self.labelled(filtered(tenant, filter), filter), page);
+        let newest = RUNS.after(self.labelled(filtered("*", tenant, filter), filter), page);
         let newest = RUNS.order(newest).push(" LIMIT :limit").bind("limit", page.limit);
         let (is_in, c) = match self.backend.dialect() {
             Dialect::Postgres => ("strpos", " COLLATE \"C\""),
@@ -214,10 +235,23 @@ impl Store {
         filter: &ApprovalFilter,
         page: &Page<RunCursor>,
     ) -> Result<Vec<ApprovalRecord>, StoreError> {
-        let query = Query::new(
-            "SELECT approvals.*, (SELECT agent FROM runs WHERE runs.id = approvals.run_id) AS agent \
+        let mut columns = Vec::new();
+        ApprovalRequest::list(&mut columns);
+        let written = columns.into_iter().map(|column| column.name);
+        let all = written.chain(["decided_at", "decided_by", "decision_reason", "resolution"]);
+        let column = |name: &str| match name {
+            // Of one run they are shown whole.
+            "arguments" if filter.run_id.is_none() => format!(
+                "CASE WHEN length(arguments) > {MAX_ARGUMENTS} THEN 'null' ELSE arguments END \
+                 AS arguments"
+            ),
+            name => format!("approvals.{name}"),
+        };
+        let columns = all.map(column).collect::<Vec<_>>().join(", ");
+        let query = Query::new(format!(
+            "SELECT {columns}, (SELECT agent FROM runs WHERE runs.id = approvals.run_id) AS agent \
              FROM approvals WHERE approvals.tenant = :tenant",
-        );
+        ));
         let query = query
             .bind("tenant", tenant)
             .and("status = :status", "status", filter.status)
@@ -279,8 +313,8 @@ impl Store {
 }
 
 /// The runs that a filter leaves, but for its labels.
-fn filtered(tenant: &str, filter: &RunFilter) -> Query {
-    among(Query::new("SELECT * FROM runs WHERE true"), tenant, filter)
+fn filtered(columns: &str, tenant: &str, filter: &RunFilter) -> Query {
+    among(Query::new(format!("SELECT {columns} FROM runs WHERE true")), tenant, filter)
 }
 
 /// Adds the conditions of a filter, but for its labels.

@@ -211,6 +211,13 @@ impl Dialect {
             // Takes the lock for closing stretches of the audit log until the end of the
             // transaction; false where another transaction has it.
             "try_audit" => ("pg_try_advisory_xact_lock(7411)", "1"),
+            // What a request changed, without what makes it large.
+            "short_overrides" => (
+                "CASE WHEN length(runs.overrides) > 4096 \
+                 THEN CAST(CAST(runs.overrides AS jsonb) - 'client_tools' AS text) ELSE runs.overrides END",
+                "CASE WHEN length(runs.overrides) > 4096 \
+                 THEN json_remove(runs.overrides, '$.client_tools') ELSE runs.overrides END",
+            ),
             "least" => ("least", "min"),
             "greatest" => ("greatest", "max"),
             "json_array" => ("json_agg", "json_group_array"),

@@ -13,6 +13,7 @@ on_both_stores! {
     what_the_model_gets_wrong_parks_nobody,
     a_result_that_does_not_come_is_an_error,
     answers_and_approvals_may_come_in_any_order,
+    large_arguments_are_not_in_lists,
     a_tool_that_cannot_be_offered_is_refused,
     providers_see_a_tool_like_any_other,
 }
@@ -127,6 +128,24 @@ steps:
         service.post(&format!("{}/result", calls[0]), &json!({"content": "late"})).await.status,
         409
     );
+}
+
+async fn large_arguments_are_not_in_lists(db: Db) {
+    let question = "why? ".repeat(16_000);
+    let steps = format!(
+        "steps:\n  - tool_calls: [{{tool: ask_user, arguments: {{question: {question:?}}}}}]\n"
+    );
+    let service = Setup::new().agent("asker", ASKER).scenario("asker", &steps).start(db).await;
+    let parked = parked(&service, "asker").await;
+    assert_eq!(parked["pending"][0]["arguments"]["question"], question);
+    let (run, _) = paths(&parked);
+    let shown = service.get(&run).await.body;
+    assert_eq!(shown["pending"][0]["arguments"]["question"], question);
+    for list in ["/v1/runs", "/v1/approvals", "/v1/runs?status=awaiting_tool_results"] {
+        let listed = service.get(list).await.body;
+        assert!(listed.to_string().len() < 10_000, "{list}: {listed:#}");
+        assert_eq!(listed["data"].as_array().unwrap().len(), 1, "{list}");
+    }
 }
 
 async fn answers_and_approvals_may_come_in_any_order(db: Db) {

@@ -243,6 +243,7 @@ impl Place {
             effect_key: "k".into(),
             workspace: self.workspace.clone(),
             has_read: HasRead::default(),
+            child_run: toolloop::tools::ChildRun::default(),
             listener: Listener::default(),
             changed: Changed::default(),
             has_network: false,

@@ -107,6 +107,12 @@ async fn a_subagent_works_on_a_task(db: Db) {
         (&calls["data"][0]["effect"], &calls["data"][0]["result"]),
         (&json!("idempotent"), &json!("done: weigh x"))
     );
+    assert_eq!(calls["data"][0]["child_run_id"], child["run_id"], "{calls:#}");
+    let done = events(&service, id(&run)).await;
+    let done = done.iter().find(|event| event["type"] == "tool_call.completed").unwrap();
+    assert_eq!(done["data"]["child_run_id"], child["run_id"], "{done:#}");
+    let told = child["warnings"].to_string();
+    assert!(!told.contains("the agent allows"), "its bounds are no wish of a caller: {told}");
     let tree = service.get(&format!("/v1/runs?parent_run_id={}", id(&child))).await.body;
     assert_eq!(tree["data"], json!([]));
 }

@@ -11,6 +11,7 @@ on_both_stores! {
     a_denied_path_is_the_same_file_in_every_workspace,
     an_active_skill_holds_for_children,
     the_tools_of_a_request_hold_for_children,
+    what_a_request_cannot_widen_is_told,
     stop_conditions_see_the_tree,
     an_answer_shows_the_usage_of_the_tree,
     agents_that_can_only_read_work_at_the_same_time,
@@ -315,6 +316,36 @@ async fn the_tools_of_a_request_hold_for_children(db: Db) {
             std::fs::remove_file(service.dir.path().join("workspace/default/new.txt")).unwrap();
         }
     }
+}
+
+async fn what_a_request_cannot_widen_is_told(db: Db) {
+    let agent = "model: scripted/bounded\ntools: [file_ops]\nenable_double_confirmation: false\nlimits: {max_iterations: 5}\n\
+                 governance: {budget: {max_tool_calls: 7, max_total_tokens: 100000}}\n";
+    let service = Setup::new()
+        .agent("bounded", agent)
+        .scenario("bounded", "steps: [{text: fine}]")
+        .start(db)
+        .await;
+    let body = json!({"max_iterations": 999, "max_attempts": 2, "error_threshold": 4, "tool_call_timeout_seconds": 90,
+        "budget": {"max_tool_calls": 9999, "max_total_tokens": 200_000, "max_lines_changed": 10}});
+    let told = json!([
+        "max_iterations: the agent allows 5, which holds, and not 999.",
+        "error_threshold: the agent allows 3, which holds, and not 4.",
+        "budget.max_tool_calls: the agent allows 7, which holds, and not 9999.",
+        "budget.max_total_tokens: the agent allows 100000, which holds, and not 200000.",
+    ]);
+    let run = service.run("bounded", &body).await;
+    assert_eq!(run["warnings"], told, "{run:#}");
+    let shown = service.get(&format!("/v1/runs/{}", run["run_id"].as_str().unwrap())).await.body;
+    assert_eq!(shown["warnings"], told);
+    let limits = json!({"max_attempts": 2, "max_iterations": 5, "max_iterations_per_attempt": 15,
+        "max_tool_calls_per_iteration": 5, "tool_call_timeout_seconds": 60, "error_threshold": 3});
+    assert_eq!(shown["limits"], limits, "{shown:#}");
+    assert_eq!(shown["budget"]["limits"]["max_tool_calls"], 7);
+    let mut dry = body.clone();
+    dry["dry_run"] = json!(true);
+    let dry = service.post("/v1/agents/bounded/invoke-iterative", &dry).await.body;
+    assert_eq!(dry["warnings"], told, "{dry:#}");
 }
 
 async fn stop_conditions_see_the_tree(db: Db) {

@@ -166,7 +166,7 @@ async fn a_policy_without_a_tool_is_warned_of() {
     let dir = Setup::new().agent("picky", flow).scenario("x", "steps: [{text: fine}]").lay_out();
     let (code, checked) = said(dir.path(), &["check"]).await;
     assert_eq!(code, Some(0), "{checked}");
-    assert!(checked.contains("line 5, ") && checked.contains("no key \"untrustd\""), "{checked}");
+    assert!(checked.contains("line 6, ") && checked.contains("no key \"untrustd\""), "{checked}");
     // The same of the tools of a skill.
     let skill = "allowed_tools: ['file_*', shel, 'agent:x']\n";
     let dir = Setup::new().skill("careful", skill, "Be careful.").lay_out();

@@ -21,8 +21,9 @@ use crate::engine::state::{ModelFault, State};
 use crate::event::{ModelDelta, ModelInterrupted, ModelResponded, ModelRetried, Piece, RunEvent};
 use crate::message::{Conversation, Usage};
 use crate::providers::router::{Again, Answer, ModelCall, ModelFailure, Tried};
+
 use crate::providers::{
-    Capabilities, Delta, Deltas, FailureKind, ModelRequest, Options, ToolChoice, WireNames,
+    Capabilities, Delta, Deltas, FailureKind, ModelRequest, Options, Room, ToolChoice, WireNames,
 };
 use crate::run::{Sampling, SpanPlace, TerminationReason, named_option};
 
@@ -49,12 +50,16 @@ impl Run {
         let first =
             if has_own && self.state.writes_answer() { 0 } else { self.state.model_place(models) };
         let mut call = ModelCall::beginning(first).insisting(!self.is_child);
+        let mut _room = Room::default();
         let (happened, is_followed) = loop {
             let (tried, is_followed) =
                 self.try_model(&plan, &mut call, choice.clone(), output_cap, deadline).await;
             match tried {
                 Asked::GivenUp(interrupted) => break (Vec::from_iter(interrupted), is_followed),
-                Asked::Answered(happened) => break (happened, is_followed),
+                Asked::Answered(happened, taken) => {
+                    _room = taken;
+                    break (happened, is_followed);
+                }
                 Asked::Again(again, usage) => {
                     if !self.wait_to_ask_again(again, usage, deadline).await? {
                         break (Vec::new(), is_followed);
@@ -153,8 +158,9 @@ impl Run {
         };
         let outcome = match tried {
             None => Asked::GivenUp(usage.map(interrupted)),
-            Some(Ok(Tried::Answered(answer))) => {
-                Asked::Answered(self.responded(*answer, &base, &ask))
+            Some(Ok(Tried::Answered(mut answer))) => {
+                let room = std::mem::take(&mut answer.completion.room);
+                Asked::Answered(self.responded(*answer, &base, &ask), room)
             }
             Some(Ok(Tried::Again(again))) => Asked::Again(again, usage),
             Some(Err(failure)) => match self.asks_another(models, call, &failure) {
@@ -260,7 +266,8 @@ enum Asked {
     /// The run was cancelled, or its time was up; with the event that says so where a part of the
     /// answer had come.
     GivenUp(Option<RunEvent>),
-    Answered(Vec<RunEvent>),
+    /// With the room that the answer takes until it is recorded.
+    Answered(Vec<RunEvent>, Room),
     /// With what a part of the answer took that had come.
     Again(Again, Option<Usage>),
     /// With an event as of [`Asked::GivenUp`].

@@ -18,6 +18,7 @@ use uuid::Uuid;
 
 use super::problem::{Code, Problem};
 use crate::bounds::json::{self, Unreadable, escaped_key};
+use crate::bounds::memory;
 use crate::bounds::text::{quoted, shortened};
 use crate::event::ValidationError;
 use crate::http::state::App;
@@ -104,7 +105,14 @@ fn is_json(headers: &HeaderMap) -> bool {
     kind.eq_ignore_ascii_case("application/json")
 }
 
+/// Bytes of a body that is read however scarce memory is.
+const SMALL: usize = 16 * 1024;
+
 pub(crate) fn object(body: &[u8]) -> Result<Map<String, Value>, Problem> {
+    if body.len() > SMALL && memory::is_scarce() {
+        let detail = "The service is short of memory: send a large body again a little later.";
+        return Err(Problem::new(Code::Overloaded, detail));
+    }
     if escapes_nul(body) {
         return Err(Problem::new(
             Code::MalformedJson,

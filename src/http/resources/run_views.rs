@@ -115,7 +115,21 @@ pub(crate) struct UsageView {
     cost_usd: Option<f64>,
 }
 
+/// Bytes of a call's arguments that a list of runs shows.
+const MAX_LISTED: usize = 4096;
+
 impl RunSummary {
+    /// As it stands in a list, without arguments that are large.
+    pub(crate) fn listed(mut self) -> Self {
+        for pending in &mut self.pending {
+            if pending.display.len() > MAX_LISTED {
+                pending.arguments = Value::Null;
+                pending.display.clear();
+            }
+        }
+        self
+    }
+
     pub(crate) fn status(&self) -> RunStatus {
         self.status
     }
@@ -259,7 +273,8 @@ pub(crate) struct Pending {
     /// The tool; empty for an escalation.
     #[schema(example = "file_ops")]
     tool: String,
-    /// The call's arguments; a string if they are not valid JSON.
+    /// The call's arguments; a string if they are not valid JSON. Null in lists where they are large:
+    /// the run itself shows them.
     arguments: Value,
     /// The arguments as JSON text for display to a person: invisible characters, and those that
     /// change how others are displayed, are escaped.

@@ -102,7 +102,7 @@ pub(crate) async fn list_runs(
     let found = search(&app, &caller.tenant, &filter, &text, page).await?;
     let (mut views, mut data) = (RunViews::new(&app), Vec::with_capacity(found.runs.len()));
     for run in found.runs {
-        data.push(views.summary(run).await?);
+        data.push(views.summary(run).await?.listed());
     }
     Ok(Json(RunPage { data, next_cursor: found.next_cursor, searched: Some(found.searched) }))
 }
@@ -141,7 +141,7 @@ async fn listed(
                 return Ok((data, page.after.as_ref().map(cursor_of)));
             }
             page.after = Some(RunCursor { at: run.created_at, id: run.id.to_string() });
-            let shown = views.summary(run).await?;
+            let shown = views.summary(run).await?.listed();
             if filter.status.is_none_or(|status| shown.status() == status) {
                 data.push(shown);
             }

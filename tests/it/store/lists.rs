@@ -12,6 +12,7 @@ use super::*;
 on_both! {
     every_filter_of_runs_selects,
     pages_hold_still_while_runs_arrive,
+    what_is_large_of_a_run_is_not_in_lists,
     runs_of_one_instant_are_all_listed,
     a_forged_cursor_is_harmless,
     a_row_that_cannot_be_read_fails_alone,
@@ -93,6 +94,26 @@ async fn every_filter_of_runs_selects(db: Db) {
 
 fn cursor(run: &RunRecord) -> RunCursor {
     RunCursor { at: run.created_at, id: run.id.to_string() }
+}
+
+async fn what_is_large_of_a_run_is_not_in_lists(db: Db) {
+    let tools = json!([{"name": "t", "description": "x".repeat(5000)}]);
+    let mut script = Script::with(|new| {
+        new.inputs = Arc::new(json!({"text": "x".repeat(5000)}));
+        new.overrides = json!({"max_iterations": 3, "client_tools": tools});
+        new.metadata = json!({"ticket": "42"});
+    });
+    db.commit("me", &script.start()).await;
+    let labelled = vec![("ticket".to_owned(), "42".to_owned())];
+    for metadata in [Vec::new(), labelled] {
+        let filter = RunFilter { metadata, ..RunFilter::default() };
+        let listed = db.store.runs(TENANT, &filter, &page(50, None)).await.unwrap();
+        assert_eq!((listed.len(), &listed[0].inputs), (1, &json!({}).into()));
+        let overrides = serde_json::to_value(&listed[0].overrides).unwrap();
+        assert_eq!(overrides, json!({"max_iterations": 3}));
+    }
+    let run = db.store.run(TENANT, script.id).await.unwrap().unwrap();
+    assert!(serde_json::to_string(&run.inputs).unwrap().len() > 5000);
 }
 
 async fn pages_hold_still_while_runs_arrive(db: Db) {

@@ -1,0 +1,87 @@
+//! Whether there is memory left for more: what this process has in RAM, beside the limit of its
+//! control group or else the machine's memory.
+//!
+//! Large texts take many times their size while they are worked on, so those that come when memory is
+//! scarce are refused or wait: an allocation that fails would end all runs of the process.
+
+use std::fs;
+use std::path::Path;
+use std::sync::LazyLock;
+
+/// Of a hundred parts of the limit, so many may be in use before memory is scarce.
+const IN_USE: u64 = 65;
+
+static LIMIT: LazyLock<Option<u64>> = LazyLock::new(limit);
+
+/// Whether the process should take no more. False where it cannot be told.
+pub fn is_scarce() -> bool {
+    let used = || {
+        let pages = fs::read_to_string("/proc/self/statm").ok()?;
+        let resident: u64 = pages.split(' ').nth(1)?.parse().ok()?;
+        Some(resident.saturating_mul(rustix::param::page_size() as u64))
+    };
+    LIMIT.is_some_and(|limit| used().is_some_and(|used| used > limit / 100 * IN_USE))
+}
+
+/// The least of the limits of all control groups that the process is in (cgroups(7)), and the
+/// machine's memory.
+fn limit() -> Option<u64> {
+    let machine = fs::read_to_string("/proc/meminfo").ok();
+    let machine = machine.as_deref().and_then(total_of);
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let files = groups.lines().flat_map(limit_files);
+    files.filter_map(|file| limit_in(&file)).chain(machine).min()
+}
+
+/// `MemTotal` in bytes.
+fn total_of(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kib: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
+    Some(kib.saturating_mul(1024))
+}
+
+/// Where the limits of a group of `/proc/self/cgroup` stand, and of the groups that it is in.
+fn limit_files(line: &str) -> Vec<String> {
+    let mut fields = line.splitn(3, ':').skip(1);
+    let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else {
+        return Vec::new();
+    };
+    let (root, file) = match controllers {
+        "" => ("/sys/fs/cgroup", "memory.max"),
+        v1 if v1.split(',').any(|one| one == "memory") => {
+            ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")
+        }
+        _ => return Vec::new(),
+    };
+    let groups = Path::new(path).ancestors();
+    groups.map(|group| format!("{root}{}/{file}", group.display()).replace("//", "/")).collect()
+}
+
+/// `max`, and the largest number of the first version, are no limits.
+fn limit_in(file: &str) -> Option<u64> {
+    fs::read_to_string(file).ok()?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_stand_in_all_groups_around_the_process() {
+        let v2 = ["/sys/fs/cgroup/a/b/memory.max", "/sys/fs/cgroup/a/memory.max"];
+        assert_eq!(limit_files("0::/a/b")[..2], v2);
+        assert_eq!(limit_files("0::/"), ["/sys/fs/cgroup/memory.max"]);
+        let v1 = "/sys/fs/cgroup/memory/a/memory.limit_in_bytes";
+        assert_eq!(limit_files("4:memory,hugetlb:/a")[0], v1);
+        for other in ["3:cpu:/a", "", "x", "4:memory"] {
+            assert!(limit_files(other).is_empty(), "{other}");
+        }
+    }
+
+    #[test]
+    fn the_machine_has_memory() {
+        assert_eq!(total_of("MemTotal:       24 kB\nMemFree: 1 kB\n"), Some(24 * 1024));
+        assert_eq!(total_of("MemFree: 1 kB\n"), None);
+        assert!(limit().is_some_and(|limit| limit > 1 << 20));
+    }
+}

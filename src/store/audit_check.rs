@@ -23,9 +23,9 @@ use super::{Page, Store, StoreError};
 /// Records of a stretch's time that are looked at: its own, and those that were closed late.
 const READ: u32 = 20_000;
 
-/// How long after its newest record a stretch is closed by a service that runs, at most, and an hour
-/// more.
-const USUAL: TimeDelta = TimeDelta::hours(2);
+/// A stretch that is closed longer than this after its newest record is late: a service that runs
+/// closes it within little more than an hour.
+const LATE: TimeDelta = TimeDelta::hours(2);
 
 /// Whether a hash has this signature.
 pub type IsSigned<'k> = &'k (dyn Fn(&[u8], &[u8]) -> bool + Sync);
@@ -101,7 +101,7 @@ impl Store {
                 signing_changes.iter().filter(|number| **number == stretch.number).count();
             faults.extend((changes > 1).then(|| closed_again(changes)));
             covered = covered.max(Some(stretch.last_at));
-            let closed_late = stretch.closed_at - stretch.last_at > USUAL;
+            let closed_late = stretch.closed_at - stretch.last_at > LATE;
             checked.push(CheckedStretch { stretch: stretch.clone(), faults, closed_late });
         }
         Ok(checked)

@@ -77,6 +77,16 @@ async fn toolloop(service: &Service, arguments: &[&str]) -> (Option<i32>, String
     (output.status.code(), text)
 }
 
+/// The same through the API of the running service.
+async fn asked(service: &Service, arguments: &[&str]) -> (Option<i32>, String) {
+    let mut command = command(service.dir.path());
+    command.args(arguments).args(["--server", &service.url(""), "--key", &service.key]);
+    let output = command.output().await.unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(!text.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+    (output.status.code(), text)
+}
+
 async fn stop(service: &mut Service) {
     service.signal(Signal::TERM);
     assert_eq!(service.exit_code().await, Some(0));
@@ -234,11 +244,11 @@ async fn a_chain_that_is_replaced_under_a_service_is_not_signed(db: Db) {
     service.restart().await; // which closes what is that old, and is not yet suspicious
     let closed = "/v1/audit/stretches";
     service.until(closed, |page| !page["data"].as_array().unwrap().is_empty()).await;
-    let (code, said) = toolloop(&service, &["audit", "verify"]).await;
+    let (code, said) = asked(&service, &["audit", "verify"]).await;
     assert_eq!(code, Some(0), "{said}");
     let note = "closed more than two hours after their newest records were written";
     assert!(said.contains("note: 1 stretches, from 1 to 1, were") && said.contains(note), "{said}");
-    let (_, said) = toolloop(&service, &["audit", "verify", "--json"]).await;
+    let (_, said) = asked(&service, &["audit", "verify", "--json"]).await;
     let told: Value = serde_json::from_str(&said).unwrap();
     assert_eq!((&told["closed_late"][0]["number"], &told["faults"]), (&json!(1), &json!([])));
 
@@ -252,7 +262,7 @@ async fn a_chain_that_is_replaced_under_a_service_is_not_signed(db: Db) {
     assert_eq!((&details["number"], &details["stored_number"]), (&json!(1), &Value::Null));
     assert!(service.log().contains("a stretch that was closed is gone or another one"));
     assert_eq!(service.get(closed).await.body["data"], json!([]), "nothing is signed of it");
-    let (code, said) = toolloop(&service, &["audit", "verify"]).await;
+    let (code, said) = asked(&service, &["audit", "verify"]).await;
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("stretch 1: a service that had it closed found it gone"), "{said}");
     // Another process, which knew nothing, closes it again: that is told, too.

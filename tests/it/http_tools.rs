@@ -584,8 +584,11 @@ async fn bodies_are_sent_as_forms(db: Db) {
         ("http:own/note", json!({})),
         ("http:ref/CreateMessage", json!({"body": {"To": "9"}})),
     ];
-    let steps = calls.iter().map(|(tool, arguments)| json!({"tool": tool, "arguments": arguments}));
-    let scenario = json!({"steps": [{"tool_calls": steps.collect::<Vec<_>>()}, {"text": "done"}]});
+    let steps = calls
+        .iter()
+        .map(|(tool, arguments)| json!({"tool_calls": [{"tool": tool, "arguments": arguments}]}));
+    let steps = steps.chain([json!({"text": "done"})]).collect::<Vec<_>>();
+    let scenario = json!({"steps": steps});
     let agent = "\nmodel: scripted/caller\ninstructions: Call.\n\
                  tools: ['http:api/*', 'http:own/*', 'http:ref/*']\n\
                  enable_double_confirmation: false\ngovernance: {autonomy: full}\n";

@@ -401,7 +401,12 @@ async fn what_hangs_on_other_sections_is_unknown(db: Db) {
         (with("per_minute: 3", "per_minute: 3, paths: [/path]"), 0, 5, 0),
         (with("per_minute: 3", "per_minute: 3, yields: [untrusted]"), 5, 0, 0),
         (with("interceptors: {", "interceptors: {after: [{tool: '*', redact: x}], "), 1, 4, 0),
-        (with("interceptors: {", "interceptors: {after: [{tool: shell, redact: x}], "), 5, 0, 0),
+        (
+            with("interceptors: {", "interceptors: {after: [{tool: 'agent:*', redact: x}], "),
+            5,
+            0,
+            0,
+        ),
         (condition("warn"), 5, 0, 0),
     ];
     for (definition, unchanged, unknown, blocked) in table {

@@ -80,7 +80,8 @@ pub fn without_failed_examples(
 /// The list and the number that a key names, where it names an example of a rule.
 fn example_of(key: &str) -> Option<(&str, usize)> {
     let (list, number) = key.strip_suffix(']')?.rsplit_once('[')?;
-    let is_example = list.ends_with(".match") || list.ends_with(".no_match");
+    let (_, name) = list.rsplit_once('.')?;
+    let is_example = ["match", "no_match"].contains(&name);
     Some((list, number.parse().ok()?)).filter(|_| is_example)
 }
 

@@ -171,12 +171,11 @@ fn added(mut sum: Value, more: Value) -> Value {
                 before.into()
             }
             (Value::Number(before), Value::Number(value)) => {
-                match (before.as_u64(), value.as_u64()) {
-                    (Some(before), Some(value)) => (before + value).into(),
-                    _ => {
-                        let numbers = [before, value].map(|it| it.as_f64().unwrap_or_default());
-                        numbers.iter().sum::<f64>().into()
-                    }
+                if let (Some(before), Some(value)) = (before.as_u64(), value.as_u64()) {
+                    (before + value).into()
+                } else {
+                    let numbers = [before, value].map(|it| it.as_f64().unwrap_or_default());
+                    numbers.iter().sum::<f64>().into()
                 }
             }
             (_, value) => value,

@@ -52,6 +52,13 @@ struct Place<'a> {
     set: &'a str,
 }
 
+/// The tools of one file.
+struct Set {
+    tools: Vec<Arc<dyn Tool>>,
+    /// What its imported operations do without.
+    left_out: Vec<String>,
+}
+
 /// A file whose tools there are not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BrokenFile {
@@ -107,7 +114,7 @@ impl Declared {
                 None => Self::read(&file, &Place { dir, set: &stem }, surroundings),
             };
             match read {
-                Ok((tools, left_out)) => {
+                Ok(Set { tools, left_out }) => {
                     declared.tools.extend(tools);
                     let of_file = left_out.into_iter().map(|part| (file.clone(), part));
                     declared.left_out.extend(of_file);
@@ -119,11 +126,7 @@ impl Declared {
         declared
     }
 
-    fn read(
-        file: &str,
-        place: &Place<'_>,
-        surroundings: Surroundings<'_>,
-    ) -> Result<(Vec<Arc<dyn Tool>>, Vec<String>), String> {
+    fn read(file: &str, place: &Place<'_>, surroundings: Surroundings<'_>) -> Result<Set, String> {
         let Place { dir, set } = place;
         if !is_set(set) {
             return Err(format!(
@@ -134,7 +137,7 @@ impl Declared {
         let read: ToolsFile = yaml::read(&text).map_err(|error| described(&error))?;
         let mut left_out = Vec::new();
         let tools = Self::of_file(place, read, surroundings, &mut left_out);
-        tools.map(|tools| (tools, left_out)).map_err(|wrong| wrong.located_in(&text))
+        tools.map(|tools| Set { tools, left_out }).map_err(|wrong| wrong.located_in(&text))
     }
 
     fn of_file(

@@ -200,6 +200,10 @@ fn schemas_of_an_api_are_made_whole() {
         let error = document.operation(id).err().unwrap();
         assert!(error.contains(why), "{id}: {error}");
     }
+}
+
+#[test]
+fn other_documents_are_refused() {
     for (text, why) in [
         (json!({"swagger": "2.0"}), "OpenAPI 3.0 or 3.1"),
         (json!({"openapi": "3.1.0"}), "has no paths"),

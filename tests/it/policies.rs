@@ -26,17 +26,19 @@ on_both_stores! {
     cases_and_checks_need_no_secrets,
 }
 
-const WRITER: &str = "
+/// What it intercepts holds for its children, too.
+const WRITER: &str = r#"
 model: scripted/writer
 instructions: Write.
 tools: [file_ops, 'agent:helper']
 skills: [careful]
 enable_double_confirmation: false
 limits: {error_threshold: 20, max_tool_calls_per_iteration: 20}
+interceptors: {before: [{tool: file_ops, when: "args.path == 'never'", block: 'Never.'}]}
 governance:
   autonomy: supervised
   paths: {write: ['out/**'], deny: ['secret/**']}
-";
+"#;
 
 const HELPER: &str = "
 model: scripted/helper

@@ -19,9 +19,11 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::agents::catalogue::{self, Change};
-use crate::agents::{Catalogue, Definition};
+use crate::agents::{Catalogue, Definition, DefinitionProblem};
 use crate::config::tables::ModelPrice;
-use crate::config::{self, AuthMode, Config, Exposed, Model, ModelServer, WorkspaceStore};
+use crate::config::{
+    self, AuthMode, Config, Exposed, Model, ModelServer, UnsetVariables, WorkspaceStore,
+};
 use crate::http::{self, Auth, HttpSettings, HttpState, Limits, MetricsSink, TokenSigner};
 use crate::model::{CapabilityOverrides, ProviderKind};
 use crate::outbound::Client;
@@ -48,7 +50,7 @@ use crate::tools::recall::RecallFn;
 use crate::tools::registry::Registry;
 
 use check::missing_keys;
-pub use check::{Scenarios, check, missing_scenarios, scenarios};
+pub use check::{Scenarios, check, missing_scenarios, scenarios, told};
 pub use tools::sandbox;
 
 /// How often agent files are checked for changes.
@@ -234,12 +236,17 @@ pub fn agents(config: &Config) -> Result<Catalogue, AppError> {
     Ok(tools::load_agents(config, &Arc::new(router(config)?), &tools))
 }
 
-/// What cases of a definition's policy are put before.
+/// What cases of a definition's policy are put before. Variables that are not set are added to
+/// `unset`.
 ///
 /// # Errors
 /// What is wrong with the definition.
-pub fn policy_bench(config: &Config, definition: &Definition) -> Result<PolicyBench, String> {
-    let tools = tools::configured(config, no_memory(), sandbox(config));
+pub fn policy_bench(
+    config: &Config,
+    definition: &Definition,
+    unset: &mut UnsetVariables,
+) -> Result<PolicyBench, String> {
+    let tools = tools::without_secrets(config, unset);
     PolicyBench::new(&tools.registry, tools.skills(), definition)
 }
 
@@ -273,6 +280,9 @@ impl Parts {
         let _ = loaded.set(Arc::downgrade(&catalogue));
         for problem in catalogue.problems() {
             tracing::error!(file = problem.file, error = problem.error, "agent not loaded");
+        }
+        for DefinitionProblem { file, error: part } in tools.left_out {
+            tracing::warn!(file, part, "a tool is without a part of its operation");
         }
         for (variable, agents) in missing_keys(config, &catalogue) {
             let agents = agents.join(" ");

@@ -13,6 +13,7 @@ mod models;
 mod shell;
 mod sources;
 pub mod tables;
+mod unset;
 mod values;
 mod web_fetch;
 pub mod webhooks;
@@ -44,6 +45,7 @@ pub use shell::Shell;
 pub use sources::ConfigError;
 use sources::{Origin, Sources};
 use tables::ModelPrice;
+pub use unset::{STAND_IN, UnsetVariables};
 pub use values::parse_duration;
 use values::{count, duration, size, some_duration};
 pub use web_fetch::WebFetch;
@@ -353,6 +355,16 @@ struct Settings {
 impl Config {
     /// Reads file and environment, and checks that configured directories exist.
     pub fn read(flags: &Flags) -> Result<Self, ConfigError> {
+        Self::read_with(flags, |_, _, _| UnsetVariables::new()).map(|(config, _)| config)
+    }
+
+    /// The same, to be looked through and not to be worked with: something stands in for secrets
+    /// whose environment variables are not set.
+    pub fn read_without_secrets(flags: &Flags) -> Result<(Self, UnsetVariables), ConfigError> {
+        Self::read_with(flags, unset::stand_in)
+    }
+
+    fn read_with(flags: &Flags, stand_in: StandIn) -> Result<(Self, UnsetVariables), ConfigError> {
         let file = match &flags.config {
             Some(file) => Some(file.as_path()),
             None => Some(Path::new(DEFAULT_FILE)).filter(|file| file.exists()),
@@ -368,7 +380,7 @@ impl Config {
         };
         let env = std::env::vars_os()
             .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
-        let (config, sources) = resolve(file.zip(text.as_deref()), env, flags)?;
+        let (config, sources, unset) = resolve(file.zip(text.as_deref()), env, flags, stand_in)?;
         let scenarios = config.models.iter().filter_map(|(name, model)| match model {
             Model::Scripted { dir } => Some((format!("models.{name}.dir"), dir)),
             Model::Server(_) => None,
@@ -391,7 +403,7 @@ impl Config {
             let message = format!("the file {} does not exist", file.display());
             return Err(sources.error("auth.jwt.jwks_file", message));
         }
-        Ok(config)
+        Ok((config, unset))
     }
 
     /// Settings from the given sources. `file` is a path and its content; no file is opened.
@@ -400,7 +412,7 @@ impl Config {
         env: impl Iterator<Item = (String, String)>,
         flags: &Flags,
     ) -> Result<Self, ConfigError> {
-        resolve(file, env, flags).map(|(config, _)| config)
+        resolve(file, env, flags, |_, _, _| UnsetVariables::new()).map(|(config, ..)| config)
     }
 }
 
@@ -415,16 +427,21 @@ pub fn schema() -> serde_json::Value {
     schema
 }
 
+/// What [`unset::stand_in`] does, or nothing.
+type StandIn =
+    fn(&str, &BTreeMap<String, CredentialSettings>, &mut HashMap<String, String>) -> UnsetVariables;
+
 fn resolve(
     file: Option<(&Path, &str)>,
     env: impl Iterator<Item = (String, String)>,
     flags: &Flags,
-) -> Result<(Config, Sources), ConfigError> {
+    stand_in: StandIn,
+) -> Result<(Config, Sources, UnsetVariables), ConfigError> {
     let mut sources = Sources::built_in(DEFAULT_TOML)?;
     if let Some((path, text)) = file {
         sources.add_file(path, text)?;
     }
-    let env: HashMap<String, String> = env.filter(|(_, value)| !value.is_empty()).collect();
+    let mut env: HashMap<String, String> = env.filter(|(_, value)| !value.is_empty()).collect();
     add_environment(&mut sources, &env);
     for (flag, path, text) in [
         ("--listen", ["server", "listen"], flags.listen.as_deref()),
@@ -437,6 +454,7 @@ fn resolve(
     }
 
     let settings: Settings = sources.read()?;
+    let unset = stand_in(&settings.audit.key_env, &settings.tools.credentials, &mut env);
     if settings.auth.mode == AuthMode::None && !settings.server.listen.ip().is_loopback() {
         let message = format!(
             "\"none\" is allowed only on loopback addresses, but server.listen is {}",
@@ -489,7 +507,7 @@ fn resolve(
         admin_key: env.get("TOOLLOOP_ADMIN_KEY").map(|key| key.as_str().into()),
         overrides: sources.overrides(),
     };
-    Ok((config, sources))
+    Ok((config, sources, unset))
 }
 
 /// `DATABASE_URL` and OpenTelemetry's own variables, then `TOOLLOOP_…`. A name without `__` is a

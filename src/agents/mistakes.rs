@@ -43,6 +43,48 @@ pub(super) fn all(
     found
 }
 
+/// An agent without those examples of its rules that fail, and what each of them says.
+///
+/// # Errors
+/// What else is wrong, with line, column and key.
+pub fn without_failed_examples(
+    stem: &str,
+    text: &str,
+) -> Result<(Agent, Vec<DefinitionError>), DefinitionError> {
+    let first = match Agent::from_yaml(stem, text) {
+        Ok(agent) => return Ok((agent, Vec::new())),
+        Err(error) if example_of(&error.key).is_some() => error,
+        Err(error) => return Err(error),
+    };
+    let Ok(value) = yaml::read::<Value>(text) else { return Err(first) };
+    let mut rest = Rest { value, left: BTreeMap::new(), removed: Vec::new() };
+    let mut failed = Vec::new();
+    let mut error = first;
+    loop {
+        let Some((list, number)) = example_of(&error.key) else { return Err(error) };
+        if !rest.take_out(&error.key, stem) {
+            return Err(error);
+        }
+        // The examples that were taken out of the same list all stood before this one.
+        let taken = rest.removed.iter().filter_map(|key| example_of(key));
+        let before = taken.filter(|(other, _)| *other == list).count() - 1;
+        let told = DefinitionError::at(format!("{list}[{}]", number + before), &error.message);
+        failed.push(told.located_in(text));
+        error = match Agent::from_yaml(stem, &rest.value.to_string()) {
+            Ok(agent) => return Ok((agent, failed)),
+            Err(next) => next,
+        };
+    }
+}
+
+/// The list and the number that a key names, where it names an example of a rule.
+fn example_of(key: &str) -> Option<(&str, usize)> {
+    let (list, number) = key.strip_suffix(']')?.rsplit_once('[')?;
+    let (_, name) = list.rsplit_once('.')?;
+    let is_example = ["match", "no_match"].contains(&name);
+    Some((list, number.parse().ok()?)).filter(|_| is_example)
+}
+
 /// What is left of a file.
 struct Rest {
     value: Value,
@@ -155,6 +197,24 @@ mod tests {
             assert!(told.iter().any(|line| line.starts_with(start)), "{start}\n{told:#?}");
         }
         assert_eq!(told.len(), starts.len(), "{told:#?}");
+    }
+
+    #[test]
+    fn examples_that_fail_are_taken_out_and_told() {
+        let text = "name: ab\nmodel: m/x\ngovernance:\n  commands:\n    deny:\n      - command: git\n        \
+            args: push\n        match: [git log, git push, git pull]\n        no_match: [git push]\n";
+        let (agent, failed) = without_failed_examples("ab", text).unwrap();
+        assert_eq!(agent.definition.governance.commands.deny[0].matches, ["git push"]);
+        let told: Vec<String> = failed.iter().map(ToString::to_string).collect();
+        let starts = [
+            "line 8, column 17: governance.commands.deny[0].match[0]: the rule does not match \"git log\"",
+            "line 8, column 36: governance.commands.deny[0].match[2]: the rule does not match \"git pull\"",
+            "line 9, column 20: governance.commands.deny[0].no_match[0]: the rule matches \"git push\"",
+        ];
+        assert_eq!(told, starts);
+        let whole = text.replace("m/x", "m/x\nlimits: {max_attempts: 0}");
+        assert_eq!(without_failed_examples("ab", &whole).unwrap_err().key, "limits.max_attempts");
+        assert_eq!(without_failed_examples("ab", "name: ab\nmodel: m/x\n").unwrap().1, []);
     }
 
     #[test]

@@ -19,5 +19,6 @@ pub use agent::Agent;
 pub use catalogue::{Catalogue, Change, DefinitionProblem};
 pub use checks::is_agent_name;
 pub use definition::Definition;
+pub use mistakes::without_failed_examples;
 pub use skills::{Skill, Skills};
 pub use yaml::DefinitionError;

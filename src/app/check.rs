@@ -6,10 +6,10 @@ use std::sync::Arc;
 use secrecy::ExposeSecret;
 use serde::Serialize;
 
-use super::{no_memory, router, sandbox, tools};
+use super::{router, tools};
 use crate::agents::{Agent, Catalogue, DefinitionError, DefinitionProblem};
 use crate::bounds::glob::Glob;
-use crate::config::{Config, Model};
+use crate::config::{Config, Model, UnsetVariables};
 use crate::governance::mistake_of_rule;
 use crate::providers::scripted::Scripted;
 use crate::run::Delegation;
@@ -37,8 +37,9 @@ pub struct Findings {
     pub warnings: Vec<String>,
 }
 
-/// Looks through the configured agents and models.
-pub fn check(config: &Config) -> Findings {
+/// Looks through the configured agents and models. Variables in `unset` are told, and those that
+/// tools need besides.
+pub fn check(config: &Config, mut unset: UnsetVariables) -> Findings {
     let mut findings = Findings::default();
     let malformed_key =
         config.admin_key.as_ref().filter(|key| keys::parse(key.expose_secret()).is_none());
@@ -46,7 +47,7 @@ pub fn check(config: &Config) -> Findings {
     findings.problems.extend(malformed_key);
     match router(config) {
         Ok(router) => {
-            let tools = tools::configured(config, no_memory(), sandbox(config));
+            let tools = tools::without_secrets(config, &mut unset);
             let agents = tools::load_agents(config, &Arc::new(router), &tools);
             let line = |problem: DefinitionProblem| format!("{}: {}", problem.file, problem.error);
             for problem in agents.problems() {
@@ -63,10 +64,19 @@ pub fn check(config: &Config) -> Findings {
             findings.warnings.extend(idle_policies(&agents, &tools.registry).into_iter().map(line));
             findings.warnings.extend(broken_flow_rules(&agents).into_iter().map(line));
             findings.warnings.extend(idle_skills(&agents, &tools.registry));
+            findings.warnings.extend(tools.left_out.iter().cloned().map(line));
         }
         Err(error) => findings.problems.push(error.to_string()),
     }
+    findings.warnings.extend(told(&unset));
     findings
+}
+
+/// A line for each variable that is not set.
+pub fn told(unset: &UnsetVariables) -> impl Iterator<Item = String> {
+    unset.iter().map(|(variable, named_by)| {
+        format!("the environment variable {variable} is not set ({named_by})")
+    })
 }
 
 /// A problem, and what else is wrong with its file.

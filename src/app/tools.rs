@@ -2,19 +2,20 @@
 //!
 //! Where their settings come from is decided here, and nothing of what they do.
 
-use std::collections::BTreeMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::agents::{Catalogue, DefinitionError, DefinitionProblem, Skills};
 use crate::bounds::secrets;
-use crate::config::{self, Config};
+use crate::config::{self, Config, STAND_IN, UnsetVariables};
 use crate::engine::requirements;
 use crate::outbound::Client;
 use crate::providers::router::Router;
 use crate::runtime;
 use crate::tools::browser::{Browser, BrowserSettings, Viewport};
 use crate::tools::credentials::{Credential, Credentials};
-use crate::tools::declared::{BrokenFile, Declared, Surroundings};
+use crate::tools::declared::{BrokenFile, Declared, Environment, Surroundings};
 use crate::tools::proxy::Proxy;
 use crate::tools::recall::{Recall, RecallFn};
 use crate::tools::registry::Registry;
@@ -47,6 +48,8 @@ pub(super) struct Tools {
     pub(super) registry: Arc<Registry>,
     skills: Arc<Skills>,
     broken: Vec<DefinitionProblem>,
+    /// What imported operations do without.
+    pub(super) left_out: Vec<DefinitionProblem>,
 }
 
 impl Tools {
@@ -56,11 +59,38 @@ impl Tools {
 }
 
 pub(super) fn configured(config: &Config, recollect: RecallFn, sandbox: Arc<Sandbox>) -> Tools {
+    configured_with(config, recollect, sandbox, &|name| std::env::var(name).ok())
+}
+
+/// The tools as far as they can be told without their secrets: something stands in for variables
+/// that are not set, and those are added to `unset`.
+pub(super) fn without_secrets(config: &Config, unset: &mut UnsetVariables) -> Tools {
+    let asked = RefCell::new(BTreeSet::new());
+    let variable = |name: &str| {
+        let value = std::env::var(name).ok().filter(|value| !value.is_empty());
+        value.or_else(|| {
+            asked.borrow_mut().insert(name.to_owned());
+            Some(STAND_IN.to_owned())
+        })
+    };
+    let tools = configured_with(config, super::no_memory(), sandbox(config), &variable);
+    let named_by = config.tools_dir.display().to_string();
+    for name in asked.into_inner() {
+        unset.entry(name).or_insert_with(|| named_by.clone());
+    }
+    tools
+}
+
+fn configured_with(
+    config: &Config,
+    recollect: RecallFn,
+    sandbox: Arc<Sandbox>,
+    variable: Environment<'_>,
+) -> Tools {
     let skills = Arc::new(Skills::load(&config.skills_dir));
     let mut registry = Registry::builtin();
     registry.add(runtime::use_skill(&skills));
     registry.add(Arc::new(Recall::new(recollect)));
-    let variable = |name: &str| std::env::var(name).ok();
     let client = Client::new();
     let config::WebFetch { max_body, timeout, user_agent, robots, content_types } =
         config.tools.web_fetch.clone();
@@ -69,17 +99,25 @@ pub(super) fn configured(config: &Config, recollect: RecallFn, sandbox: Arc<Sand
     let proxy = Proxy::new(client.clone(), credentials(&config.credentials));
     registry.add(Arc::new(Browser::new(client.clone(), browser_settings(config))));
     let surroundings =
-        Surroundings { environment: &variable, client: &client, proxy: &proxy, sandbox: &sandbox };
+        Surroundings { environment: variable, client: &client, proxy: &proxy, sandbox: &sandbox };
     let declared = Declared::load(&config.tools_dir, surroundings);
     registry.run_programs_in(sandbox, proxy);
     for tool in declared.tools {
         registry.add(tool);
     }
-    let broken = declared.broken.into_iter().map(|BrokenFile { file, error }| DefinitionProblem {
+    let problem = |(file, error): (String, String)| DefinitionProblem {
         file: format!("tools/{file}"),
         error,
-    });
-    Tools { registry: Arc::new(registry), skills, broken: broken.collect() }
+    };
+    let broken =
+        declared.broken.into_iter().map(|BrokenFile { file, error }| problem((file, error)));
+    let left_out = declared.left_out.into_iter().map(problem);
+    Tools {
+        registry: Arc::new(registry),
+        skills,
+        broken: broken.collect(),
+        left_out: left_out.collect(),
+    }
 }
 
 fn credentials(configured: &BTreeMap<String, config::Credential>) -> Credentials {
@@ -103,7 +141,7 @@ fn browser_settings(config: &Config) -> BrowserSettings {
 pub(super) fn load_agents(
     config: &Config,
     router: &Arc<Router>,
-    Tools { registry, skills, broken }: &Tools,
+    Tools { registry, skills, broken, .. }: &Tools,
 ) -> Catalogue {
     let (router, registry, known) = (Arc::clone(router), Arc::clone(registry), Arc::clone(skills));
     let catalogue = Catalogue::load(

@@ -20,7 +20,7 @@ const VERIFY_EXAMPLES: &str = "\
 Exit code 1 if anything was changed, deleted, added or reordered after it was closed. The newest number and hash can be
 kept elsewhere, which shows whether stretches at the end are missing. With a key in the variable of [audit] key_env, every
 stretch must be signed with it; those from before the key was set are excepted with --unsigned-until, and the audit record
-audit.signing_changed has the number of the first one that is signed.
+audit.signing_changed has the number of the first one that is signed. Stretches that were closed late are named, which is no fault.
 
 Examples:
   toolloop audit verify
@@ -97,6 +97,7 @@ pub(super) async fn audit(flags: &Flags, command: AuditCommand) -> anyhow::Resul
 
 async fn verify(client: &Client, unsigned_until: u32, json: bool) -> anyhow::Result<ExitCode> {
     let stretches = stretches(client, unsigned_until).await?;
+    let replacements = replacements(client).await?;
     let number = |stretch: &Value| stretch.get("number").and_then(Value::as_i64);
     let mut faults = Vec::new();
     let mut records = 0;
@@ -116,17 +117,26 @@ async fn verify(client: &Client, unsigned_until: u32, json: bool) -> anyhow::Res
         let number = number(stretch);
         faults.extend(found.into_iter().map(|fault| json!({"stretch": number, "fault": fault})));
     }
+    faults.extend(replacements);
+    let late: Vec<&Value> = stretches
+        .iter()
+        .filter(|stretch| stretch.get("closed_late") == Some(&Value::Bool(true)))
+        .collect();
     let newest = stretches.last();
     let field = |name: &str| newest.and_then(|stretch| stretch.get(name)).cloned();
     if json {
         print_json(&json!({
             "stretches": stretches.len(), "records": records, "faults": faults,
+            "closed_late": late.iter().map(|stretch| closing_times(stretch)).collect::<Vec<_>>(),
             "newest": newest.map(|_| json!({"number": field("number"), "hash": field("hash")})),
         }))?;
     } else {
         for fault in &faults {
             let text = fault.get("fault").and_then(Value::as_str).unwrap_or_default();
             print(&format!("stretch {}: {text}", fault.get("stretch").unwrap_or(&Value::Null)))?;
+        }
+        if let (Some(first), Some(last)) = (late.first(), late.last()) {
+            print(&told_of_late(late.len(), first, last))?;
         }
         let verdict = if faults.is_empty() { "as they were written" } else { "NOT as written" };
         let head = match (field("number"), field("hash").as_ref().and_then(Value::as_str)) {
@@ -139,6 +149,48 @@ async fn verify(client: &Client, unsigned_until: u32, json: bool) -> anyhow::Res
         ))?;
     }
     Ok(ExitCode::from(u8::from(!faults.is_empty())))
+}
+
+/// When a stretch was closed, and when its newest record was written.
+fn closing_times(stretch: &Value) -> Value {
+    let field = |name: &str| stretch.get(name).cloned().unwrap_or_default();
+    json!({"number": field("number"), "last_at": field("last_at"), "closed_at": field("closed_at")})
+}
+
+fn told_of_late(count: usize, first: &Value, last: &Value) -> String {
+    let number = |stretch: &Value| stretch.get("number").cloned().unwrap_or_default();
+    let text = |name: &str| first.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
+    format!(
+        "note: {count} stretches, from {} to {}, were closed more than two hours after their newest \
+         records were written (number {}: {}, closed {}): the service was down then, or the chain \
+         was made anew.",
+        number(first),
+        number(last),
+        number(first),
+        text("last_at"),
+        text("closed_at"),
+    )
+}
+
+/// What running services found: closed stretches that were gone, or others.
+async fn replacements(client: &Client) -> anyhow::Result<Vec<Value>> {
+    let path = "/audit?action=audit.chain_replaced&limit=200";
+    let mut found = Vec::new();
+    let mut next = path.to_owned();
+    loop {
+        let page = client.get(&next).await?;
+        for record in page.get("data").and_then(Value::as_array).into_iter().flatten() {
+            let number = record.pointer("/arguments/number");
+            let at = record.get("at").and_then(Value::as_str).unwrap_or_default();
+            let fault =
+                format!("a service that had it closed found it gone, or another one, at {at}");
+            found.push(json!({"stretch": number, "fault": fault}));
+        }
+        match page.get("next_cursor").and_then(Value::as_str) {
+            Some(cursor) => next = format!("{path}&cursor={cursor}"),
+            None => return Ok(found),
+        }
+    }
 }
 
 async fn stretches(client: &Client, unsigned_until: u32) -> anyhow::Result<Vec<Value>> {

@@ -33,7 +33,7 @@ use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use serde_json::json;
 
 use crate::app::{self, AppError};
-use crate::config::{Config, ConfigError, Flags};
+use crate::config::{Config, ConfigError, Flags, UnsetVariables};
 use crate::http;
 use crate::telemetry::{LogFormat, Logs};
 
@@ -213,7 +213,10 @@ async fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Audit(command) => return audit::audit(&flags, command).await,
         Command::Models(JsonArg { json }) => models::models(&Config::read(&flags)?, json)?,
         Command::Tools(command) => tools::tools(command)?,
-        Command::Check(JsonArg { json }) => return check(&Config::read(&flags)?, json),
+        Command::Check(JsonArg { json }) => {
+            let (config, unset) = Config::read_without_secrets(&flags)?;
+            return check(&config, unset, json);
+        }
         Command::Policy(command) => return policy::policy(&flags, command).await,
         Command::Doctor(JsonArg { json }) => return doctor::doctor(&flags, json).await,
         Command::Migrate(JsonArg { json }) => migrate(&Config::read(&flags)?, json).await?,
@@ -234,8 +237,8 @@ async fn migrate(config: &Config, json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn check(config: &Config, json: bool) -> anyhow::Result<ExitCode> {
-    let findings = app::check(config);
+fn check(config: &Config, unset: UnsetVariables, json: bool) -> anyhow::Result<ExitCode> {
+    let findings = app::check(config, unset);
     let problems = &findings.problems;
     if json {
         output::print_json(&json!(findings))?;

@@ -1,26 +1,26 @@
 //! `toolloop policy`: what a definition would have decided on recorded calls, and cases that it must
 //! decide as expected.
 
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use chrono::{DateTime, Utc};
 use clap::{Args, Subcommand};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::client::{Client, TargetArgs};
-use super::output::{print, print_json};
+use super::client::{Client, ClientError, TargetArgs};
+use super::output::{print, print_json, print_notice};
 use super::table::table;
 use super::{JsonArg, UsageError};
-use crate::agents::Agent;
+use crate::agents::{DefinitionError, is_agent_name, without_failed_examples};
 use crate::app;
 use crate::bounds::yaml;
 use crate::config::{Config, Flags};
 use crate::runtime::keys::DEFAULT_TENANT;
-use crate::runtime::{Decided, PolicyBench, PolicyCase};
+use crate::runtime::{Decided, PolicyCase};
 
 const REPLAY_EXAMPLES: &str = "\
 Examples:
@@ -34,6 +34,11 @@ A file of cases:
     - {tool: file_ops, arguments: {operation: read, path: README.md}, expect: allowed}
     - {tool: file_ops, arguments: {operation: write, path: .env, content: x}, expect: blocked, rule: path}
     - {tool: shell, actions: [{kind: exec, argv: [/usr/bin/git, push], effect: once}], expect: blocked}";
+
+/// Runs that one request looks at.
+const RUNS_OF_A_REQUEST: u64 = 1000;
+/// Examples that are shown.
+const MAX_EXAMPLES: usize = 100;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum PolicyCommand {
@@ -67,9 +72,9 @@ pub(super) struct ReplayArgs {
     /// Only runs created before this time
     #[arg(long, value_name = "TIME|AGE", value_parser = super::runs::instant)]
     until: Option<DateTime<Utc>>,
-    /// The newest runs only
-    #[arg(long, value_name = "RUNS")]
-    limit: Option<u32>,
+    /// Only so many runs, the newest [default: all of the period]
+    #[arg(long, value_name = "RUNS", value_parser = clap::value_parser!(u64).range(1..))]
+    limit: Option<u64>,
     /// The tenant [default: default, or with --server the tenant of the key]
     #[arg(long)]
     tenant: Option<String>,
@@ -102,7 +107,7 @@ pub(super) async fn policy(flags: &Flags, command: PolicyCommand) -> anyhow::Res
     match command {
         PolicyCommand::Replay(args) => replay(flags, &args).await,
         PolicyCommand::Test { file, junit, output } => {
-            let outcomes = test(&Config::read(flags)?, &file).await?;
+            let outcomes = test(flags, &file).await?;
             if let Some(path) = junit {
                 std::fs::write(&path, junit_xml(&file, &outcomes))
                     .with_context(|| format!("{} cannot be written", path.display()))?;
@@ -113,21 +118,71 @@ pub(super) async fn policy(flags: &Flags, command: PolicyCommand) -> anyhow::Res
 }
 
 async fn replay(flags: &Flags, args: &ReplayArgs) -> anyhow::Result<ExitCode> {
-    let mut request = json!({"since": args.since, "until": args.until, "limit": args.limit});
+    let mut request = json!({"since": args.since, "until": args.until});
     if let Some(file) = &args.definition {
         request["definition"] = read(file)?.into();
     }
     let tenant = args.tenant.as_deref().unwrap_or(DEFAULT_TENANT);
     let client = Client::open(&args.target, flags, tenant).await?;
-    let answer = client.post(&format!("/agents/{}/policy/replay", args.agent), &request).await;
+    let replay = replay_all(&client, args, request).await;
     client.close().await;
-    let replay = answer?;
+    let replay = replay?;
     if args.output.json {
         print_json(&replay)?;
     } else {
         print(&replay_text(&replay))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The sum of as many answers as there are runs for.
+async fn replay_all(
+    client: &Client,
+    args: &ReplayArgs,
+    mut request: Value,
+) -> Result<Value, ClientError> {
+    let path = format!("/agents/{}/policy/replay", args.agent);
+    let mut left = args.limit.unwrap_or(u64::MAX);
+    let mut sum = Value::Null;
+    loop {
+        request["limit"] = left.min(RUNS_OF_A_REQUEST).into();
+        let answer = client.post(&path, &request).await?;
+        let looked_at = answer.get("runs").and_then(Value::as_u64).unwrap_or_default();
+        left = left.saturating_sub(looked_at);
+        let next = answer.get("next_cursor").cloned().unwrap_or_default();
+        sum = if sum.is_null() { answer } else { added(sum, answer) };
+        if next.is_null() || left == 0 {
+            return Ok(sum);
+        }
+        request["cursor"] = next;
+    }
+}
+
+/// Two answers about different runs as one: numbers are added, and the first examples stay.
+fn added(mut sum: Value, more: Value) -> Value {
+    let Value::Object(more) = more else { return sum };
+    for (name, value) in more {
+        let before = sum.get(&name).cloned().unwrap_or_default();
+        let together = match (before, value) {
+            (before @ Value::Object(_), value @ Value::Object(_)) => added(before, value),
+            (Value::Array(mut before), Value::Array(value)) => {
+                let room = MAX_EXAMPLES.saturating_sub(before.len());
+                before.extend(value.into_iter().take(room));
+                before.into()
+            }
+            (Value::Number(before), Value::Number(value)) => {
+                if let (Some(before), Some(value)) = (before.as_u64(), value.as_u64()) {
+                    (before + value).into()
+                } else {
+                    let numbers = [before, value].map(|it| it.as_f64().unwrap_or_default());
+                    numbers.iter().sum::<f64>().into()
+                }
+            }
+            (_, value) => value,
+        };
+        sum[name] = together;
+    }
+    sum
 }
 
 fn replay_text(replay: &Value) -> String {
@@ -146,6 +201,13 @@ fn replay_text(replay: &Value) -> String {
         number("/cost_usd"),
         number("/waiting_hours").as_f64().unwrap_or_default(),
     );
+    if replay.get("has_more") == Some(&Value::Bool(true)) {
+        let _ = write!(
+            text,
+            "\nOnly the newest {} runs of the period were looked at: --limit; there are more.",
+            number("/runs")
+        );
+    }
     let examples = replay.get("examples").and_then(Value::as_array).cloned().unwrap_or_default();
     if !examples.is_empty() {
         let cell = |row: &Value, field: &str| {
@@ -159,16 +221,37 @@ fn replay_text(replay: &Value) -> String {
             .collect();
         text.push_str("\n\n");
         text.push_str(&table(&["RUN", "TOOL", "WAS", "WOULD BE", "RULE"], &rows));
+        let newly = replay.get("newly").and_then(Value::as_object).into_iter().flatten();
+        let changes: u64 = newly.filter_map(|(_, count)| count.as_u64()).sum();
+        let hidden = changes.saturating_sub(examples.len() as u64);
+        if hidden > 0 {
+            let _ = write!(text, "\n\n{hidden} more changes are not shown.");
+        }
     }
     text
 }
 
-/// Runs the cases of a file.
-async fn test(config: &Config, file: &Path) -> anyhow::Result<Vec<Outcome>> {
+/// Runs the cases of a file, and the examples of the definition's own rules.
+async fn test(flags: &Flags, file: &Path) -> anyhow::Result<Vec<Outcome>> {
+    let (config, mut unset) = Config::read_without_secrets(flags)?;
     let cases: CaseFile = yaml::read(&read(file)?)
         .map_err(|error| UsageError(format!("{}: {}", file.display(), error.placed)))?;
-    let bench = bench(config, file, &cases)?;
-    let mut outcomes = Vec::with_capacity(cases.cases.len());
+    let path = definition_file(&config, file, &cases)?;
+    let shown = path.display().to_string();
+    let wrong = |message: &dyn Display| UsageError(format!("{shown}: {message}"));
+    let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+    let (agent, failed) =
+        without_failed_examples(stem, &read(&path)?).map_err(|error| wrong(&error))?;
+    let bench = app::policy_bench(&config, &agent.definition, &mut unset);
+    for line in app::told(&unset) {
+        print_notice(&format!("warning: {line}"));
+    }
+    let bench = bench.map_err(|message| wrong(&message))?;
+    let of_example = |error: DefinitionError| Outcome {
+        name: error.key.clone(),
+        failure: Some(format!("{shown}: {error}")),
+    };
+    let mut outcomes: Vec<Outcome> = failed.into_iter().map(of_example).collect();
     for (index, case) in cases.cases.iter().enumerate() {
         let name = case.name.clone().unwrap_or_else(|| format!("{} {}", case.tool, index + 1));
         let directory = tempfile::tempdir().context("no directory for a case can be made")?;
@@ -181,28 +264,21 @@ async fn test(config: &Config, file: &Path) -> anyhow::Result<Vec<Outcome>> {
     Ok(outcomes)
 }
 
-fn bench(config: &Config, file: &Path, cases: &CaseFile) -> anyhow::Result<PolicyBench> {
-    let (definition, name) = match (&cases.definition, &cases.agent) {
-        (Some(path), None) => {
-            let path = file.parent().unwrap_or(Path::new("")).join(path);
-            let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
-            let agent = Agent::from_yaml(stem, &read(&path)?);
-            let agent =
-                agent.map_err(|error| UsageError(format!("{}: {error}", path.display())))?;
-            let name = path.display().to_string();
-            (agent.definition, name)
+/// The file of the definition that is tested.
+fn definition_file(config: &Config, file: &Path, cases: &CaseFile) -> Result<PathBuf, UsageError> {
+    match (&cases.definition, &cases.agent) {
+        (Some(path), None) => Ok(file.parent().unwrap_or(Path::new("")).join(path)),
+        (None, Some(name)) if is_agent_name(name) => {
+            let files = ["yaml", "yml"].map(|end| config.agents_dir.join(format!("{name}.{end}")));
+            let is_there = files.into_iter().find(|path| path.is_file());
+            is_there.ok_or_else(|| UsageError(format!("there is no agent named {name:?}")))
         }
-        (None, Some(name)) => match app::agents(config)?.agent(name) {
-            Some(agent) => (agent.definition.clone(), name.clone()),
-            None => bail!(UsageError(format!("there is no agent named {name:?}"))),
-        },
-        _ => bail!(UsageError(format!(
+        (None, Some(name)) => Err(UsageError(format!("there is no agent named {name:?}"))),
+        _ => Err(UsageError(format!(
             "{}: name an agent or the file of a definition, one of them",
             file.display()
         ))),
-    };
-    app::policy_bench(config, &definition)
-        .map_err(|message| UsageError(format!("{name}: {message}")).into())
+    }
 }
 
 /// What is not as expected.
@@ -258,4 +334,38 @@ fn junit_xml(file: &Path, outcomes: &[Outcome]) -> String {
 
 fn read(file: &Path) -> anyhow::Result<String> {
     std::fs::read_to_string(file).with_context(|| format!("{} cannot be read", file.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_about_different_runs_are_added() {
+        let one = json!({"runs": 2, "cost_usd": 0.5, "newly": {"blocked": 3}, "examples": [1, 2],
+            "has_more": true, "next_cursor": "x"});
+        let more: Vec<u64> = (3..200).collect();
+        let other = json!({"runs": 1, "cost_usd": 1.0, "newly": {"blocked": 4}, "examples": more,
+            "has_more": false, "next_cursor": null});
+        let sum = added(one, other);
+        assert_eq!((&sum["runs"], &sum["cost_usd"]), (&json!(3), &json!(1.5)));
+        assert_eq!((&sum["newly"]["blocked"], &sum["has_more"]), (&json!(7), &json!(false)));
+        assert_eq!(sum["examples"].as_array().map(Vec::len), Some(MAX_EXAMPLES));
+        assert_eq!((&sum["examples"][2], &sum["next_cursor"]), (&json!(3), &Value::Null));
+    }
+
+    #[test]
+    fn what_is_cut_is_told() {
+        let row = json!({"run_id": "r", "tool": "t", "was": "allowed", "would_be": "blocked", "rule": "path"});
+        let replay = |more: bool, blocked: u64| {
+            replay_text(
+                &json!({"runs": 5, "newly": {"blocked": blocked}, "has_more": more, "examples": [row]}),
+            )
+        };
+        let cut = replay(true, 3);
+        assert!(cut.contains("Only the newest 5 runs of the period were looked at"), "{cut}");
+        assert!(cut.ends_with("2 more changes are not shown."), "{cut}");
+        let whole = replay(false, 1);
+        assert!(!whole.contains("newest") && !whole.contains("not shown"), "{whole}");
+    }
 }

@@ -10,7 +10,7 @@ use clap::{Args, Subcommand};
 
 use super::UsageError;
 use super::output::{print, print_notice};
-use crate::tools::declared::openapi::Document;
+use crate::tools::declared::openapi::{Document, Imported};
 use crate::tools::declared::{read_document, written};
 
 #[derive(Debug, Subcommand)]
@@ -41,15 +41,24 @@ pub(super) fn tools(command: ToolsCommand) -> anyhow::Result<()> {
         return Ok(());
     }
     let mut entries = Vec::with_capacity(operations.len());
-    let mut refused = Vec::new();
+    let (mut refused, mut parts) = (Vec::new(), Vec::new());
     for id in &operations {
-        document.suggested(id).map_or_else(|why| refused.push(why), |entry| entries.push(entry));
+        match document.operation(id) {
+            Ok(Imported { entry, left_out }) => {
+                entries.push(entry);
+                parts.extend(left_out.into_iter().map(|part| (id, part)));
+            }
+            Err(why) => refused.push(why),
+        }
     }
     if entries.is_empty() {
         return Err(UsageError(refused.join("\n")).into());
     }
     for why in refused {
         print_notice(&format!("left out: {why}"));
+    }
+    for (id, part) in parts {
+        print_notice(&format!("left out of the operation {id:?}: {part}"));
     }
     let text = written::yaml(document.base_url().as_deref(), &entries);
     match output {

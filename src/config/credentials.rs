@@ -49,6 +49,13 @@ pub(super) struct CredentialSettings {
     header: Option<String>,
 }
 
+impl CredentialSettings {
+    /// The environment variable with the secret.
+    pub(super) fn variable(&self) -> &str {
+        &self.token_env
+    }
+}
+
 pub(super) fn resolve(
     name: &str,
     settings: &CredentialSettings,

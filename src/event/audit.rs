@@ -58,6 +58,10 @@ pub enum AuditAction {
     /// What is closed of the audit log is signed from here on, or no more.
     #[strum(serialize = "audit.signing_changed")]
     SigningChanged,
+    /// A stretch that was closed is gone, or another one: nothing more is closed of the tenant by
+    /// the process that knew it.
+    #[strum(serialize = "audit.chain_replaced")]
+    ChainReplaced,
 }
 
 impl AuditAction {

@@ -1,17 +1,25 @@
 //! Closing of the audit log: when stretches are closed, and what signs them.
 //!
-//! Every replica looks now and then, and one at a time closes; no commit waits for it. What a
-//! stretch is, and how it is compared with its records, is the store's.
+//! Every replica looks now and then, and one at a time closes; no commit waits for it. Each remembers
+//! the newest stretch of each tenant: where that is gone, or another one, somebody changed the
+//! database, and the replica signs nothing that was made of it. What a stretch is, and how it is
+//! compared with its records, is the store's.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
 use chrono::TimeDelta;
 use hmac::{Hmac, KeyInit, Mac};
+use parking_lot::Mutex;
+use serde_json::json;
 use sha2::Sha256;
 
 use super::Runtime;
-use crate::store::{CheckedStretch, Closing, IsSigned, Page, Signatures, StoreError};
+use crate::event::{Act, AuditAction, SERVICE};
+use crate::store::{
+    ChainHead, CheckedStretch, Closed, Closing, IsSigned, KnownHead, Page, Signatures, StoreError,
+};
 
 /// Records of a stretch.
 const RECORDS: usize = 1000;
@@ -61,6 +69,45 @@ impl fmt::Debug for AuditKey {
     }
 }
 
+/// What this process knows of the chain of a tenant.
+#[derive(Debug, Clone)]
+enum Seen {
+    Head(ChainHead),
+    /// The head that it knew was replaced. Nothing more is closed.
+    Replaced(Act, Told),
+}
+
+/// Whether that is recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Told {
+    Recorded,
+    NotYet,
+}
+
+/// By tenant.
+#[derive(Debug, Default)]
+pub(super) struct Heads(Mutex<BTreeMap<String, Seen>>);
+
+/// Logs that a chain has not the head any more that was known, and makes the record of that.
+fn replaced(tenant: String, known: &ChainHead, stored: Option<&ChainHead>) -> Act {
+    let (number, hash) = (known.number, hex::encode(&known.hash));
+    let stored_number = stored.map(|head| head.number);
+    let stored_hash = stored.map(|head| hex::encode(&head.hash));
+    tracing::error!(
+        tenant,
+        number,
+        hash,
+        stored_number,
+        stored_hash,
+        "the audit log was changed: a stretch that was closed is gone or another one; nothing more \
+         is closed of it by this process"
+    );
+    let details = json!({"number": number, "hash": hash,
+        "stored_number": stored_number, "stored_hash": stored_hash});
+    let subject = SERVICE.to_owned();
+    Act { tenant, subject, action: AuditAction::ChainReplaced, run_id: None, reason: None, details }
+}
+
 impl Runtime {
     /// Closes stretches, until the service stops.
     pub(super) async fn close_audit(self) {
@@ -83,10 +130,48 @@ impl Runtime {
         let sign = |hash: &[u8]| key.map(|key| key.sign(hash));
         let now = store.now().await?;
         let closing = Closing { records: RECORDS, settled: now - SETTLED, aged: now - AGE };
-        for tenant in store.audited_tenants().await? {
-            while let Some(closed) = store.close_stretch(&tenant, closing, &sign).await? {
-                let (number, hash) = (closed.number, hex::encode(&closed.hash));
-                tracing::info!(tenant, number, hash, "a stretch of the audit log is closed");
+        let retention = self.inner.settings.audit_retention;
+        let retention = retention.and_then(|retention| TimeDelta::from_std(retention).ok());
+        let deleted_until = retention.and_then(|retention| now.checked_sub_signed(retention));
+        let heads = &self.inner.audit_heads.0;
+        let mut tenants: BTreeSet<String> = heads.lock().keys().cloned().collect();
+        tenants.extend(store.audited_tenants().await?);
+        for tenant in tenants {
+            loop {
+                let seen = heads.lock().get(&tenant).cloned();
+                let known = match seen {
+                    None => None,
+                    Some(Seen::Head(head)) => Some(KnownHead { head, deleted_until }),
+                    Some(Seen::Replaced(_, Told::Recorded)) => break,
+                    Some(Seen::Replaced(act, Told::NotYet)) => {
+                        store.record_act(act.clone()).await?;
+                        heads.lock().insert(tenant, Seen::Replaced(act, Told::Recorded));
+                        break;
+                    }
+                };
+                match store.close_stretch(&tenant, closing, known.as_ref(), &sign).await? {
+                    Closed::Stretch(closed) => {
+                        let (number, hash) = (closed.number, hex::encode(&closed.hash));
+                        tracing::info!(
+                            tenant,
+                            number,
+                            hash,
+                            "a stretch of the audit log is closed"
+                        );
+                        let head = Seen::Head(ChainHead::from(&closed));
+                        heads.lock().insert(tenant.clone(), head);
+                    }
+                    Closed::Nothing(Some(head)) => {
+                        heads.lock().insert(tenant, Seen::Head(head));
+                        break;
+                    }
+                    Closed::Nothing(None) | Closed::NotNow => break,
+                    Closed::Replaced(stored) => {
+                        let Some(KnownHead { head, .. }) = known else { break };
+                        let act = replaced(tenant.clone(), &head, stored.as_ref());
+                        heads.lock().insert(tenant.clone(), Seen::Replaced(act, Told::NotYet));
+                    }
+                }
             }
         }
         Ok(())

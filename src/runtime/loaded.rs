@@ -343,7 +343,7 @@ fn after_rules(section: &[AfterInterceptor]) -> Vec<AfterRule> {
 
 /// The options of a tool: those under its name, else those of the first glob that means it, one by
 /// one, else what was declared with it.
-fn call_options(
+pub(super) fn call_options(
     sections: &BTreeMap<String, ToolOptions>,
     tool: &str,
     defaults: Defaults,

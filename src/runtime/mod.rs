@@ -36,6 +36,8 @@ mod rate_limits;
 mod recovery;
 mod refused_children;
 mod replay;
+mod replay_calls;
+mod replay_differences;
 mod replay_limits;
 mod replica;
 mod retention;
@@ -157,6 +159,7 @@ struct Inner {
     files: Arc<StoredFiles>,
     child_ids: ChildIds,
     logins: logins::Logins,
+    audit_heads: audit_chain::Heads,
     parents: delegation::Parents,
     rate_limits: rate_limits::RateLimits,
     slots: slots::RunSlots,
@@ -246,6 +249,7 @@ impl Runtime {
             probation,
             child_ids,
             logins: logins::Logins::default(),
+            audit_heads: audit_chain::Heads::default(),
             parents: delegation::Parents::default(),
             rate_limits: rate_limits::RateLimits::default(),
             tasks: TaskTracker::new(),

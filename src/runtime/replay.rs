@@ -3,10 +3,12 @@
 //!
 //! A model that had heard another decision would have gone on differently: after the first one that
 //! it would have noticed, the rest of its run is not judged but counted as unknown. So is a call
-//! whose actions the journal does not hold. What other than the policy decided then (a rate limit,
-//! an interceptor) stays as it was. Nothing is executed or written.
+//! whose actions the journal does not hold, and one whose decision hangs on what other than the
+//! policy differs (`replay_differences`). What other than the policy decided then (a rate limit, an
+//! interceptor) stays as it was where both definitions have the same of it. Nothing is executed or
+//! written.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,21 +17,23 @@ use uuid::Uuid;
 
 use super::Runtime;
 use super::loaded::policy;
+use super::replay_calls::{Recorded, recorded};
+use super::replay_differences::{Differences, Stopping, starts_runs};
 use super::replay_limits::ReplayLimits;
-use crate::agents::Agent;
+use crate::agents::{Agent, Definition};
 use crate::engine::plan::Rules;
 use crate::engine::state::State;
-use crate::event::{Event, RunEvent, WaitKind};
-use crate::governance::{self, Action, Call, Decision, Gate, Objection, PolicyError, Verdict};
-use crate::run::{Budget, Consumption, Effect, Overrides};
+use crate::event::{Event, RunEvent};
+use crate::governance::{ActionKind, Call, Decision, Gate, Objection, PolicyError, Verdict};
+use crate::run::{Budget, Overrides};
 use crate::store::{Page, RunCursor, RunFilter, RunRecord, StoreError};
 
 /// Runs whose journals are in memory at once.
 const BATCH: u32 = 16;
 /// Examples that an answer shows.
 const MAX_EXAMPLES: usize = 100;
-/// Parents whose rules are remembered for their children.
-const KEPT_GATES: usize = 256;
+/// Parents whose rules are remembered for their children, and definitions of runs.
+const KEPT: usize = 256;
 
 /// Which calls are judged again, and by what.
 #[derive(Debug, Clone)]
@@ -42,6 +46,8 @@ pub struct ReplayQuery {
     pub until: Option<DateTime<Utc>>,
     /// Runs at most, the newest.
     pub max_runs: u32,
+    /// Only runs behind this one, which an earlier answer ended with.
+    pub after: Option<RunCursor>,
 }
 
 /// What a definition would have decided.
@@ -65,8 +71,8 @@ pub struct Replay {
     pub waited: Duration,
     /// The first changes.
     pub examples: Vec<Change>,
-    /// Whether there are more runs than were looked at.
-    pub has_more: bool,
+    /// The last run that was looked at, where there are more.
+    pub more_after: Option<RunCursor>,
 }
 
 /// Calls by their new decision.
@@ -122,10 +128,18 @@ pub enum ReplayError {
     Store(#[from] StoreError),
 }
 
+/// A definition as it judges a run.
+struct Judge {
+    gate: Gate,
+    /// The agent, narrowed where another one started the run.
+    agent: Arc<Agent>,
+}
+
 /// A run with what judges it.
 struct Judged {
     run: RunRecord,
-    gate: Arc<Gate>,
+    judge: Arc<Judge>,
+    differences: Differences,
     limits: Arc<ReplayLimits>,
     directory: Arc<str>,
 }
@@ -142,23 +156,23 @@ impl Runtime {
     ) -> Result<Replay, ReplayError> {
         let (runtime, agent) = (self.clone(), Arc::clone(&query.agent));
         let made = tokio::task::spawn_blocking(move || runtime.judges_of(&agent)).await;
-        let (gate, limits) = made.map_err(|error| StoreError::Failed(error.to_string()))??;
+        let (judge, limits) = made.map_err(|error| StoreError::Failed(error.to_string()))??;
         let filter = RunFilter {
             agent: Some(query.agent.definition.name.clone()),
             created_after: query.since,
             created_before: query.until,
             ..RunFilter::default()
         };
-        let mut of_children = HashMap::new();
-        let (mut replay, mut after) = (Replay::default(), None);
+        let (mut of_children, mut definitions) = (HashMap::new(), HashMap::new());
+        let (mut replay, mut after) = (Replay::default(), query.after.clone());
         loop {
             let left = u64::from(query.max_runs).saturating_sub(replay.runs);
             let limit = BATCH.min(u32::try_from(left).unwrap_or(BATCH)).max(1);
-            let page = Page { limit, after: after.take() };
+            let page = Page { limit, after: after.clone() };
             let runs = self.inner.store.runs(tenant, &filter, &page).await?;
             let Some(last) = runs.last() else { break };
             if left == 0 {
-                replay.has_more = true;
+                replay.more_after = after;
                 break;
             }
             after = Some(RunCursor { at: last.created_at, id: last.id.to_string() });
@@ -166,14 +180,17 @@ impl Runtime {
             let journals = self.inner.store.journals(tenant, &ids).await?;
             let mut judged = Vec::with_capacity(runs.len());
             for run in runs {
-                let gate = match run.parent_run_id {
-                    None => Arc::clone(&gate),
+                let judge = match run.parent_run_id {
+                    None => Arc::clone(&judge),
                     Some(parent) => {
-                        self.gate_of_child(tenant, parent, query, &gate, &mut of_children).await?
+                        self.judge_of_child(tenant, parent, query, &judge, &mut of_children).await?
                     }
                 };
+                let recorded = self.recorded_definition(&run, &mut definitions).await?;
+                let differences = Differences::between(recorded, &judge.agent);
                 let directory = query.agent.workspace_of(run.id, run.session_id.as_deref()).into();
-                judged.push(Judged { run, gate, limits: Arc::clone(&limits), directory });
+                let limits = Arc::clone(&limits);
+                judged.push(Judged { run, judge, differences, limits, directory });
             }
             let so_far = replay;
             let judging = move || judge_all(so_far, &judged, &journals);
@@ -185,24 +202,46 @@ impl Runtime {
     }
 
     /// What judges the calls of an agent's runs.
-    fn judges_of(&self, agent: &Arc<Agent>) -> Result<(Arc<Gate>, Arc<ReplayLimits>), ReplayError> {
-        let gate = Arc::new(Gate::new(&policy(&agent.definition.governance))?);
+    fn judges_of(
+        &self,
+        agent: &Arc<Agent>,
+    ) -> Result<(Arc<Judge>, Arc<ReplayLimits>), ReplayError> {
+        let gate = Gate::new(&policy(&agent.definition.governance))?;
+        let judge = Arc::new(Judge { gate, agent: Arc::clone(agent) });
         let loaded = self.inner.loaded.made(agent);
         let loaded = loaded.map_err(|error| ReplayError::Definition(error.to_string()))?;
         let tools = loaded.executor.infos().map(|tool| tool.name.as_str());
-        Ok((gate, Arc::new(ReplayLimits::new(&agent.definition, tools))))
+        Ok((judge, Arc::new(ReplayLimits::new(&agent.definition, tools))))
+    }
+
+    /// The definition that a run had; none where it cannot be read.
+    async fn recorded_definition(
+        &self,
+        run: &RunRecord,
+        known: &mut HashMap<String, Option<Arc<Definition>>>,
+    ) -> Result<Option<Arc<Definition>>, ReplayError> {
+        if let Some(definition) = known.get(&run.definition_hash) {
+            return Ok(definition.clone());
+        }
+        let json = self.inner.store.definition(&run.definition_hash).await?;
+        let definition = json.and_then(|json| serde_json::from_str(&json).ok()).map(Arc::new);
+        if known.len() >= KEPT {
+            known.clear();
+        }
+        known.insert(run.definition_hash.clone(), definition.clone());
+        Ok(definition)
     }
 
     /// What judges the calls of a run that another one started: the definition, with its parent's
     /// rules where they are known.
-    async fn gate_of_child(
+    async fn judge_of_child(
         &self,
         tenant: &str,
         parent: Uuid,
         query: &ReplayQuery,
-        unnarrowed: &Arc<Gate>,
-        known: &mut HashMap<(String, String), Arc<Gate>>,
-    ) -> Result<Arc<Gate>, ReplayError> {
+        unnarrowed: &Arc<Judge>,
+        known: &mut HashMap<(String, String), Arc<Judge>>,
+    ) -> Result<Arc<Judge>, ReplayError> {
         let unnarrowed = || Ok(Arc::clone(unnarrowed));
         let Some(parent) = self.inner.store.run(tenant, parent).await? else {
             return unnarrowed();
@@ -213,19 +252,20 @@ impl Runtime {
         let Ok(of_parent) = Agent::from_json(&json) else { return unnarrowed() };
         let directory = of_parent.workspace_of(parent.id, parent.session_id.as_deref());
         let key = (parent.definition_hash, directory);
-        if let Some(gate) = known.get(&key) {
-            return Ok(Arc::clone(gate));
+        if let Some(judge) = known.get(&key) {
+            return Ok(Arc::clone(judge));
         }
         let definition = &of_parent.definition;
         let autonomy = definition.governance.autonomy;
         let narrowed = super::delegation::narrowed(&query.agent, autonomy, definition, &key.1);
-        let Ok(narrowed) = narrowed else { return unnarrowed() };
-        let gate = Arc::new(Gate::new(&policy(&narrowed.definition.governance))?);
-        if known.len() >= KEPT_GATES {
+        let Ok(agent) = narrowed else { return unnarrowed() };
+        let gate = Gate::new(&policy(&agent.definition.governance))?;
+        let judge = Arc::new(Judge { gate, agent });
+        if known.len() >= KEPT {
             known.clear();
         }
-        known.insert(key, Arc::clone(&gate));
-        Ok(gate)
+        known.insert(key, Arc::clone(&judge));
+        Ok(judge)
     }
 }
 
@@ -246,20 +286,6 @@ fn judge_all(mut replay: Replay, runs: &[Judged], journals: &[Event]) -> Replay 
 /// A decision by the definition: with the rule that decides, and its reason.
 type NewDecision = (Decision, &'static str, Option<String>);
 
-/// A decision as the journal keeps it.
-struct Recorded<'e> {
-    call_id: Uuid,
-    tool: &'e str,
-    effect: Effect,
-    actions: &'e Arc<[Action]>,
-    /// What it took of the budget, where the call was dispatched.
-    consumes: Option<&'e Consumption>,
-    /// None where it let the call pass, with a warning or without.
-    was: Option<&'e str>,
-    /// Whether something else than the policy decided.
-    is_foreign: bool,
-}
-
 /// One run on its way through the replay.
 struct RunReplay<'r> {
     judged: &'r Judged,
@@ -274,8 +300,12 @@ struct RunReplay<'r> {
     asked: HashSet<Uuid>,
     /// Calls that would not be asked about any more, and since when they were.
     released: HashMap<Uuid, DateTime<Utc>>,
-    /// Whether the model would have heard something else by now.
+    /// Whether the model would have heard something else by now, or it cannot be told.
     has_diverged: bool,
+    /// Stop conditions that the run did not have and that would have been met.
+    conditions_met: BTreeSet<usize>,
+    /// Whether it has started other runs.
+    delegates: bool,
 }
 
 impl<'r> RunReplay<'r> {
@@ -294,6 +324,8 @@ impl<'r> RunReplay<'r> {
             asked: HashSet::new(),
             released: HashMap::new(),
             has_diverged: false,
+            conditions_met: BTreeSet::new(),
+            delegates: false,
         }
     }
 
@@ -308,13 +340,20 @@ impl<'r> RunReplay<'r> {
             let begins = matches!(event.what, RunEvent::IterationStarted { limit: None, .. });
             if begins && self.ended_by.is_none() {
                 self.ended_by = self.judged.limits.ended_by(&self.state, &self.budget);
+                self.weigh(event.at);
             }
             if let Some(recorded) = recorded(&event.what) {
+                self.delegates |= starts_runs(recorded.tool);
                 if self.seen.insert(recorded.call_id) {
                     self.judge_one(replay, &recorded, event.at);
                 } else if self.asked.remove(&recorded.call_id) {
                     self.judge_dispatch(replay, &recorded);
                 }
+            }
+            if let RunEvent::ToolCallStarted(call) = &event.what {
+                let reads =
+                    call.actions.iter().any(|it| matches!(it.what, ActionKind::Read { .. }));
+                self.has_diverged |= self.judged.differences.change_result(&call.tool, reads);
             }
             if self.state.apply(event).is_err() {
                 break; // written by another version: what follows is not understood
@@ -326,14 +365,29 @@ impl<'r> RunReplay<'r> {
         }
     }
 
+    /// Looks at the stop conditions that the run did not have, before an iteration.
+    fn weigh(&mut self, at: DateTime<Utc>) {
+        let Self { judged, conditions_met, state, delegates, .. } = self;
+        match judged.differences.stopping(conditions_met, state, *delegates, at) {
+            Stopping::GoesOn => {}
+            Stopping::Ends => self.ended_by = self.ended_by.or(Some("stop_conditions")),
+            Stopping::Unclear => self.has_diverged = true,
+        }
+    }
+
     fn judge_one(&mut self, replay: &mut Replay, recorded: &Recorded<'_>, at: DateTime<Utc>) {
         replay.calls += 1;
-        if recorded.is_foreign && !self.has_diverged {
-            replay.unchanged += 1;
+        let differences = &self.judged.differences;
+        let is_hidden = match recorded.foreign {
+            Some(by) => self.ended_by.is_some() || differences.hide_refusal(recorded.tool, by),
+            None => recorded.actions.is_empty() || differences.hide_call(recorded.tool),
+        };
+        if self.has_diverged || is_hidden {
+            replay.unknown += 1;
             return;
         }
-        if self.has_diverged || recorded.actions.is_empty() {
-            replay.unknown += 1;
+        if recorded.foreign.is_some() {
+            replay.unchanged += 1;
             return;
         }
         let (would_be, rule, reason) = self.decision(recorded);
@@ -412,7 +466,7 @@ impl<'r> RunReplay<'r> {
         } else {
             &self.judged.run.scopes
         };
-        let judged = match self.judged.gate.judge(scopes, call) {
+        let judged = match self.judged.judge.gate.judge(scopes, call) {
             Verdict::Pass { decision, rule, reason, .. } => (decision, rule, reason),
             Verdict::Stop(Objection { decision, rule, reason, .. }) => {
                 (decision, rule, Some(reason))
@@ -421,79 +475,4 @@ impl<'r> RunReplay<'r> {
         let stops = judged.0 == Decision::Blocked;
         if stops { judged } else { self.over_budget(recorded).unwrap_or(judged) }
     }
-}
-
-/// The decision that an event records, where it records one on a call of its own.
-fn recorded(event: &RunEvent) -> Option<Recorded<'_>> {
-    let strongest =
-        |actions: &[Action]| actions.iter().map(|a| a.effect).max().unwrap_or(Effect::Once);
-    Some(match event {
-        RunEvent::ToolCallStarted(call) => Recorded {
-            call_id: call.call_id,
-            tool: &call.tool,
-            effect: call.effect,
-            actions: &call.actions,
-            consumes: Some(&call.consumes),
-            was: Some(&call.decision),
-            is_foreign: false,
-        },
-        RunEvent::ToolCallBlocked(call) => Recorded {
-            call_id: call.call_id,
-            tool: &call.tool,
-            effect: strongest(&call.actions),
-            actions: &call.actions,
-            consumes: None,
-            was: Some(&call.decision),
-            is_foreign: !governance::is_rule(&call.rule),
-        },
-        RunEvent::ApprovalRequested(asked) if asked.kind == WaitKind::Approval => Recorded {
-            call_id: asked.call_id,
-            tool: &asked.tool,
-            effect: strongest(&asked.actions),
-            actions: &asked.actions,
-            consumes: None,
-            was: Some(Decision::Escalated.as_str()),
-            is_foreign: false,
-        },
-        RunEvent::ToolCallAwaitingClient(asked) => Recorded {
-            call_id: asked.call_id,
-            tool: &asked.tool,
-            effect: strongest(&asked.actions),
-            actions: &asked.actions,
-            consumes: None,
-            was: None,
-            is_foreign: false,
-        },
-        RunEvent::RunQueued {}
-        | RunEvent::RunStarted { .. }
-        | RunEvent::SessionLoaded { .. }
-        | RunEvent::LabelsChanged(_)
-        | RunEvent::SkillActivated(_)
-        | RunEvent::RunResumed { .. }
-        | RunEvent::AttemptStarted { .. }
-        | RunEvent::IterationStarted { .. }
-        | RunEvent::ModelResponded(_)
-        | RunEvent::ToolCallCompleted(_)
-        | RunEvent::ToolCallAwaitingChild(_)
-        | RunEvent::ApprovalRequested(_)
-        | RunEvent::ApprovalResolved(_)
-        | RunEvent::HandoffStarted { .. }
-        | RunEvent::ScanWarned(_)
-        | RunEvent::BudgetWarned { .. }
-        | RunEvent::OutputProposed { .. }
-        | RunEvent::OutputReflected { .. }
-        | RunEvent::ValidationFailed { .. }
-        | RunEvent::ConfirmationRequested { .. }
-        | RunEvent::DecisionExtractionFailed(_)
-        | RunEvent::DecisionValidationFailed(_)
-        | RunEvent::ToolChoiceUnmet { .. }
-        | RunEvent::AnswerBlank { .. }
-        | RunEvent::ModelRetried(_)
-        | RunEvent::ModelInterrupted(_)
-        | RunEvent::ContextCompacted(_)
-        | RunEvent::RunCancelRequested { .. }
-        | RunEvent::RunCompleted(_)
-        | RunEvent::RunFailed(_)
-        | RunEvent::RunCancelled(_) => return None,
-    })
 }

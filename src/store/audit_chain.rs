@@ -46,6 +46,42 @@ pub struct Closing {
     pub aged: DateTime<Utc>,
 }
 
+/// The newest stretch of a tenant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChainHead {
+    pub number: i64,
+    pub hash: Vec<u8>,
+    /// The time of its newest record.
+    pub last_at: DateTime<Utc>,
+}
+
+/// A head that the chain must still have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KnownHead {
+    pub head: ChainHead,
+    /// Records from before this instant may have been deleted by their retention; none without one.
+    pub deleted_until: Option<DateTime<Utc>>,
+}
+
+/// What became of a look for something to close.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Closed {
+    /// The next stretch.
+    Stretch(Stretch),
+    /// Nothing is to be closed.
+    Nothing(Option<ChainHead>),
+    /// Another replica is at it.
+    NotNow,
+    /// The chain has the known head no more; its head now, if there is one.
+    Replaced(Option<ChainHead>),
+}
+
+impl From<&Stretch> for ChainHead {
+    fn from(stretch: &Stretch) -> Self {
+        Self { number: stretch.number, hash: stretch.hash.clone(), last_at: stretch.last_at }
+    }
+}
+
 impl Stretch {
     /// Its records, in their order.
     pub(super) fn members(&self) -> impl Iterator<Item = Uuid> {
@@ -104,6 +140,12 @@ pub(super) fn last_deleted(deletion: &AuditRow) -> Option<(i64, Vec<u8>)> {
     Some((details.get("through")?.as_i64()?, hash))
 }
 
+/// The instant before which all records were written that a deletion took.
+fn deleted_before(deletion: &AuditRow) -> Option<DateTime<Utc>> {
+    let details: Json = serde_json::from_str(&deletion.arguments).ok()?;
+    details.get("before")?.as_str()?.parse().ok()
+}
+
 impl Store {
     /// Tenants that have audit records.
     pub async fn audited_tenants(&self) -> Result<Vec<String>, StoreError> {
@@ -113,21 +155,29 @@ impl Store {
         rows.iter().map(|row| row.read("tenant")).collect()
     }
 
-    /// Closes the next stretch of a tenant, where there are records for one and no other replica is
-    /// at it.
+    /// Closes the next stretch of a tenant, where there are records for one, no other replica is at
+    /// it, and the chain has the `known` head.
     pub async fn close_stretch(
         &self,
         tenant: &str,
         closing: Closing,
+        known: Option<&KnownHead>,
         sign: &(dyn Fn(&[u8]) -> Option<Vec<u8>> + Sync),
-    ) -> Result<Option<Stretch>, StoreError> {
+    ) -> Result<Closed, StoreError> {
         let mut tx = self.backend.begin(Work::Data).await?;
         let turn = tx.run(Query::new("SELECT {try_audit} AS is_mine")).await?;
         if !turn.first().map_or(Ok(false), |row| row.read("is_mine"))? {
             tx.commit().await?;
-            return Ok(None);
+            return Ok(Closed::NotNow);
         }
         let newest = newest_stretches(&mut *tx, tenant).await?;
+        let head = newest.first().map(ChainHead::from);
+        if let Some(known) = known
+            && !has_head(&mut *tx, tenant, known).await?
+        {
+            tx.commit().await?;
+            return Ok(Closed::Replaced(head));
+        }
         let open = open_records(&mut *tx, tenant, closing, &newest).await?;
         let end = newest.iter().map(|stretch| stretch.last_at).max();
         let oldest = open.iter().map(|row| row.at).min();
@@ -139,7 +189,7 @@ impl Store {
         };
         let Some(oldest) = oldest.filter(|oldest| is_due(*oldest)) else {
             tx.commit().await?;
-            return Ok(None);
+            return Ok(Closed::Nothing(head));
         };
         let (last, previous) = if let Some(stretch) = newest.first() {
             (stretch.number, stretch.hash.clone())
@@ -172,8 +222,30 @@ impl Store {
             note(&mut *tx, act).await?;
         }
         tx.commit().await?;
-        Ok(Some(stretch))
+        Ok(Closed::Stretch(stretch))
     }
+}
+
+/// Whether the chain of a tenant has this head still, or its retention took it.
+async fn has_head(
+    tx: &mut dyn Transaction,
+    tenant: &str,
+    KnownHead { head, deleted_until }: &KnownHead,
+) -> Result<bool, StoreError> {
+    let read =
+        Query::new("SELECT hash FROM audit_stretches WHERE tenant = :tenant AND number = :number");
+    let rows = tx.run(read.bind("tenant", tenant).bind("number", head.number)).await?;
+    if let Some(row) = rows.first() {
+        return Ok(row.read::<Vec<u8>>("hash")? == head.hash);
+    }
+    let rows = tx.run(newest_deletion(tenant)).await?;
+    let deletion: Option<AuditRow> = readable(&rows).next();
+    let deleted = deletion.as_ref().and_then(|row| last_deleted(row).zip(deleted_before(row)));
+    Ok(deleted.is_some_and(|((through, hash), before)| {
+        let is_the_last = through == head.number && hash == head.hash;
+        let is_due = deleted_until.is_some_and(|until| head.last_at < before && before <= until);
+        is_due && (through > head.number || is_the_last)
+    }))
 }
 
 /// The newest stretches of a tenant, the newest first.

@@ -1,12 +1,16 @@
 //! Whether the audit log is as it was closed: each stretch against the one before it, its records,
 //! its signature, and what else is there of its time.
 //!
+//! Where a chain is made anew, its stretches are closed long after their records were written, and
+//! where that is signed it begins to be signed once more.
+//!
 //! Nothing of a time that is closed may be outside of a stretch. A record that was late is closed
 //! within a minute; until then it cannot be told from one that was added by hand.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
+use serde_json::Value as Json;
 use uuid::Uuid;
 
 use super::audit_chain::{LOOKED_BACK, hash, last_deleted, newest_deletion};
@@ -18,6 +22,10 @@ use super::{Page, Store, StoreError};
 
 /// Records of a stretch's time that are looked at: its own, and those that were closed late.
 const READ: u32 = 20_000;
+
+/// A stretch that is closed longer than this after its newest record is late: a service that runs
+/// closes it within little more than an hour.
+const LATE: TimeDelta = TimeDelta::hours(2);
 
 /// Whether a hash has this signature.
 pub type IsSigned<'k> = &'k (dyn Fn(&[u8], &[u8]) -> bool + Sync);
@@ -36,6 +44,8 @@ pub struct Signatures<'k> {
 pub struct CheckedStretch {
     pub stretch: Stretch,
     pub faults: Vec<String>,
+    /// Whether it was closed much later than its records were written.
+    pub closed_late: bool,
 }
 
 impl Signatures<'_> {
@@ -71,6 +81,7 @@ impl Store {
         let read = read.bind("tenant", tenant).bind("after", after).bind("limit", limit);
         let read: Vec<Stretch> = readable(&self.backend.read(Work::Data, read).await?).collect();
         let mut covered = self.covered_by(tenant, after).await?;
+        let signing_changes = self.signing_changes(tenant).await?;
         let mut checked = Vec::new();
         for (place, stretch) in read.iter().enumerate() {
             if stretch.number <= after || checked.len() >= page.limit as usize {
@@ -86,10 +97,32 @@ impl Store {
             let later = read.iter().skip(place).take(1 + LOOKED_BACK as usize);
             faults.extend(self.added(stretch, covered, later).await?);
             faults.extend(signatures.fault(stretch, before).map(str::to_owned));
+            let changes =
+                signing_changes.iter().filter(|number| **number == stretch.number).count();
+            faults.extend((changes > 1).then(|| closed_again(changes)));
             covered = covered.max(Some(stretch.last_at));
-            checked.push(CheckedStretch { stretch: stretch.clone(), faults });
+            let closed_late = stretch.closed_at - stretch.last_at > LATE;
+            checked.push(CheckedStretch { stretch: stretch.clone(), faults, closed_late });
         }
         Ok(checked)
+    }
+
+    /// The number of the stretch that each recorded change of signing names.
+    async fn signing_changes(&self, tenant: &str) -> Result<Vec<i64>, StoreError> {
+        // The last condition is that of the index of records that are not tool calls.
+        let read = Query::new(
+            "SELECT arguments FROM audit_log WHERE tenant = :tenant \
+             AND action = 'audit.signing_changed' AND action <> 'tool_call' \
+             ORDER BY at DESC, id DESC LIMIT :limit",
+        );
+        let read = read.bind("tenant", tenant).bind("limit", READ);
+        let mut numbers = Vec::new();
+        for row in self.backend.read(Work::Data, read).await? {
+            let details: String = row.read("arguments")?;
+            let details: Option<Json> = serde_json::from_str(&details).ok();
+            numbers.extend(details.and_then(|details| details.get("number")?.as_i64()));
+        }
+        Ok(numbers)
     }
 
     /// The end of what the stretches up to this number close.
@@ -180,6 +213,10 @@ impl Store {
         let is_recorded = deletion.as_ref().and_then(last_deleted) == Some(expected);
         Ok((!is_recorded).then(|| fault.to_owned()))
     }
+}
+
+fn closed_again(times: usize) -> String {
+    format!("it was closed {times} times: so often it is recorded that signing changed with it")
 }
 
 fn link_fault(stretch: &Stretch, before: &Stretch) -> Option<String> {

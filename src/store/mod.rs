@@ -58,7 +58,7 @@ use self::sql::Query;
 use crate::clock;
 
 pub use approvals::{Answer, ApprovalFilter, ApprovalStatus};
-pub use audit_chain::Closing;
+pub use audit_chain::{ChainHead, Closed, Closing, KnownHead};
 pub use audit_check::{CheckedStretch, IsSigned, Signatures};
 pub use budget::{Ownership, Settled, SharedBudget};
 pub use keys::{KeyStored, Revocation, Revoked};

@@ -3,11 +3,12 @@
 //! This file reads the directory and says which files are broken; a broken file has no tools, and
 //! keeps no other from having them. What an entry is made of is in `declared/`: `file` has the
 //! shape, `script` the tools that are programs, `http` those that send requests, `mapping` how
-//! arguments become one, `openapi` what is imported from a description of an API, `written` how that
-//! becomes a file. Files are read at start.
+//! arguments become one, `form` a body that is a form, `openapi` what is imported from a description of
+//! an API, `written` how that becomes a file. Files are read at start.
 
 mod answer;
 mod file;
+mod form;
 mod http;
 mod mapping;
 pub mod openapi;
@@ -51,6 +52,13 @@ struct Place<'a> {
     set: &'a str,
 }
 
+/// The tools of one file.
+struct Set {
+    tools: Vec<Arc<dyn Tool>>,
+    /// What its imported operations do without.
+    left_out: Vec<String>,
+}
+
 /// A file whose tools there are not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BrokenFile {
@@ -90,6 +98,8 @@ impl Wrong {
 pub struct Declared {
     pub tools: Vec<Arc<dyn Tool>>,
     pub broken: Vec<BrokenFile>,
+    /// What imported operations do without, each with the file that names them.
+    pub left_out: Vec<(String, String)>,
 }
 
 impl Declared {
@@ -104,7 +114,11 @@ impl Declared {
                 None => Self::read(&file, &Place { dir, set: &stem }, surroundings),
             };
             match read {
-                Ok(tools) => declared.tools.extend(tools),
+                Ok(Set { tools, left_out }) => {
+                    declared.tools.extend(tools);
+                    let of_file = left_out.into_iter().map(|part| (file.clone(), part));
+                    declared.left_out.extend(of_file);
+                }
                 Err(error) => declared.broken.push(BrokenFile { file: file.clone(), error }),
             }
             sets.entry(stem).or_insert(file);
@@ -112,11 +126,7 @@ impl Declared {
         declared
     }
 
-    fn read(
-        file: &str,
-        place: &Place<'_>,
-        surroundings: Surroundings<'_>,
-    ) -> Result<Vec<Arc<dyn Tool>>, String> {
+    fn read(file: &str, place: &Place<'_>, surroundings: Surroundings<'_>) -> Result<Set, String> {
         let Place { dir, set } = place;
         if !is_set(set) {
             return Err(format!(
@@ -125,14 +135,16 @@ impl Declared {
         }
         let text = read_text(&dir.join(file), MAX_FILE)?;
         let read: ToolsFile = yaml::read(&text).map_err(|error| described(&error))?;
-        let tools = Self::of_file(place, read, surroundings);
-        tools.map_err(|wrong| wrong.located_in(&text))
+        let mut left_out = Vec::new();
+        let tools = Self::of_file(place, read, surroundings, &mut left_out);
+        tools.map(|tools| Set { tools, left_out }).map_err(|wrong| wrong.located_in(&text))
     }
 
     fn of_file(
         place: &Place<'_>,
         file: ToolsFile,
         surroundings: Surroundings<'_>,
+        left_out: &mut Vec<String>,
     ) -> Result<Vec<Arc<dyn Tool>>, Wrong> {
         let ToolsFile { mut base_url, headers, tools, openapi } = file;
         let mut entries: Vec<(String, Entry)> = tools
@@ -150,8 +162,11 @@ impl Declared {
             }
             for (i, id) in section.operations.iter().enumerate() {
                 let key = format!("openapi.operations[{i}]");
-                let mut entry =
+                let operation =
                     imported.operation(id).map_err(|message| Wrong::at(&key, message))?;
+                let mut entry = operation.entry;
+                let parts = operation.left_out.into_iter();
+                left_out.extend(parts.map(|part| format!("{key}: left out of {id:?}: {part}")));
                 if let Some(effect) = section.effects.get(id) {
                     entry.effect = *effect;
                 }

@@ -6,7 +6,10 @@
 //! | tenants, scopes | the same |
 //! | children, sessions, streams, dry runs | their calls are records like any other |
 //! | crash, recovery, review | `crashes.rs`, `reviews.rs`: outcome `unknown` |
+//! | a database that is changed under a service | `a_chain_that_is_replaced_under_a_service_is_not_signed` |
 //! | replicas, retention, late records | `store/audit_chain.rs` |
+
+use std::time::Duration;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -14,7 +17,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection};
 use toolloop::runtime::AuditKey;
-use toolloop::store::{self, Closing};
+use toolloop::store::{self, Closed, Closing};
 
 use crate::service::{Db, Service, Setup, Signal, command, on_both_stores};
 
@@ -22,6 +25,7 @@ on_both_stores! {
     the_chain_is_verified_where_it_is_asked_for,
     a_key_wants_every_stretch_signed,
     a_changed_definition_is_recorded,
+    a_chain_that_is_replaced_under_a_service_is_not_signed,
 }
 
 const READER: &str = "
@@ -46,7 +50,9 @@ pub(crate) async fn close(service: &Service, key: Option<[u8; 32]>) {
     let closing = Closing { records: 3, settled: now, aged: now };
     let key = AuditKey::new(key.as_ref().map(<[u8; 32]>::as_slice));
     let sign = |hash: &[u8]| key.as_ref().map(|key| key.sign(hash));
-    while store.close_stretch("default", closing, &sign).await.unwrap().is_some() {}
+    while let Closed::Stretch(_) =
+        store.close_stretch("default", closing, None, &sign).await.unwrap()
+    {}
     store.close().await;
 }
 
@@ -65,6 +71,16 @@ async fn toolloop(service: &Service, arguments: &[&str]) -> (Option<i32>, String
     let mut command = command(service.dir.path());
     command.args(arguments).args(["--database-url", &service.database_url]);
     command.env("AUDIT_KEY", BASE64_STANDARD.encode([7; 32]));
+    let output = command.output().await.unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(!text.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+    (output.status.code(), text)
+}
+
+/// The same through the API of the running service.
+async fn asked(service: &Service, arguments: &[&str]) -> (Option<i32>, String) {
+    let mut command = command(service.dir.path());
+    command.args(arguments).args(["--server", &service.url(""), "--key", &service.key]);
     let output = command.output().await.unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(!text.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -211,4 +227,48 @@ async fn a_changed_definition_is_recorded(db: Db) {
         let shown = service.get("/v1/agents/reader").await.body;
         assert_eq!(record["arguments"]["definition_hash"], shown["hash"], "{record:#}");
     }
+}
+
+/// Whoever can write to the database changes a record and deletes the chain, so that the service
+/// makes it anew.
+async fn a_chain_that_is_replaced_under_a_service_is_not_signed(db: Db) {
+    let mut service = signing(db).await;
+    service.run("reader", &json!({})).await;
+    stop(&mut service).await;
+    let earlier = if service.database_url.starts_with("sqlite") {
+        "at - 10800000000"
+    } else {
+        "at - interval '3 hours'"
+    };
+    execute(&service, &format!("UPDATE audit_log SET at = {earlier}")).await;
+    service.restart().await; // which closes what is that old, and is not yet suspicious
+    let closed = "/v1/audit/stretches";
+    service.until(closed, |page| !page["data"].as_array().unwrap().is_empty()).await;
+    let (code, said) = asked(&service, &["audit", "verify"]).await;
+    assert_eq!(code, Some(0), "{said}");
+    let note = "closed more than two hours after their newest records were written";
+    assert!(said.contains("note: 1 stretches, from 1 to 1, were") && said.contains(note), "{said}");
+    let (_, said) = asked(&service, &["audit", "verify", "--json"]).await;
+    let told: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!((&told["closed_late"][0]["number"], &told["faults"]), (&json!(1), &json!([])));
+
+    let tamper = "UPDATE audit_log SET reason = 'nothing' WHERE decision = 'blocked'";
+    execute(&service, &format!("{tamper}; DELETE FROM audit_stretches WHERE tenant = 'default'"))
+        .await;
+    tokio::time::sleep(Duration::from_secs(10)).await; // the service looks twice a minute
+    let path = "/v1/audit?action=audit.chain_replaced";
+    let found = service.until(path, |page| !page["data"].as_array().unwrap().is_empty()).await;
+    let details = &found["data"][0]["arguments"];
+    assert_eq!((&details["number"], &details["stored_number"]), (&json!(1), &Value::Null));
+    assert!(service.log().contains("a stretch that was closed is gone or another one"));
+    assert_eq!(service.get(closed).await.body["data"], json!([]), "nothing is signed of it");
+    let (code, said) = asked(&service, &["audit", "verify"]).await;
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("stretch 1: a service that had it closed found it gone"), "{said}");
+    // Another process, which knew nothing, closes it again: that is told, too.
+    stop(&mut service).await;
+    close(&service, Some([7; 32])).await;
+    let (code, said) = toolloop(&service, &["audit", "verify"]).await;
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("stretch 1: it was closed 2 times"), "{said}");
 }

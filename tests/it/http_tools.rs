@@ -32,6 +32,7 @@ on_both_stores! {
     what_may_not_be_asked_is_not,
     hostile_services_end_in_results,
     an_api_is_imported_and_called,
+    bodies_are_sent_as_forms,
 }
 
 /// In the environment of every test, and long enough to be looked for.
@@ -430,12 +431,16 @@ async fn left_out(dir: &Path, document: &Value) {
     let (told, said) = (String::from_utf8_lossy(&partly.stdout), partly.stderr.as_slice());
     let said = String::from_utf8_lossy(said);
     assert!(partly.status.success() && told.contains("resource7_get"), "{told}{said}");
-    let why = "left out: the operation \"upload\" cannot be called: its body is not JSON";
+    let why = "left out: the operation \"upload\" cannot be called: its body is needed, but \
+               application/octet-stream cannot be sent";
     assert!(!told.contains("upload") && said.contains(why), "{told}{said}");
     let why =
         "left out: the operation \"none\" cannot be called: the parameter \"filter\" is an object";
     assert!(said.contains(why), "{said}");
     assert!(told.contains("\"some\"") && !told.contains("filter"), "{told}");
+    let why = "left out of the operation \"some\": the parameter \"filter\": it is an object";
+    assert!(said.contains(why), "{said}");
+    assert!(told.contains("description: \"GET /some\""), "{told}");
 }
 
 async fn an_api_is_imported_and_called(db: Db) {
@@ -514,4 +519,125 @@ async fn an_api_is_imported_and_called(db: Db) {
     let checked = command(service.dir.path()).arg("check").output().await.unwrap();
     let said = String::from_utf8_lossy(&checked.stdout).into_owned();
     assert!(!checked.status.success() && said.contains("tools/broken.yaml: line 1"), "{said}");
+}
+
+/// An API whose bodies are forms, as those of older services are.
+fn api_of_forms(base: &str) -> Value {
+    let text = json!({"type": "string"});
+    let form = |members: Value| json!({"content": {"application/x-www-form-urlencoded": {"schema": {"type": "object", "properties": members}}}});
+    let send = form(json!({
+        "To": text, "Body": text, "MediaUrl": {"type": "array", "items": text},
+        "ValidityPeriod": {"type": "integer"}, "Metadata": {"type": "object", "properties": {"a": text}}
+    }));
+    json!({
+        "openapi": "3.0.1",
+        "servers": [{"url": base}],
+        "paths": {
+            "/Messages": {
+                "get": {"operationId": "ListMessages"},
+                "post": {"operationId": "CreateMessage", "requestBody": send}
+            },
+            "/Notes": {"post": {"operationId": "AddNote",
+                "requestBody": {"content": {"application/xml": {}}}}},
+            "/Files": {"post": {"operationId": "AddFile",
+                "requestBody": {"required": true, "content": {"multipart/form-data": {}}}}}
+        }
+    })
+}
+
+async fn bodies_are_sent_as_forms(db: Db) {
+    let mock = Mock::start().await;
+    let dir = tempfile::TempDir::new().unwrap();
+    std::fs::write(dir.path().join("api.json"), api_of_forms(&mock.url).to_string()).unwrap();
+    let mut import = command(dir.path());
+    import.args(["tools", "import", "api.json", "--output", "api.yaml"]);
+    for id in ["ListMessages", "CreateMessage", "AddNote", "AddFile"] {
+        import.args(["--operation", id]);
+    }
+    let imported = import.output().await.unwrap();
+    let said = String::from_utf8_lossy(&imported.stderr).into_owned();
+    assert!(imported.status.success(), "{said}");
+    for line in [
+        "left out: the operation \"AddFile\" cannot be called: its body is needed, but \
+         multipart/form-data cannot be sent",
+        "left out of the operation \"AddNote\": its body: application/xml cannot be sent",
+        "left out of the operation \"CreateMessage\": the member \"Metadata\" of its form: it is an \
+         object",
+    ] {
+        assert!(said.contains(line), "{line}\n{said}");
+    }
+    let written = std::fs::read_to_string(dir.path().join("api.yaml")).unwrap();
+    let own = format!(
+        "base_url: {}\ntools:\n  - {{name: note, method: POST, path: /own, body_format: form, \
+         body: {{text: '{{{{ args.text }}}}', by: agent, tags: ['{{{{ args.text }}}}', b]}}, \
+         input_schema: {{type: object, properties: {{text: {{type: string}}}}}}}}\n",
+        mock.url
+    );
+    let message =
+        json!({"To": "+1 2&3", "Body": "a=ü", "MediaUrl": ["u 1", "u2"], "ValidityPeriod": 5});
+    let calls = [
+        ("http:api/CreateMessage", json!({"body": message})),
+        ("http:api/CreateMessage", json!({})),
+        ("http:api/CreateMessage", json!({"body": {"To": "1", "Extra": {"a": 1}}})),
+        ("http:api/AddNote", json!({})),
+        ("http:own/note", json!({"text": "x y"})),
+        ("http:own/note", json!({})),
+        ("http:ref/CreateMessage", json!({"body": {"To": "9"}})),
+    ];
+    let steps = calls
+        .iter()
+        .map(|(tool, arguments)| json!({"tool_calls": [{"tool": tool, "arguments": arguments}]}));
+    let steps = steps.chain([json!({"text": "done"})]).collect::<Vec<_>>();
+    let scenario = json!({"steps": steps});
+    let agent = "\nmodel: scripted/caller\ninstructions: Call.\n\
+                 tools: ['http:api/*', 'http:own/*', 'http:ref/*']\n\
+                 enable_double_confirmation: false\ngovernance: {autonomy: full}\n";
+    let service = Setup::new()
+        .agent("caller", agent)
+        .scenario("caller", &scenario.to_string())
+        .tools("api", &written)
+        .tools("own", &own)
+        .tools(
+            "ref",
+            "openapi: {file: api.json, operations: [ListMessages, CreateMessage, AddNote]}",
+        )
+        .script("api.json", &api_of_forms(&mock.url).to_string())
+        .start(db)
+        .await;
+    let run = service.run("caller", &json!({})).await;
+    let rows = rows(&service, &run).await;
+    let sent = |path: &str| {
+        let seen = mock.seen(path).into_iter();
+        seen.map(|seen| (seen.header("content-type").to_owned(), seen.body)).collect::<Vec<_>>()
+    };
+    let form = "application/x-www-form-urlencoded".to_owned();
+    let whole = "To=%2B1+2%263&Body=a%3D%C3%BC&MediaUrl=u+1&MediaUrl=u2&ValidityPeriod=5";
+    assert_eq!(
+        sent("POST /Messages"),
+        [
+            (form.clone(), whole.into()),
+            (String::new(), String::new()),
+            (form.clone(), "To=9".into())
+        ],
+        "{rows:#?}"
+    );
+    assert!(result(&rows[2]).contains("Extra must be a text, a number"), "{:#}", rows[2]);
+    assert_eq!(sent("POST /Notes"), [(String::new(), String::new())]);
+    let notes = ["text=x+y&by=agent&tags=x+y&tags=b", "by=agent&tags=b"];
+    assert_eq!(sent("POST /own"), notes.map(|body| (form.clone(), body.to_owned())));
+    let tools = service.get("/v1/tools").await.body;
+    for name in ["http:api/ListMessages", "http:ref/ListMessages"] {
+        let tool = tools["data"].as_array().unwrap().iter().find(|tool| tool["name"] == name);
+        let tool = tool.unwrap_or_else(|| panic!("{name}: {tools:#}"));
+        assert_eq!(
+            (&tool["effect"], &tool["description"]),
+            (&json!("read"), &json!("GET /Messages"))
+        );
+    }
+    let checked = command(service.dir.path()).arg("check").output().await.unwrap();
+    let said = String::from_utf8_lossy(&checked.stdout).into_owned();
+    let left_out =
+        "warning: tools/ref.yaml: openapi.operations[2]: left out of \"AddNote\": its body";
+    assert!(checked.status.success() && said.contains(left_out), "{said}");
+    assert!(service.log().contains("without a part of its operation"), "{}", service.log());
 }

@@ -21,19 +21,24 @@ on_both_stores! {
     only_who_may_read_runs_replays_its_own,
     the_command_line_replays_and_tests,
     a_call_is_judged_without_being_made,
+    what_hangs_on_other_sections_is_unknown,
+    a_replay_goes_on_behind_its_limit,
+    cases_and_checks_need_no_secrets,
 }
 
-const WRITER: &str = "
+/// What it intercepts holds for its children, too.
+const WRITER: &str = r#"
 model: scripted/writer
 instructions: Write.
 tools: [file_ops, 'agent:helper']
 skills: [careful]
 enable_double_confirmation: false
 limits: {error_threshold: 20, max_tool_calls_per_iteration: 20}
+interceptors: {before: [{tool: file_ops, when: "args.path == 'never'", block: 'Never.'}]}
 governance:
   autonomy: supervised
   paths: {write: ['out/**'], deny: ['secret/**']}
-";
+"#;
 
 const HELPER: &str = "
 model: scripted/helper
@@ -346,4 +351,190 @@ async fn a_call_is_judged_without_being_made(db: Db) {
     let request = service.http.post(service.url("/v1/agents/writer/policy/judge")).bearer_auth(key);
     let narrow = answer(request.json(&write("out/a.txt"))).await.body;
     assert_eq!(narrow["decision"], "blocked", "{narrow:#}");
+}
+
+const GUARDED: &str = "
+model: scripted/guarded
+tools: [file_ops]
+enable_double_confirmation: false
+limits: {error_threshold: 20}
+tool_options: {file_ops: {rate_limit_per_minute: 3}}
+interceptors: {before: [{tool: file_ops, when: \"args.path == 'out/old.txt'\", block: 'Not that one.'}]}
+governance:
+  autonomy: full
+  budget: {stop_conditions: [{when: 'counters.tool_calls > 100'}]}
+";
+
+/// The second call is blocked by the interceptor, the last one by the limit of calls.
+const GUARDS: &str = r#"
+steps:
+  - tool_calls: [{tool: file_ops, arguments: {operation: list, path: "."}}]
+  - tool_calls: [{tool: file_ops, arguments: {operation: read, path: out/old.txt}}]
+  - tool_calls: [{tool: file_ops, arguments: {operation: list, path: "."}}]
+  - tool_calls: [{tool: file_ops, arguments: {operation: list, path: "."}}]
+  - tool_calls: [{tool: file_ops, arguments: {operation: list, path: "."}}]
+  - text: done
+"#;
+
+async fn what_hangs_on_other_sections_is_unknown(db: Db) {
+    let service = Setup::new()
+        .agent("guarded", GUARDED)
+        .scenario("guarded", GUARDS)
+        .file("out/old.txt", "old\n")
+        .start(db)
+        .await;
+    service.run("guarded", &json!({})).await;
+    let with = |before: &str, after: &str| {
+        assert!(GUARDED.contains(before), "{before}");
+        format!("name: guarded\n{}", GUARDED.replace(before, after))
+    };
+    let end = "{when: 'counters.tool_calls > 100'}";
+    let condition = |action: &str| {
+        with(end, &format!("{end}, {{when: 'counters.tool_calls >= 2', action: {action}}}"))
+    };
+    let other = "{before: [{tool: 'agent:*', block: x}, ";
+    // Unchanged, unknown, newly blocked.
+    let table = [
+        (with("scripted", "scripted"), 5, 0, 0),
+        (with("{before: [", other), 5, 0, 0),
+        (with("out/old.txt", "out/new.txt"), 0, 5, 0),
+        (with("per_minute: 3", "per_minute: 9"), 4, 1, 0),
+        (with("per_minute: 3", "per_minute: 2"), 1, 4, 0),
+        (with("per_minute: 3", "per_minute: 3, paths: [/path]"), 0, 5, 0),
+        (with("per_minute: 3", "per_minute: 3, yields: [untrusted]"), 5, 0, 0),
+        (with("interceptors: {", "interceptors: {after: [{tool: '*', redact: x}], "), 1, 4, 0),
+        (
+            with("interceptors: {", "interceptors: {after: [{tool: 'agent:*', redact: x}], "),
+            5,
+            0,
+            0,
+        ),
+        (condition("warn"), 5, 0, 0),
+    ];
+    for (definition, unchanged, unknown, blocked) in table {
+        let replay = replay(&service, "guarded", &json!({"definition": definition})).await;
+        assert_eq!(
+            (
+                &replay["calls"],
+                &replay["unchanged"],
+                &replay["unknown"],
+                &replay["newly"]["blocked"]
+            ),
+            (&json!(5), &json!(unchanged), &json!(unknown), &json!(blocked)),
+            "{definition}\n{replay:#}"
+        );
+    }
+    let ended = replay(&service, "guarded", &json!({"definition": condition("stop")})).await;
+    assert_eq!(
+        (&ended["newly"]["blocked"], &ended["examples"][0]["rule"]),
+        (&json!(1), &json!("budget"))
+    );
+    assert!(text(&ended["examples"][0], "reason").contains("stop_conditions"), "{ended:#}");
+    assert!(ended["unknown"].as_u64().unwrap() > 0, "{ended:#}");
+    let parked = replay(&service, "guarded", &json!({"definition": condition("escalate")})).await;
+    assert_eq!(
+        (&parked["newly"]["blocked"], &parked["unknown"]),
+        (&json!(0), &ended["unknown"].as_u64().map(|it| it + 1).into()),
+        "{parked:#}"
+    );
+    let flow =
+        with("autonomy: full", "flow: [{when: labels.untrusted, do: deny}]\n  autonomy: full");
+    let flow = flow.replace("per_minute: 3", "per_minute: 3, yields: [untrusted]");
+    let labelled = replay(&service, "guarded", &json!({"definition": flow})).await;
+    assert_eq!(
+        (&labelled["unchanged"], &labelled["unknown"]),
+        (&json!(1), &json!(4)),
+        "{labelled:#}"
+    );
+}
+
+async fn a_replay_goes_on_behind_its_limit(db: Db) {
+    let service = writer().start(db).await;
+    run(&service, "approve").await;
+    run(&service, "deny").await;
+    let first = replay(&service, "writer", &json!({"limit": 1})).await;
+    assert_eq!((&first["runs"], &first["has_more"]), (&json!(1), &json!(true)), "{first:#}");
+    let second = json!({"limit": 1, "cursor": first["next_cursor"]});
+    let second = replay(&service, "writer", &second).await;
+    assert_eq!(
+        (&second["runs"], &second["has_more"], &second["next_cursor"]),
+        (&json!(1), &json!(false), &Value::Null),
+        "{second:#}"
+    );
+    let path = "/v1/agents/writer/policy/replay";
+    let refused = service.post(path, &json!({"cursor": "x"})).await;
+    assert_eq!(
+        (refused.status.as_u16(), &refused.body["errors"][0]["pointer"]),
+        (422, &json!("/cursor"))
+    );
+    let server = service.url("");
+    for (limit, calls, is_cut) in
+        [(None, "10 calls in 2 runs", false), (Some("1"), "5 calls in 1 runs", true)]
+    {
+        let mut command = command(service.dir.path());
+        command.args(["policy", "replay", "--agent", "writer", "--server", &server]);
+        command.args(["--key", &service.key]);
+        if let Some(limit) = limit {
+            command.args(["--limit", limit]);
+        }
+        let told = command.output().await.unwrap();
+        let told = String::from_utf8_lossy(&told.stdout).into_owned();
+        assert!(told.contains(calls), "{told}");
+        assert_eq!(told.contains("Only the newest 1 runs of the period"), is_cut, "{told}");
+    }
+}
+
+/// What a pipeline has: the files, and none of the secrets that the service is given.
+async fn cases_and_checks_need_no_secrets(db: Db) {
+    let asker = "model: scripted/writer\ntools: ['http:iss/*', shell]\ngovernance:\n  autonomy: full\n  \
+        network: {allow: [forge.example], credentials: [forge]}\n  commands:\n    deny:\n      \
+        - {command: git, args: push, match: [git push]}\n    allow: [{command: git, args: '^log'}]\n";
+    let set = "base_url: https://iss.example\nheaders: {Authorization: 'Bearer {{ env.GATE_TOKEN }}'}\n\
+               tools: [{name: find, method: GET, path: /x, effect: read, query: {k: '{{ env.GATE_TOKEN }}'}}]\n";
+    let key = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=";
+    let service = writer()
+        .agent("asker", asker)
+        .tools("iss", set)
+        .config("[audit]\nkey_env = \"GATE_AUDIT_KEY\"\n[tools.credentials.forge]\nurl = \"https://forge.example/\"\ntoken_env = \"GATE_FORGE\"")
+        .variable("GATE_TOKEN", "a-token-of-the-service")
+        .variable("GATE_AUDIT_KEY", key)
+        .variable("GATE_FORGE", "another-token")
+        .start(db)
+        .await;
+    let run = async |arguments: &[&str]| {
+        let output = command(service.dir.path()).args(arguments).output().await.unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    let warnings = [
+        "warning: the environment variable GATE_AUDIT_KEY is not set (audit.key_env)",
+        "warning: the environment variable GATE_FORGE is not set (tools.credentials.forge.token_env)",
+        "warning: the environment variable GATE_TOKEN is not set (",
+    ];
+    let (code, said, errors) = run(&["check"]).await;
+    assert_eq!(code, Some(0), "{said}{errors}");
+    for warning in warnings {
+        assert_eq!(said.matches(warning).count(), 1, "{warning}\n{said}");
+    }
+    let case = "{tool: 'http:iss/find', arguments: {}, expect: allowed}";
+    service.write("cases.yaml", &format!("agent: asker\ncases: [{case}]\n"));
+    let (code, said, errors) = run(&["policy", "test", "cases.yaml"]).await;
+    assert_eq!((code, said.as_str()), (Some(0), "1 cases, 0 failed.\n"), "{errors}");
+    assert!(warnings.iter().all(|it| errors.matches(it).count() == 1), "{errors}");
+    // An example of a rule that fails is a case that fails.
+    let wrong =
+        asker.replace("match: [git push]", "match: [git pull, git push], no_match: [git push]");
+    service.write("other.yaml", &format!("name: other\n{wrong}"));
+    service.write("cases.yaml", &format!("definition: other.yaml\ncases: [{case}]\n"));
+    let (code, said, errors) = run(&["policy", "test", "cases.yaml", "--junit", "out.xml"]).await;
+    assert_eq!(code, Some(1), "{said}{errors}");
+    assert!(said.contains("3 cases, 2 failed."), "{said}");
+    let why = "FAILED governance.commands.deny[0].match[0]: other.yaml: line ";
+    assert!(said.contains(why) && said.contains("the rule does not match \"git pull\""), "{said}");
+    let xml = std::fs::read_to_string(service.dir.path().join("out.xml")).unwrap();
+    assert!(xml.contains("tests=\"3\" failures=\"2\""), "{xml}");
+    // What is wrong otherwise is told as before.
+    service.write("other.yaml", &format!("name: other\nlimits: {{max_attempts: 0}}\n{wrong}"));
+    let (code, _, errors) = run(&["policy", "test", "cases.yaml"]).await;
+    assert!(code == Some(2) && errors.contains("max_attempts"), "{errors}");
 }

@@ -42,10 +42,14 @@ pub(crate) struct StretchView {
     /// What is wrong; empty if it is as it was closed.
     #[schema(example = json!([]))]
     faults: Vec<String>,
+    /// Whether it was closed more than two hours after its newest record was written: the service was
+    /// down then, or the chain was made anew.
+    #[schema(example = false)]
+    closed_late: bool,
 }
 
 impl From<CheckedStretch> for StretchView {
-    fn from(CheckedStretch { stretch, faults }: CheckedStretch) -> Self {
+    fn from(CheckedStretch { stretch, faults, closed_late }: CheckedStretch) -> Self {
         Self {
             number: stretch.number,
             records: stretch.records,
@@ -56,6 +60,7 @@ impl From<CheckedStretch> for StretchView {
             hash: hex::encode(&stretch.hash),
             signed: stretch.signature.is_some(),
             faults,
+            closed_late,
         }
     }
 }

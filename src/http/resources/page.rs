@@ -116,12 +116,21 @@ pub(crate) fn by_time_and(
     is_id: impl FnOnce(&str) -> bool,
 ) -> Result<Page<RunCursor>, Problem> {
     let after = params.value("cursor", "the next_cursor of a page of this list", |text| {
-        let text = decoded(text)?;
-        let (micros, id) = text.strip_prefix('t')?.split_once('.')?;
-        let at = DateTime::from_timestamp_micros(micros.parse().ok()?)?;
-        is_id(id).then(|| RunCursor { at, id: id.to_owned() })
+        in_time(text).filter(|place| is_id(&place.id))
     })?;
     Ok(Page { limit: limit(params, size)?, after })
+}
+
+/// The place that a cursor of a list of runs names.
+pub(crate) fn time_of_cursor(cursor: &str) -> Option<RunCursor> {
+    in_time(cursor).filter(|place| Uuid::try_parse(&place.id).is_ok())
+}
+
+fn in_time(cursor: &str) -> Option<RunCursor> {
+    let text = decoded(cursor)?;
+    let (micros, id) = text.strip_prefix('t')?.split_once('.')?;
+    let at = DateTime::from_timestamp_micros(micros.parse().ok()?)?;
+    Some(RunCursor { at, id: id.to_owned() })
 }
 
 fn limit(params: &mut Params, size: PageSize) -> Result<u32, Problem> {

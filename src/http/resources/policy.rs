@@ -17,6 +17,7 @@ use crate::event::ValidationError;
 use crate::http::edge::auth::{AgentsRead, Scoped, forbidden};
 use crate::http::edge::extract::{JsonObject, Name, Params, fields};
 use crate::http::edge::problem::{Code, Problem};
+use crate::http::resources::page::{time_cursor, time_of_cursor};
 use crate::http::state::App;
 use crate::runtime::{self, Change, Replay, ReplayError, ReplayQuery};
 
@@ -46,8 +47,10 @@ pub(crate) struct PolicyReplayRequest {
     /// Runs created before this time.
     until: Option<DateTime<Utc>>,
     /// Runs at most, the newest; default: 10000.
-    #[schema(minimum = 1, maximum = 1_000_000)]
+    #[schema(minimum = 1, maximum = 1_000_000, default = 10_000)]
     limit: Option<u32>,
+    /// The `next_cursor` of an answer: the runs behind those are looked at.
+    cursor: Option<String>,
 }
 
 /// What a definition would have decided on recorded tool calls.
@@ -63,7 +66,8 @@ pub(crate) struct PolicyReplay {
     #[schema(example = 600)]
     unchanged: u64,
     /// Calls that cannot be judged: those after the first changed decision of a run, since the
-    /// model would have gone on differently, and those whose actions were not recorded.
+    /// model would have gone on differently, those whose actions were not recorded, and those that
+    /// hang on interceptors, tool options or stop conditions that the run had otherwise.
     #[schema(example = 30)]
     unknown: u64,
     /// Calls on which the decision changes.
@@ -81,6 +85,9 @@ pub(crate) struct PolicyReplay {
     examples: Vec<PolicyChange>,
     /// Whether there are more runs than `limit`.
     has_more: bool,
+    /// The `cursor` for them; null where there are none.
+    #[schema(example = json!(null))]
+    next_cursor: Option<String>,
 }
 
 /// Calls by their new decision.
@@ -146,7 +153,8 @@ impl From<Replay> for PolicyReplay {
             cost_usd,
             waiting_hours: replay.waited.as_secs_f64() / 3600.0,
             examples: replay.examples.into_iter().map(Into::into).collect(),
-            has_more: replay.has_more,
+            has_more: replay.more_after.is_some(),
+            next_cursor: replay.more_after.map(|run| time_cursor(run.at, &run.id)),
         }
     }
 }
@@ -154,7 +162,8 @@ impl From<Replay> for PolicyReplay {
 /// Replay a policy
 ///
 /// Judges the recorded tool calls of an agent's runs by its current definition, or by another one:
-/// which calls would newly be blocked, need an approval or be allowed. Nothing is executed.
+/// which calls would newly be blocked, need an approval or be allowed. Nothing is executed. One request
+/// looks at the newest 10,000 runs unless `limit` says otherwise; `next_cursor` leads to the others.
 #[utoipa::path(
     post, path = "/agents/{name}/policy/replay", tag = "agents",
     security(("bearer" = ["agents:read", "runs:read"])),
@@ -201,7 +210,14 @@ async fn query(
         None => app.catalogue.agent(name).ok_or_else(|| Problem::not_found("agent"))?,
         Some(text) => Arc::new(read(name.to_owned(), text).await?),
     };
-    Ok(ReplayQuery { agent, since: request.since, until: request.until, max_runs })
+    let after = match request.cursor.as_deref().map(time_of_cursor) {
+        None => None,
+        Some(Some(run)) => Some(run),
+        Some(None) => {
+            return Err(wrong("/cursor", "is not the next_cursor of an answer".to_owned()));
+        }
+    };
+    Ok(ReplayQuery { agent, since: request.since, until: request.until, max_runs, after })
 }
 
 /// The agent of a definition that a caller wrote.

@@ -96,6 +96,12 @@ fn broken_files_are_told_with_line_and_key() {
         (one("method: GET, path: '/{{ env.TOKEN }}'"), "cannot use env"),
         (one("method: POST, path: /x, body: {a: '{{ env.TOKEN }}'}"), "tools[0].body.a: cannot use env"),
         (one("method: GET, path: /x, body: {}"), "tools[0].body: has no meaning with GET"),
+        (one("method: POST, path: /x, body_format: form"), "tools[0].body_format: has no meaning without `body`"),
+        (one("method: POST, path: /x, body_format: form, body: {a: {b: 1}}"), "tools[0].body.a: a form holds no objects; use `body_format: json`"),
+        (one("method: POST, path: /x, body_format: form, body: 'a={{ args.a }}'"), "tools[0].body: with `body_format: form` must be an object or one expression"),
+        (one("method: POST, path: /x, body_format: fom, body: {}"), "unknown variant `fom` (did you mean `form`?), expected one of json, form"),
+        (one("method: POST, path: /x, body_fromat: form, body: {}"), "did you mean `body_format`?"),
+        ("tools: [{name: a, command: [date], body_format: form}]".to_owned(), "tools[0].body_format: has no meaning with `command`"),
         (one("method: GET, path: /x, query: {k: '{{ env.NONE }}'}"), "tools[0].query.k: the environment variable NONE is not set"),
         (one("method: GET, path: /x, headers: {Host: x}"), "tools[0].headers.Host: is set by the client"),
         (one("method: GET, path: /x, headers: {'a b': x}"), "is not the name of a header"),
@@ -158,7 +164,9 @@ fn schemas_of_an_api_are_made_whole() {
     });
     let document = openapi::Document::of(document).unwrap();
     assert_eq!(document.base_url().as_deref(), Some("https://api.example.com/v2"));
-    let entry = document.operation("pets/add-toy").unwrap();
+    let imported = document.operation("pets/add-toy").unwrap();
+    let entry = imported.entry;
+    assert_eq!(imported.left_out, Vec::<String>::new());
     assert_eq!(entry.name, "pets_add-toy");
     assert_eq!(entry.path.as_deref(), Some("/pets/{{ args[\"pet-id\"] }}/toys"));
     assert_eq!(entry.query["body"], "{{ args.body }}");
@@ -180,22 +188,103 @@ fn schemas_of_an_api_are_made_whole() {
         "additionalProperties": false
     });
     assert_eq!(entry.input_schema, expected);
-    assert!(document.operation("removeToys").unwrap().destructive);
+    let removal = document.operation("removeToys").unwrap().entry;
+    assert!(removal.destructive);
+    assert_eq!(removal.description, "DELETE /pets/{pet-id}/toys");
     for (id, why) in [
         ("none", "there is no operation"),
         ("odd", "no parameter describes"),
         ("out", "leads out of the document"),
-        ("xml", "is not JSON"),
+        ("xml", "application/xml cannot be sent"),
     ] {
-        let error = document.operation(id).unwrap_err();
+        let error = document.operation(id).err().unwrap();
         assert!(error.contains(why), "{id}: {error}");
     }
+}
+
+#[test]
+fn other_documents_are_refused() {
     for (text, why) in [
         (json!({"swagger": "2.0"}), "OpenAPI 3.0 or 3.1"),
         (json!({"openapi": "3.1.0"}), "has no paths"),
         (json!([]), "OpenAPI"),
     ] {
         assert!(openapi::Document::of(text).err().unwrap().contains(why));
+    }
+}
+
+/// A document with one operation for each body.
+fn with_bodies(bodies: &[(&str, Value)]) -> openapi::Document {
+    let operation = |(id, body): &(&str, Value)| {
+        (format!("/{id}"), json!({"post": {"operationId": id, "requestBody": body}}))
+    };
+    let paths: serde_json::Map<_, _> = bodies.iter().map(operation).collect();
+    let whole = json!({"openapi": "3.0.1", "paths": paths});
+    openapi::Document::of(whole).unwrap()
+}
+
+#[test]
+fn bodies_are_forms_where_they_are_not_json() {
+    let form = |schema: Value| {
+        json!({"content": {"application/x-www-form-urlencoded": {"schema": schema,
+            "encoding": {"joined": {"style": "form", "explode": false}, "To": {"style": "deepObject"}}}}})
+    };
+    let text = json!({"type": "string"});
+    let object = json!({"type": "object", "additionalProperties": true});
+    let mut both = form(json!({"type": "object"}));
+    both["content"]["application/json"] = json!({"schema": object});
+    let document = with_bodies(&[
+        (
+            "flat",
+            form(json!({"type": "object", "required": ["To"], "properties": {
+                "To": text, "tags": {"type": "array", "items": text}, "metadata": object,
+                "lines": {"type": "array", "items": object}, "joined": {"type": "array", "items": text},
+                "either": {"anyOf": [text, object]}, "expand": {"oneOf": [object, object]}
+            }})),
+        ),
+        (
+            "parts",
+            form(json!({"allOf": [
+                {"type": "object", "required": ["a"], "properties": {"a": text}},
+                {"required": ["a", "b"], "properties": {"b": text, "c": object}}
+            ]})),
+        ),
+        ("nested", form(json!({"required": ["m"], "properties": {"m": object}}))),
+        ("text", form(text.clone())),
+        ("both", both),
+        ("files", json!({"content": {"multipart/form-data": {}, "application/xml": {}}})),
+        ("file", json!({"required": true, "content": {"multipart/form-data": {}}})),
+        ("empty", json!({"required": true, "content": {}})),
+    ]);
+    let flat = document.operation("flat").unwrap();
+    assert_eq!(flat.entry.body_format, file::BodyFormat::Form);
+    assert_eq!(flat.entry.body, Some(Value::from("{{ args.body }}")));
+    let members = flat.entry.input_schema["properties"]["body"]["properties"].as_object().unwrap();
+    assert_eq!(members.keys().collect::<Vec<_>>(), ["To", "tags", "either"]);
+    let left_out = flat.left_out.join("\n");
+    for name in ["metadata", "lines", "joined", "expand"] {
+        assert!(left_out.contains(&format!("the member \"{name}\" of its form: ")), "{left_out}");
+    }
+    let parts = document.operation("parts").unwrap();
+    let expected =
+        json!({"type": "object", "required": ["a", "b"], "properties": {"a": text, "b": text}});
+    assert_eq!(parts.entry.input_schema["properties"]["body"], expected);
+    assert_eq!(parts.left_out.len(), 1);
+    assert_eq!(document.operation("both").unwrap().entry.body_format, file::BodyFormat::Json);
+    let files = document.operation("files").unwrap();
+    assert_eq!(
+        (files.entry.body, files.entry.input_schema["properties"].clone()),
+        (None, json!({}))
+    );
+    assert_eq!(files.left_out, ["its body: multipart/form-data, application/xml cannot be sent"]);
+    for (id, why) in [
+        ("nested", "the member \"m\" of its form is needed"),
+        ("text", "a form, but no object"),
+        ("file", "its body is needed, but multipart/form-data cannot be sent"),
+        ("empty", "its body is needed, but it has no media type"),
+    ] {
+        let error = document.operation(id).err().unwrap();
+        assert!(error.contains(why), "{id}: {error}");
     }
 }
 
@@ -229,8 +318,9 @@ fn what_refers_to_itself_ends() {
         "components": {"schemas": schemas}
     }))
     .unwrap();
-    assert!(document.operation("S0").unwrap().input_schema.to_string().len() < 10_000);
-    assert!(document.operation("Wide").unwrap_err().contains("more than 4000"));
-    assert_eq!(document.operation("Circle").unwrap().input_schema["properties"]["body"], json!({}));
-    assert!(document.operation("c").unwrap_err().contains("too many others"));
+    assert!(document.operation("S0").unwrap().entry.input_schema.to_string().len() < 10_000);
+    assert!(document.operation("Wide").err().unwrap().contains("more than 4000"));
+    let circle = document.operation("Circle").unwrap().entry;
+    assert_eq!(circle.input_schema["properties"]["body"], json!({}));
+    assert!(document.operation("c").err().unwrap().contains("too many others"));
 }

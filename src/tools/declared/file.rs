@@ -38,9 +38,19 @@ pub(super) struct OpenApiSection {
     pub(super) file: String,
     /// `operationId`s.
     pub(super) operations: Vec<String>,
-    /// By `operationId`; default: `once`.
+    /// By `operationId`; default: what the method suggests.
     #[serde(default)]
     pub(super) effects: BTreeMap<String, Effect>,
+}
+
+/// How a body is sent.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BodyFormat {
+    #[default]
+    Json,
+    /// `application/x-www-form-urlencoded`: members that are scalars, or lists of them.
+    Form,
 }
 
 /// One tool: an HTTP tool where it has a method, a program where it has a command.
@@ -73,6 +83,8 @@ pub struct Entry {
     /// JSON whose texts are templates over `args`, or one template.
     #[serde(default)]
     pub body: Option<Value>,
+    #[serde(default)]
+    pub body_format: BodyFormat,
     #[serde(default)]
     pub response: Option<ResponseSection>,
     /// The program and its arguments.
@@ -110,9 +122,12 @@ impl Entry {
 
     /// What a call does, as it is declared: secrets by the names of their variables.
     pub(super) fn does(&self) -> String {
-        json!({"method": self.method, "path": self.path, "query": self.query,
-            "headers": self.headers, "body": self.body, "command": self.command, "env": self.env})
-        .to_string()
+        let mut does = json!({"method": self.method, "path": self.path, "query": self.query,
+            "headers": self.headers, "body": self.body, "command": self.command, "env": self.env});
+        if self.body_format != BodyFormat::Json {
+            does["body_format"] = "form".into();
+        }
+        does.to_string()
     }
 
     /// Keys that mean nothing for this kind of tool.
@@ -124,6 +139,7 @@ impl Entry {
             ("query", true, !self.query.is_empty()),
             ("headers", true, !self.headers.is_empty()),
             ("body", true, self.body.is_some()),
+            ("body_format", true, self.body_format != BodyFormat::Json),
             ("response", true, self.response.is_some()),
             ("output_schema", false, self.output_schema.is_some()),
             ("timeout_seconds", false, self.timeout_seconds.is_some()),

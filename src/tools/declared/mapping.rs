@@ -1,8 +1,8 @@
 //! How the arguments of a call become a request: templates, each in its place.
 //!
 //! What a model writes cannot leave the place that it is put into: in the path it is
-//! percent-encoded, in the query it is encoded as a form, in a header it must be one line, in a body
-//! of JSON it is a value. Templates of the query and of headers may use `env` as well, whose values
+//! percent-encoded, in the query and in a form it is encoded as such, in a header it must be one line,
+//! in a body of JSON it is a value. Templates of the query and of headers may use `env` as well, whose values
 //! are secrets: they are put in here and are in no message.
 
 use std::collections::BTreeMap;
@@ -14,7 +14,8 @@ use serde_json::{Map, Value};
 use url::Url;
 use url::form_urlencoded::byte_serialize;
 
-use super::file::Entry;
+use super::file::{BodyFormat, Entry};
+use super::form::{self, text_of};
 use super::{Environment, Wrong};
 use crate::bounds::address;
 use crate::bounds::secrets;
@@ -106,6 +107,7 @@ pub(super) struct Mapping {
     query: Vec<Part>,
     headers: Vec<Part>,
     body: Option<Value>,
+    body_format: BodyFormat,
     texts: Templates,
     paths: Templates,
 }
@@ -150,6 +152,9 @@ impl Mapping {
         if let Some(body) = &entry.body {
             check_body(&texts, "body", body)?;
         }
+        if entry.body_format == BodyFormat::Form {
+            form::check(entry.body.as_ref(), |body| sole_expression(&texts, body).is_some())?;
+        }
         let part = |(name, template): (&String, &String)| Part {
             name: name.clone(),
             template: template.clone(),
@@ -160,6 +165,7 @@ impl Mapping {
             query: entry.query.iter().map(part).collect(),
             headers: entry.headers.iter().map(part).collect(),
             body: entry.body.clone(),
+            body_format: entry.body_format,
             texts,
             paths,
         })
@@ -252,6 +258,9 @@ impl Mapping {
         let made = made.map_err(|e| format!("The body cannot be made: {}.", described(&e)))?;
         let (kind, bytes) = match made {
             None => return Ok(Bytes::new()),
+            Some(form) if self.body_format == BodyFormat::Form => {
+                (form::TYPE, form::encoded(&form)?)
+            }
             Some(Value::String(text)) if body.is_string() => ("text/plain; charset=utf-8", text),
             Some(value) => ("application/json", value.to_string()),
         };
@@ -358,13 +367,6 @@ fn outside_of_templates(template: &str) -> impl Iterator<Item = &str> {
     template.split("{{").enumerate().map(|(i, part)| {
         if i == 0 { part } else { part.split_once("}}").map_or("", |(_, rest)| rest) }
     })
-}
-
-fn text_of(value: &Value) -> String {
-    match value {
-        Value::String(text) => text.clone(),
-        other => other.to_string(),
-    }
 }
 
 fn problem(place: &str, name: &str, error: &TemplateError) -> String {

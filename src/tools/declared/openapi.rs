@@ -3,8 +3,11 @@
 //! An operation becomes an entry as an operator could have written it: parameters and the body of
 //! JSON are its arguments, under one schema with everything in it that the description refers to. A
 //! reference that leads into itself ends in a schema that allows all; one that leads out of the
-//! document is refused. A description is not the operator's word: an operation counts as `once`
-//! unless the operator says else, and `DELETE` as destructive.
+//! document is refused. The method suggests the effect, where the operator says nothing else: `GET`
+//! reads, `PUT` may be repeated, all others are `once`, and `DELETE` is destructive. What a tool cannot
+//! send is left out where it is optional, and told.
+
+mod body;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -51,6 +54,13 @@ const KEPT: [&str; 19] = [
 /// A description of an API.
 pub struct Document {
     root: Value,
+}
+
+/// An operation as a tool, and what the tool does without.
+pub struct Imported {
+    pub entry: Entry,
+    /// Each part that is left out, and why, e.g. `its body: application/xml cannot be sent`.
+    pub left_out: Vec<String>,
 }
 
 /// An operation and where it stands.
@@ -105,21 +115,6 @@ impl Document {
         self.operations().filter_map(line).collect()
     }
 
-    /// An operation as a tool, with the effect that its method suggests, for an operator to look
-    /// through.
-    ///
-    /// # Errors
-    /// As of [`Document::operation`].
-    pub fn suggested(&self, id: &str) -> Result<Entry, String> {
-        let entry = self.operation(id)?;
-        let effect = match entry.method.as_deref() {
-            Some("GET" | "HEAD") => Effect::Read,
-            Some("PUT") => Effect::Idempotent,
-            _ => Effect::Once,
-        };
-        Ok(Entry { effect, ..entry })
-    }
-
     fn operations(&self) -> impl Iterator<Item = Found<'_>> {
         let paths = self.root["paths"].as_object().into_iter().flatten();
         paths.flat_map(|(path, shared)| {
@@ -133,8 +128,8 @@ impl Document {
     /// An operation as a tool.
     ///
     /// # Errors
-    /// There is none of that id, or it cannot be called with JSON and text.
-    pub fn operation(&self, id: &str) -> Result<Entry, String> {
+    /// There is none of that id, or it needs what a tool cannot send.
+    pub fn operation(&self, id: &str) -> Result<Imported, String> {
         let is_meant = |found: &Found<'_>| {
             found.operation.get("operationId").and_then(Value::as_str) == Some(id)
         };
@@ -144,11 +139,12 @@ impl Document {
             let more = if ids.len() > 20 { ", …" } else { "" };
             format!("there is no operation {id:?}; there are: {some}{more}")
         })?;
-        self.entry(id, &found)
+        self.imported(id, &found)
             .map_err(|why| format!("the operation {id:?} cannot be called: {why}"))
     }
 
-    fn entry<'a>(&'a self, id: &str, found: &Found<'a>) -> Result<Entry, String> {
+    fn imported<'a>(&'a self, id: &str, found: &Found<'a>) -> Result<Imported, String> {
+        let mut left_out = Vec::new();
         let mut arguments = Arguments::default();
         let mut walk = Walk { above: Vec::new(), depth: 0, left: MAX_SCHEMAS };
         let mut path = found.path.to_owned();
@@ -162,6 +158,7 @@ impl Document {
                 if required || place == "path" {
                     return Err(format!("the parameter {name:?} is an object"));
                 }
+                left_out.push(format!("the parameter {name:?}: it is an object"));
                 continue;
             }
             match place {
@@ -178,7 +175,9 @@ impl Document {
                     let argument = arguments.add(name, schema, required)?;
                     arguments.headers.insert(name.to_owned(), format!("{{{{ {argument} }}}}"));
                 }
-                "cookie" if !required => {}
+                "cookie" if !required => {
+                    left_out.push(format!("the parameter {name:?}: cookies are not sent"));
+                }
                 _ => {
                     return Err(format!(
                         "the parameter {name:?} has a place that cannot be served"
@@ -190,11 +189,11 @@ impl Document {
         if opened.contains(['{', '}']) {
             return Err("its path has parts that no parameter describes".to_owned());
         }
-        let body = self.body(found, &mut arguments, &mut walk)?;
-        Ok(Entry {
+        let (body, body_format) = self.body(found, &mut arguments, &mut walk, &mut left_out)?;
+        let entry = Entry {
             name: tool_name(id),
-            description: description(found.operation),
-            effect: Effect::Once,
+            description: description(found),
+            effect: suggested_effect(found.method),
             destructive: found.method == "delete",
             input_schema: arguments.schema(),
             method: Some(found.method.to_ascii_uppercase()),
@@ -202,13 +201,15 @@ impl Document {
             query: arguments.query,
             headers: arguments.headers,
             body,
+            body_format,
             response: None,
             command: None,
             output_schema: None,
             timeout_seconds: None,
             env: Vec::new(),
             yields: None,
-        })
+        };
+        Ok(Imported { entry, left_out })
     }
 
     /// Those of the operation, and those of its path that it does not replace.
@@ -238,40 +239,6 @@ impl Document {
             Some(schema) => self.schema(schema, walk),
             None => Ok(json!({})),
         }
-    }
-
-    /// The argument for the body, and how it is sent.
-    fn body<'a>(
-        &'a self,
-        found: &Found<'a>,
-        arguments: &mut Arguments,
-        walk: &mut Walk<'a>,
-    ) -> Result<Option<Value>, String> {
-        let Some(body) = found.operation.get("requestBody") else { return Ok(None) };
-        if matches!(found.method, "get" | "head") {
-            return Ok(None);
-        }
-        let body = self.resolved(body)?;
-        let required = body.get("required") == Some(&json!(true));
-        let kinds = body.get("content").and_then(Value::as_object);
-        let is_json = |kind: &&String| {
-            let kind = kind.split(';').next().unwrap_or_default().trim();
-            kind == "application/json" || kind.ends_with("+json") || kind == "*/*"
-        };
-        let kind = kinds.and_then(|kinds| kinds.keys().find(is_json));
-        let Some(content) = kind.and_then(|kind| kinds?.get(kind)) else {
-            return if required { Err("its body is not JSON".to_owned()) } else { Ok(None) };
-        };
-        let mut schema = match content.get("schema") {
-            Some(schema) => self.schema(schema, walk)?,
-            None => json!({}),
-        };
-        describe(&mut schema, body.get("description").and_then(Value::as_str).unwrap_or_default());
-        let argument = arguments.add("body", schema, required)?;
-        if let Some(kind) = kind.filter(|kind| *kind != "application/json" && *kind != "*/*") {
-            arguments.headers.insert("content-type".to_owned(), kind.clone());
-        }
-        Ok(Some(Value::String(format!("{{{{ {argument} }}}}"))))
     }
 
     /// What a reference means; a value that is none means itself.
@@ -429,7 +396,6 @@ impl Arguments {
     }
 }
 
-/// A pointer without its encoding as part of a URL.
 /// Whether the members of an object would be parameters themselves, whose names are not known.
 fn is_spread(parameter: &Value, schema: &Value) -> bool {
     let is_object = match schema.get("type") {
@@ -439,6 +405,7 @@ fn is_spread(parameter: &Value, schema: &Value) -> bool {
     is_object && parameter.get("schema").is_some()
 }
 
+/// A pointer without its encoding as part of a URL.
 fn decoded(pointer: &str) -> String {
     let mut bytes = Vec::with_capacity(pointer.len());
     let mut rest = pointer.as_bytes();
@@ -467,12 +434,17 @@ fn describe(schema: &mut Value, words: &str) {
     }
 }
 
-fn description(operation: &Value) -> String {
-    let said = |key: &str| operation.get(key).and_then(Value::as_str).unwrap_or_default().trim();
+/// What the document says of an operation; else its method and path.
+fn description(found: &Found<'_>) -> String {
+    let said =
+        |key: &str| found.operation.get(key).and_then(Value::as_str).unwrap_or_default().trim();
     let (summary, long) = (said("summary"), said("description"));
     let mut text = summary.to_owned();
     if !long.is_empty() && long != summary {
         let _ = write!(text, "{}{long}", if text.is_empty() { "" } else { "\n" });
+    }
+    if text.is_empty() {
+        text = format!("{} {}", found.method.to_ascii_uppercase(), found.path);
     }
     cut(&text)
 }
@@ -481,6 +453,14 @@ fn cut(text: &str) -> String {
     match text.char_indices().nth(MAX_DESCRIPTION) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.to_owned(),
+    }
+}
+
+fn suggested_effect(method: &str) -> Effect {
+    match method {
+        "get" | "head" => Effect::Read,
+        "put" => Effect::Idempotent,
+        _ => Effect::Once,
     }
 }
 

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use super::file::Entry;
+use super::file::{BodyFormat, Entry};
 use crate::run::Effect;
 
 /// A file of these tools.
@@ -32,6 +32,9 @@ pub fn yaml(base_url: Option<&str>, entries: &[Entry]) -> String {
         }
         if let Some(body) = &entry.body {
             line("    ", "body", body.clone());
+        }
+        if entry.body_format == BodyFormat::Form {
+            line("    ", "body_format", "form".into());
         }
         if entry.effect != Effect::Once {
             line("    ", "effect", entry.effect.as_str().into());

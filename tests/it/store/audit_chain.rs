@@ -1,7 +1,9 @@
 //! The chain of the audit log: what was closed is found as it was, and nothing else passes.
 
 use chrono::TimeDelta;
-use toolloop::store::{AuditFilter, CheckedStretch, Closing, Signatures};
+use toolloop::store::{
+    AuditFilter, ChainHead, CheckedStretch, Closed, Closing, KnownHead, Signatures,
+};
 
 use super::*;
 
@@ -15,6 +17,9 @@ on_both! {
     late_records_that_are_too_old_stay_outside,
     retention_deletes_whole_stretches,
     retention_leaves_what_is_not_closed,
+    a_known_head_that_is_gone_stops_the_closing,
+    retention_and_other_replicas_move_the_head,
+    what_is_closed_late_or_twice_is_told,
 }
 
 /// Everything that is there is complete.
@@ -42,10 +47,14 @@ type Sign = dyn Fn(&[u8]) -> Option<Vec<u8>> + Sync;
 
 async fn close_with(db: &Db, records: usize, sign: &Sign) -> usize {
     let mut closed = 0;
-    while db.store.close_stretch(TENANT, closing(records), sign).await.unwrap().is_some() {
+    while let Closed::Stretch(_) = close_one(db, closing(records), sign).await {
         closed += 1;
     }
     closed
+}
+
+async fn close_one(db: &Db, closing: Closing, sign: &Sign) -> Closed {
+    db.store.close_stretch(TENANT, closing, None, sign).await.unwrap()
 }
 
 fn is_signed(hash: &[u8], signature: &[u8]) -> bool {
@@ -87,9 +96,9 @@ async fn what_was_closed_is_found_as_it_was(db: Db) {
     write(&db, 25).await;
     // Neither enough nor old enough.
     let young = Closing { records: 100, aged: now() - TimeDelta::hours(1), ..closing(1) };
-    assert_eq!(db.store.close_stretch(TENANT, young, &|_| None).await.unwrap(), None);
+    assert_eq!(close_one(&db, young, &|_| None).await, Closed::Nothing(None));
     let coming = Closing { settled: now() - TimeDelta::minutes(5), ..closing(1) };
-    assert_eq!(db.store.close_stretch(TENANT, coming, &|_| None).await.unwrap(), None);
+    assert_eq!(close_one(&db, coming, &|_| None).await, Closed::Nothing(None));
     assert_eq!(close(&db, 10).await, 3);
     let found = checked(&db).await;
     let records: Vec<u32> = found.iter().map(|checked| checked.stretch.records).collect();
@@ -259,7 +268,7 @@ async fn late_records_are_closed_with_the_next(db: Db) {
     // At once, however young it is.
     let young = Closing { records: 100, aged: now() - TimeDelta::hours(1), ..closing(1) };
     let sign = |hash: &[u8]| Some([b"signed ", hash].concat());
-    assert!(db.store.close_stretch(TENANT, young, &sign).await.unwrap().is_some());
+    assert!(matches!(close_one(&db, young, &sign).await, Closed::Stretch(_)));
     assert_eq!(faults(&db).await, []);
     let stretches = checked(&db).await;
     assert_eq!((stretches[2].stretch.records, stretches[2].stretch.first_at), (6, at));
@@ -292,7 +301,7 @@ async fn two_replicas_close_each_stretch_once(db: Db) {
     for store in others {
         tasks.spawn(async move {
             for _ in 0..20 {
-                store.close_stretch(TENANT, closing(5), &|_| None).await.unwrap();
+                store.close_stretch(TENANT, closing(5), None, &|_| None).await.unwrap();
             }
         });
     }
@@ -352,4 +361,96 @@ async fn retention_leaves_what_is_not_closed(db: Db) {
     assert_eq!(close_with(&db, 10, &|_| None).await, 1);
     assert_eq!(db.store.delete_audit(later(), 1000).await.unwrap(), 0);
     assert_eq!(actions().await, ["audit.deleted"]);
+}
+
+/// The head as a service knows it that closed the newest stretch.
+async fn known(db: &Db, deleted_until: Option<chrono::DateTime<chrono::Utc>>) -> KnownHead {
+    let newest = checked(db).await.pop().unwrap();
+    KnownHead { head: ChainHead::from(&newest.stretch), deleted_until }
+}
+
+async fn close_behind(db: &Db, known: &KnownHead) -> Closed {
+    db.store.close_stretch(TENANT, closing(10), Some(known), &|_| None).await.unwrap()
+}
+
+async fn a_known_head_that_is_gone_stops_the_closing(db: Db) {
+    write(&db, 30).await;
+    assert_eq!(close(&db, 10).await, 4);
+    let known = known(&db, None).await;
+    assert_eq!(close_behind(&db, &known).await, Closed::Nothing(Some(known.head.clone())));
+    write(&db, 10).await;
+    let tables = ["audit_log", "audit_stretches"];
+    for table in tables {
+        db.execute(&format!("CREATE TABLE kept_{table} AS SELECT * FROM {table}")).await;
+    }
+    let forged = format!(
+        "INSERT INTO audit_log (tenant, at, id, action, subject, decision, outcome, arguments) SELECT \
+         tenant, max(at), '00000000-0000-7000-8000-000000000009', 'audit.deleted', 'service', 'allowed', \
+         'succeeded', '{{\"records\": 30, \"through\": 4, \"hash\": \"{}\", \"before\": \"{}\"}}' \
+         FROM audit_log GROUP BY tenant",
+        hex::encode(&known.head.hash),
+        now().to_rfc3339(),
+    );
+    for (change, head) in [
+        ("DELETE FROM audit_stretches".to_owned(), None),
+        ("DELETE FROM audit_stretches WHERE number > 2".into(), Some(2)),
+        ("UPDATE audit_stretches SET hash = previous WHERE number = 4".into(), Some(4)),
+        (format!("DELETE FROM audit_stretches; {forged}"), None),
+    ] {
+        db.execute(&change).await;
+        let before = checked(&db).await.len();
+        let Closed::Replaced(stored) = close_behind(&db, &known).await else { panic!("{change}") };
+        assert_eq!(stored.map(|head| head.number), head, "{change}");
+        assert_eq!(checked(&db).await.len(), before, "nothing is closed after {change}");
+        // Another process, which knows nothing, makes a chain of it, which this one does not accept.
+        assert!(close(&db, 10).await > 0, "{change}");
+        assert!(matches!(close_behind(&db, &known).await, Closed::Replaced(_)), "{change}");
+        for table in tables {
+            db.execute(&format!("DELETE FROM {table}")).await;
+            db.execute(&format!("INSERT INTO {table} SELECT * FROM kept_{table}")).await;
+        }
+    }
+    assert!(matches!(close_behind(&db, &known).await, Closed::Stretch(_)), "all is as it was");
+}
+
+async fn retention_and_other_replicas_move_the_head(db: Db) {
+    write(&db, 10).await;
+    close(&db, 10).await;
+    let mut known = known(&db, Some(now() - TimeDelta::hours(1))).await;
+    // Another one closes more than is looked back at.
+    write(&db, 60).await;
+    assert!(close(&db, 10).await >= 6);
+    let Closed::Nothing(Some(head)) = close_behind(&db, &known).await else { panic!() };
+    assert!(head.number > known.head.number + 3);
+    // A deletion of what is younger than the retention is none of ours.
+    let deletion = now();
+    assert!(db.store.delete_audit(deletion, 10_000).await.unwrap() > 60);
+    assert!(matches!(close_behind(&db, &known).await, Closed::Replaced(_)));
+    known.deleted_until = Some(deletion);
+    assert!(matches!(close_behind(&db, &known).await, Closed::Stretch(_) | Closed::Nothing(_)));
+    known.head = head;
+    assert!(matches!(close_behind(&db, &known).await, Closed::Stretch(_) | Closed::Nothing(_)));
+    assert_eq!(faults_with(&db, NO_KEY).await, []);
+}
+
+async fn what_is_closed_late_or_twice_is_told(db: Db) {
+    let late = async |db: &Db| {
+        let late = checked(db).await.into_iter().filter(|it| it.closed_late);
+        late.map(|it| it.stretch.number).collect::<Vec<_>>()
+    };
+    let mut script = Script::owned();
+    let mut old = script.start();
+    let at = now() - TimeDelta::hours(3);
+    old.audit = vec![AuditRecord { at, ..audited(&call("file_ops", "{}"), "allowed") }];
+    db.commit("me", &old).await;
+    assert_eq!(close(&db, 1).await, 2);
+    assert_eq!((late(&db).await, faults(&db).await), (vec![1], vec![]));
+    write(&db, 2).await;
+    close(&db, 10).await;
+    assert_eq!((late(&db).await, faults(&db).await), (vec![1], vec![]));
+    // The chain is made anew by a service that signs.
+    db.execute("DELETE FROM audit_stretches").await;
+    close(&db, 10).await;
+    let found = faults(&db).await;
+    assert!(found.iter().any(|(n, it)| *n == 1 && it.contains("closed 2 times")), "{found:?}");
 }

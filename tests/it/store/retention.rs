@@ -3,7 +3,7 @@
 use chrono::TimeDelta;
 use sqlx::{Connection, PgConnection, SqliteConnection};
 use tokio::task::JoinSet;
-use toolloop::store::{AuditFilter, Closing, StatsFilter};
+use toolloop::store::{AuditFilter, Closed, Closing, StatsFilter};
 
 use super::*;
 
@@ -253,7 +253,9 @@ async fn audit_records_have_a_retention_of_their_own(db: Db) {
     assert_eq!(db.store.delete_audit(later(), 10).await.unwrap(), 0, "nothing is closed yet");
     for tenant in [TENANT, "other"] {
         let closing = Closing { records: 1, settled: later(), aged: later() };
-        while db.store.close_stretch(tenant, closing, &|_| None).await.unwrap().is_some() {}
+        while let Closed::Stretch(_) =
+            db.store.close_stretch(tenant, closing, None, &|_| None).await.unwrap()
+        {}
     }
     assert_eq!(db.store.delete_audit(old_enough(), 10).await.unwrap(), 0);
     assert_eq!(actions(TENANT).await, [call, call]);

@@ -1,0 +1,183 @@
+//! What differs between the definition of a recorded run and the one that judges it, where that
+//! changes calls, results or labels in a way that no record tells.
+//!
+//! An interceptor may have rewritten or blocked a call, and another one would not have; a limit of
+//! calls depends on what else was called in that minute; options of a tool decide which paths a
+//! call is judged by and what its result labels the run. A call whose decision hangs on that is
+//! unknown, and where the sections are the same nothing is.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use chrono::{DateTime, Utc};
+
+use super::loaded::call_options;
+use crate::agents::definition::{AfterInterceptor, BeforeInterceptor, Interceptors};
+use crate::agents::{Agent, Definition};
+use crate::bounds::{glob, name};
+use crate::engine::state::State;
+use crate::run::{Delegation, Descendants, StopAction};
+use crate::tools::Defaults;
+use crate::tools::executor::CallOptions;
+
+/// The definition of a run, and the one that judges it.
+pub(super) struct Differences {
+    /// None where it cannot be read any more.
+    recorded: Option<Arc<Definition>>,
+    judging: Arc<Agent>,
+    /// Whether both treat single tools alike.
+    same_tooling: bool,
+    /// Places of the stop conditions that the run did not have.
+    new_conditions: BTreeSet<usize>,
+}
+
+/// What stop conditions would have done to a run by now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stopping {
+    /// Nothing.
+    GoesOn,
+    Ends,
+    /// A person would decide, or it hangs on runs that this one started.
+    Unclear,
+}
+
+impl Differences {
+    pub(super) fn between(recorded: Option<Arc<Definition>>, judging: &Arc<Agent>) -> Self {
+        let now = &judging.definition;
+        let then = recorded.as_deref();
+        let same_tooling = then.is_some_and(|then| {
+            then.interceptors == now.interceptors
+                && then.tool_options == now.tool_options
+                && then.governance.paths.private == now.governance.paths.private
+                && then.governance.paths.private_in == now.governance.paths.private_in
+        });
+        let before = then.map(|then| then.governance.budget.stop_conditions.as_slice());
+        let conditions = now.governance.budget.stop_conditions.iter().enumerate();
+        let is_new = |condition| !before.unwrap_or_default().contains(condition);
+        let new_conditions =
+            conditions.filter(|(_, condition)| is_new(condition)).map(|(place, _)| place).collect();
+        Self { recorded, judging: Arc::clone(judging), same_tooling, new_conditions }
+    }
+
+    /// Whether it cannot be told what becomes of a call that was let pass, asked about or blocked by
+    /// a rule.
+    pub(super) fn hide_call(&self, tool: &str) -> bool {
+        let Some((then, now)) = self.different() else { return false };
+        let (before, after) = options(then, now, tool);
+        let is_less = |now| before.per_minute.is_none_or(|then| now < then);
+        after.per_minute.is_some_and(is_less) || self.hide_actions(tool)
+    }
+
+    /// Whether it cannot be told what a call would do, or whether an interceptor would block it.
+    fn hide_actions(&self, tool: &str) -> bool {
+        let Some((then, now)) = self.different() else { return false };
+        let (before, after) = options(then, now, tool);
+        before.paths != after.paths || !same_before(&then.interceptors, &now.interceptors, tool)
+    }
+
+    /// Whether it cannot be told what becomes of a call that something else than a rule kept from
+    /// being made: an interceptor, a limit of calls, that there was no such tool.
+    pub(super) fn hide_refusal(&self, tool: &str, by: &str) -> bool {
+        let Some(recorded) = &self.recorded else { return true };
+        let has = |definition: &Definition| definition.tools.iter().any(|it| name::means(it, tool));
+        if !has(recorded) && has(&self.judging.definition) {
+            return true;
+        }
+        let Some((then, now)) = self.different() else { return false };
+        let (before, after) = options(then, now, tool);
+        (by == "rate_limit" && before.per_minute != after.per_minute) || self.hide_actions(tool)
+    }
+
+    /// Whether a result of this tool reads, or labels the run, as it did; `reads` tells whether the
+    /// call read files.
+    pub(super) fn change_result(&self, tool: &str, reads: bool) -> bool {
+        let Some((then, now)) = self.different() else { return false };
+        let (before, after) = options(then, now, tool);
+        let labels = |options: &CallOptions| (options.yields, options.sanitizes);
+        let [private, private_now] = [then, now].map(|it| &it.governance.paths);
+        let same_private =
+            private.private == private_now.private && private.private_in == private_now.private_in;
+        let is_judged_by_labels = !now.governance.flow_rules().is_empty();
+        (is_judged_by_labels && (labels(&before) != labels(&after) || (reads && !same_private)))
+            || !same_after(&then.interceptors, &now.interceptors, tool)
+    }
+
+    /// What the stop conditions that the run did not have do before an iteration. `met` has those
+    /// that were met before, `delegates` tells whether the run has started others.
+    pub(super) fn stopping(
+        &self,
+        met: &mut BTreeSet<usize>,
+        state: &State,
+        delegates: bool,
+        now: DateTime<Utc>,
+    ) -> Stopping {
+        if self.new_conditions.len() <= met.len() {
+            return Stopping::GoesOn;
+        }
+        if delegates {
+            return Stopping::Unclear;
+        }
+        let conditions = &self.judging.definition.governance.budget.stop_conditions;
+        let facts = state.facts(&Descendants::default(), now);
+        loop {
+            let mut dealt_with = met.clone();
+            dealt_with.extend((0..conditions.len()).filter(|it| !self.new_conditions.contains(it)));
+            let Some((place, unreadable)) = self.judging.condition_met(&dealt_with, &facts) else {
+                return Stopping::GoesOn;
+            };
+            met.insert(place);
+            match conditions.get(place).map(|condition| condition.action) {
+                Some(StopAction::Warn) if unreadable.is_none() => {}
+                Some(StopAction::Stop) => return Stopping::Ends,
+                _ => return Stopping::Unclear,
+            }
+        }
+    }
+
+    /// Both definitions, where they treat any tool otherwise.
+    fn different(&self) -> Option<(&Definition, &Definition)> {
+        let recorded = self.recorded.as_deref().filter(|_| !self.same_tooling)?;
+        Some((recorded, &self.judging.definition))
+    }
+}
+
+/// Whether a tool starts runs.
+pub(super) fn starts_runs(tool: &str) -> bool {
+    Delegation::of_tool(tool).is_some()
+}
+
+/// The options of a tool in both, without what the tool itself declares.
+fn options(then: &Definition, now: &Definition, tool: &str) -> (CallOptions, CallOptions) {
+    let of = |definition: &Definition| {
+        call_options(&definition.tool_options, tool, Defaults { yields: None, timeout: None })
+    };
+    (of(then), of(now))
+}
+
+fn is_for(glob: &str, tool: &str) -> bool {
+    glob::means(glob, tool) != Some(false)
+}
+
+/// Whether the same is done to calls of a tool, in the same order.
+fn same_before(then: &Interceptors, now: &Interceptors, tool: &str) -> bool {
+    let of = |all: &Interceptors| -> Vec<(Option<String>, BeforeInterceptor)> {
+        let own = all.before.iter().map(|it| (None, it));
+        let inherited = all
+            .inherited
+            .iter()
+            .flat_map(|from| from.before.iter().map(|it| (Some(from.directory.clone()), it)));
+        let meant = own.chain(inherited).filter(|(_, it)| is_for(&it.tool, tool));
+        meant.map(|(directory, it)| (directory, it.clone())).collect()
+    };
+    of(then) == of(now)
+}
+
+/// Whether the same is done to results of a tool, in the same order.
+fn same_after(then: &Interceptors, now: &Interceptors, tool: &str) -> bool {
+    let of = |all: &Interceptors| -> Vec<AfterInterceptor> {
+        let inherited = all.inherited.iter().flat_map(|from| &from.after);
+        let meant = all.after.iter().chain(inherited).filter(|it| is_for(&it.tool, tool));
+        meant.cloned().collect()
+    };
+    of(then) == of(now)
+}

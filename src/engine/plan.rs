@@ -4,16 +4,17 @@
 //! only shrink, tools only be taken away. [`Rules`] is the part that the state machine needs.
 
 mod models;
+mod narrowing;
 
 use crate::message::tool_schema::ToolSchema;
 use std::collections::BTreeSet;
-use std::fmt::Display;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use self::models::check_selected_model;
+use self::narrowing::{narrowed_budget, narrowed_limits, not_widened};
 use super::answer_call::AnswerCall;
 use super::client_tools::{self, ClientTools};
 use super::requirements::{self, Requirements};
@@ -28,7 +29,7 @@ use crate::providers::router::Router;
 use crate::providers::{ToolOffer, WireNames, estimate};
 use crate::run::{
     Budget, ClientTool, Delegation, Limits, OnLimit, Overrides, RunKind, Sampling, Thinking,
-    ToolChoicePolicy, Usd,
+    ToolChoicePolicy,
 };
 use crate::tools::executor::Executor;
 use crate::tools::use_skill;
@@ -553,120 +554,6 @@ fn tool_choice(
         _ => return Ok(choice.clone()),
     };
     Err(refused("/tool_choice", problem))
-}
-
-/// Refuses what a request may not ask for.
-fn at_least<T: PartialOrd + Copy + Display>(
-    field: &str,
-    wanted: Option<T>,
-    least: T,
-) -> Result<(), PlanError> {
-    match wanted {
-        Some(wanted) if wanted < least => Err(refused(field, format!("must be at least {least}"))),
-        _ => Ok(()),
-    }
-}
-
-/// The smaller of two, where the request's is in range.
-fn narrowed<T: Ord + Copy + Display>(
-    field: &str,
-    defined: T,
-    wanted: Option<T>,
-    least: T,
-) -> Result<T, PlanError> {
-    at_least(field, wanted, least)?;
-    Ok(wanted.map_or(defined, |wanted| wanted.min(defined)))
-}
-
-fn narrowed_limits(limits: Limits, o: &Overrides) -> Result<Limits, PlanError> {
-    Ok(Limits {
-        max_attempts: narrowed("/max_attempts", limits.max_attempts, o.max_attempts, 1)?,
-        max_iterations: narrowed("/max_iterations", limits.max_iterations, o.max_iterations, 1)?,
-        max_iterations_per_attempt: narrowed(
-            "/max_iterations_per_attempt",
-            limits.max_iterations_per_attempt,
-            o.max_iterations_per_attempt,
-            1,
-        )?,
-        max_tool_calls_per_iteration: narrowed(
-            "/max_tool_calls_per_iteration",
-            limits.max_tool_calls_per_iteration,
-            o.max_tool_calls_per_iteration,
-            1,
-        )?,
-        // A request's own bound holds for every call beside this one.
-        tool_call_timeout_seconds: {
-            let (field, asked) = ("/tool_call_timeout_seconds", o.tool_call_timeout_seconds);
-            at_least(field, asked, 1)?;
-            let defined = limits.tool_call_timeout_seconds;
-            defined.map(|defined| narrowed(field, defined, asked, 1)).transpose()?
-        },
-        error_threshold: narrowed(
-            "/error_threshold",
-            limits.error_threshold,
-            o.error_threshold,
-            1,
-        )?,
-    })
-}
-
-/// What a request asks for beyond what the definition allows, which holds.
-fn not_widened(limits: &Limits, budget: &Budget, o: &Overrides) -> Vec<String> {
-    let of_budget = o.budget.clone().unwrap_or_default();
-    let counts = [
-        ("max_attempts", o.max_attempts.map(u64::from), limits.max_attempts.into()),
-        ("max_iterations", o.max_iterations.map(u64::from), limits.max_iterations.into()),
-        (
-            "max_iterations_per_attempt",
-            o.max_iterations_per_attempt.map(u64::from),
-            limits.max_iterations_per_attempt.into(),
-        ),
-        (
-            "max_tool_calls_per_iteration",
-            o.max_tool_calls_per_iteration.map(u64::from),
-            limits.max_tool_calls_per_iteration.into(),
-        ),
-        (
-            "tool_call_timeout_seconds",
-            o.tool_call_timeout_seconds,
-            limits.tool_call_timeout_seconds.unwrap_or(u64::MAX),
-        ),
-        ("error_threshold", o.error_threshold.map(u64::from), limits.error_threshold.into()),
-        ("budget.max_iterations", of_budget.max_iterations, budget.max_iterations),
-        (
-            "budget.max_duration_seconds",
-            of_budget.max_duration_seconds,
-            budget.max_duration_seconds,
-        ),
-        ("budget.max_tool_calls", of_budget.max_tool_calls, budget.max_tool_calls),
-        (
-            "budget.max_total_tokens",
-            of_budget.max_total_tokens,
-            budget.max_total_tokens.unwrap_or(u64::MAX),
-        ),
-        ("budget.max_files_modified", of_budget.max_files_modified, budget.max_files_modified),
-        ("budget.max_lines_changed", of_budget.max_lines_changed, budget.max_lines_changed),
-    ];
-    let told = |field: &str, asked: &dyn Display, allowed: &dyn Display| {
-        format!("{field}: the agent allows {allowed}, which holds, and not {asked}.")
-    };
-    let counts = counts.into_iter().filter_map(|(field, asked, allowed)| {
-        asked.filter(|asked| *asked > allowed).map(|asked| told(field, &asked, &allowed))
-    });
-    let cost = of_budget.max_cost_usd.zip(budget.max_cost_usd);
-    let cost = cost.filter(|(asked, allowed)| asked > allowed);
-    counts
-        .chain(cost.map(|(asked, allowed)| told("budget.max_cost_usd", &asked, &allowed)))
-        .collect()
-}
-
-fn narrowed_budget(budget: Budget, o: &Overrides) -> Result<Budget, PlanError> {
-    let Some(wanted) = &o.budget else { return Ok(budget) };
-    at_least("/budget/max_iterations", wanted.max_iterations, 1)?;
-    at_least("/budget/max_duration_seconds", wanted.max_duration_seconds, 1)?;
-    at_least("/budget/max_total_tokens", wanted.max_total_tokens, 1)?;
-    at_least("/budget/max_cost_usd", wanted.max_cost_usd, Usd::from_micro(1))?;
-    Ok(budget.narrowed_by(wanted))
 }
 
 fn delegation_seconds(limits: &Limits, budget: &Budget) -> u64 {

@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::refused_children::RefusedAgents;
+use super::refused_children::invalid_inputs;
 use super::slots::{ParentSlot, RunSlot};
 use super::start::{Checked, Launch, Mode, StartError, StartRequest, Started, opening};
 use super::worker::RunIdentity;
@@ -29,7 +30,7 @@ use crate::agents::{Agent, Definition, DefinitionError};
 use crate::clock;
 use crate::engine::budget::SharedBudget;
 use crate::engine::{AppendFailed, Plan, RunControl, State, phrases};
-use crate::event::{SERVICE, ValidationError};
+use crate::event::SERVICE;
 use crate::run::{
     Amounts, Autonomy, BudgetOverrides, Caller, Caps, Delegation, Labels, Overrides, RunKind,
     RunStatus, SpanPlace,
@@ -570,15 +571,4 @@ pub(super) fn narrowed(
 fn is_always_in(directory: &str, workspace: &str) -> bool {
     !workspace.contains('{')
         && workspace::normalise(workspace).is_ok_and(|workspace| workspace == directory)
-}
-
-fn invalid_inputs(agent: &str, errors: &[ValidationError]) -> ChildFailed {
-    let lines = errors.iter().map(|error| {
-        let at = if error.pointer.is_empty() { "(root)" } else { &error.pointer };
-        format!("\n- at {at}: {}", error.message)
-    });
-    ChildFailed(format!(
-        "The inputs do not match the schema of the agent {agent}:{}",
-        lines.collect::<String>()
-    ))
 }

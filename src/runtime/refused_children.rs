@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use super::Runtime;
 use crate::engine::RunControl;
+use crate::event::ValidationError;
 use crate::providers::ProviderError;
 use crate::tools::subagent::ChildFailed;
 
@@ -68,5 +69,17 @@ fn not_started(agent: &str, refusal: &ProviderError) -> ChildFailed {
     let code = refusal.code.as_deref().unwrap_or(refusal.kind.as_str());
     ChildFailed(format!(
         "The agent {agent} was not started: the provider {provider} of its model refuses ({code}): {message}"
+    ))
+}
+
+/// Why a child cannot work on what it was given.
+pub(super) fn invalid_inputs(agent: &str, errors: &[ValidationError]) -> ChildFailed {
+    let lines = errors.iter().map(|error| {
+        let at = if error.pointer.is_empty() { "(root)" } else { &error.pointer };
+        format!("\n- at {at}: {}", error.message)
+    });
+    ChildFailed(format!(
+        "The inputs do not match the schema of the agent {agent}:{}",
+        lines.collect::<String>()
     ))
 }

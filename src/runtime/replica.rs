@@ -147,6 +147,9 @@ impl Runtime {
                 _ = poll.tick() => Wakeup::Resync,
             };
             if let Err(error) = self.handle_wakeup(hint, &mut others).await {
+                if inner.stop.is_cancelled() {
+                    return; // the store is being closed
+                }
                 tracing::warn!(%error, "the queue cannot be reached");
                 others.healthy_since = Instant::now();
             }

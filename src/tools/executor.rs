@@ -20,20 +20,19 @@ pub use super::call_options::CallOptions;
 use super::declared_paths::actions_of;
 use super::guarded::{Failure, guarded};
 use super::interceptors::{Intercepted, Interceptors, Returned, Seen};
+pub use super::ready::Ready;
 use super::results::{
     FatalToolError, Finished, awaiting_child, blocked, blocking, error_text, escalated, fatal,
-    fault, finished, intercepted, not_admitted, refused,
+    fault, finished, intercepted, refused,
 };
 use super::run_scope::effect_key;
 pub use super::run_scope::{RunScope, Slot};
-use super::{Tool, ToolContext, ToolInfo, subagent};
+use super::{Tool, ToolContext, ToolInfo};
 use crate::bounds::schema::Schema;
-use crate::clock;
 use crate::event::{
-    AuditRecord, CallFailure, Circumstances, RunEvent, ToolCallCompleted, ToolCallStarted,
-    ValidationError,
+    CallFailure, Circumstances, ToolCallCompleted, ToolCallStarted, ValidationError,
 };
-use crate::governance::{Action, Call, Decision, Gate, Permit, Verdict};
+use crate::governance::{Action, Call, Decision, Gate, Verdict};
 use crate::message::{CallTarget, ToolCall, canonical_json};
 use crate::run::{Consumption, Delegation, Effect, Labels};
 
@@ -76,112 +75,6 @@ pub enum Prepared {
     Escalated(Escalated),
     /// It may be executed, once its start is stored.
     Ready(Ready),
-}
-
-/// A call that the gate let pass.
-#[derive(Debug)]
-pub struct Ready {
-    started: ToolCallStarted,
-    /// Index into the executor's tools.
-    tool: usize,
-    permit: Permit,
-    arguments: Value,
-    context: ToolContext,
-    rule: &'static str,
-    pattern: Option<String>,
-    is_concurrent: bool,
-    /// For the audit log.
-    shown_arguments: String,
-}
-
-impl Ready {
-    /// Whether it may be executed at the same time as neighbouring calls.
-    pub fn is_concurrent(&self) -> bool {
-        self.is_concurrent
-    }
-
-    /// The call, refused because the caller makes too many.
-    pub fn not_admitted(self, call: &ToolCall, why: &str) -> Finished {
-        not_admitted(call, why, self.shown_arguments, self.started.actions)
-    }
-
-    /// The rule that decided; `none` where none objected.
-    pub fn rule(&self) -> &'static str {
-        self.rule
-    }
-
-    /// The event to store before the call is executed.
-    pub fn started(&self) -> &ToolCallStarted {
-        &self.started
-    }
-
-    /// What to record with its start, where the call hands the conversation to another agent.
-    pub fn handoff(&self) -> Option<RunEvent> {
-        let Some(Delegation::Handoff(agent)) = Delegation::of_tool(&self.started.tool) else {
-            return None;
-        };
-        let (call_id, agent, reason) =
-            (self.started.call_id, agent.to_owned(), subagent::reason(&self.arguments));
-        Some(RunEvent::HandoffStarted { call_id, agent, reason })
-    }
-
-    /// Notes what else the call was judged by.
-    pub fn note(&mut self, circumstances: Circumstances) {
-        self.started.circumstances = circumstances;
-    }
-
-    /// Takes out of what the call consumes what was counted for it already.
-    pub fn consume_beyond(&mut self, counted: &Consumption) {
-        self.started.consumes = std::mem::take(&mut self.started.consumes).beyond(counted);
-    }
-
-    /// What this call does to the world.
-    pub fn effect(&self) -> Effect {
-        self.started.effect
-    }
-
-    /// Whether it changes something by itself: neither reads nor leaves the work to another run,
-    /// which has a fence of its own.
-    pub fn changes(&self) -> bool {
-        self.effect() != Effect::Read && Delegation::of_tool(&self.started.tool).is_none()
-    }
-
-    /// The call, answered with the result of an earlier identical one.
-    pub fn answered_with(self, content: String) -> Finished {
-        let audit = self.audit("succeeded", 0, Some(&content));
-        let completed = ToolCallCompleted {
-            call_id: self.started.call_id,
-            tool: self.started.tool,
-            target: CallTarget::Tool,
-            content,
-            failure: None,
-            duration_ms: 0,
-            cached: true,
-            note: None,
-            changes: None,
-            network: None,
-            replaced: None,
-            child_run_id: None,
-        };
-        finished(completed, Some(audit))
-    }
-
-    fn audit(&self, outcome: &str, duration_ms: u64, result: Option<&str>) -> AuditRecord {
-        AuditRecord {
-            labels: Labels::default(),
-            at: clock::now(),
-            call_id: self.started.call_id,
-            tool: self.started.tool.clone(),
-            rule: self.rule.to_owned(),
-            pattern: self.pattern.clone(),
-            decision: self.started.decision.clone(),
-            reason: self.started.reason.clone(),
-            arguments: self.shown_arguments.clone(),
-            outcome: outcome.to_owned(),
-            duration_ms: Some(duration_ms),
-            result_bytes: result.map(|result| result.len() as u64),
-        }
-    }
 }
 
 /// A call that is asked for.
@@ -322,8 +215,7 @@ impl Executor {
     /// How many calls of a tool all runs of the caller may make in a minute, where that is limited
     /// and the tool is not the caller's own.
     pub fn per_minute(&self, tool: &str) -> Option<u32> {
-        let offered = self.tools.iter().find(|offered| offered.tool.info().name == tool);
-        offered.and_then(|offered| offered.options.per_minute)
+        self.named(tool).and_then(|offered| offered.options.per_minute)
     }
 
     /// Checks arguments against a tool's schema. Those of an unknown tool are not judged.
@@ -331,15 +223,14 @@ impl Executor {
     /// # Errors
     /// What is wrong, for the model.
     pub fn check_arguments(&self, tool: &str, arguments: &Value) -> Result<(), String> {
-        let offered = self.tools.iter().find(|offered| offered.tool.info().name == tool);
-        offered.map_or(Ok(()), |offered| arguments::check(&offered.arguments, arguments))
+        self.named(tool).map_or(Ok(()), |offered| arguments::check(&offered.arguments, arguments))
     }
 
     /// What is wrong with arguments, with JSON pointers into them. Those of an unknown tool are not
     /// judged.
     pub fn argument_errors(&self, tool: &str, arguments: &Value) -> Vec<ValidationError> {
-        let offered = self.tools.iter().find(|offered| offered.tool.info().name == tool);
-        offered.map_or_else(Vec::new, |offered| arguments::errors(&offered.arguments, arguments))
+        self.named(tool)
+            .map_or_else(Vec::new, |offered| arguments::errors(&offered.arguments, arguments))
     }
 
     /// Takes a call up to the point where it may be executed, or answers it. An approval replaces
@@ -433,6 +324,10 @@ impl Executor {
         })
     }
 
+    fn named(&self, tool: &str) -> Option<&Offered> {
+        self.tools.iter().find(|offered| offered.tool.info().name == tool)
+    }
+
     /// A tool that the run may use, and its place.
     fn offered(&self, name: &str, scope: &RunScope) -> Option<(usize, &Offered)> {
         let mut tools = self.tools.iter().enumerate();
@@ -467,8 +362,8 @@ impl Executor {
                 }
                 Intercepted::Blocked(reason) => {
                     let considered = match considered {
-                        Some(considered) => Some(considered),
                         None => asked.actions(&arguments, changed_by).await.ok(),
+                        known => known,
                     };
                     let actions = considered.map(|it| Action::recorded(&it.actions.into()));
                     let actions = actions.unwrap_or_default();

@@ -24,6 +24,7 @@ pub mod pdf;
 mod programs;
 pub mod proxy;
 pub mod quota;
+mod ready;
 pub mod recall;
 pub mod registry;
 pub mod requests;

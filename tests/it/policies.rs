@@ -358,7 +358,7 @@ model: scripted/guarded
 tools: [file_ops]
 enable_double_confirmation: false
 limits: {error_threshold: 20}
-tool_options: {file_ops: {rate_limit_per_minute: 3}}
+tool_options: {file_ops: {rate_limit_per_minute: 4}}
 interceptors: {before: [{tool: file_ops, when: \"args.path == 'out/old.txt'\", block: 'Not that one.'}]}
 governance:
   autonomy: full
@@ -398,10 +398,10 @@ async fn what_hangs_on_other_sections_is_unknown(db: Db) {
         (with("scripted", "scripted"), 5, 0, 0),
         (with("{before: [", other), 5, 0, 0),
         (with("out/old.txt", "out/new.txt"), 0, 5, 0),
-        (with("per_minute: 3", "per_minute: 9"), 4, 1, 0),
-        (with("per_minute: 3", "per_minute: 2"), 1, 4, 0),
-        (with("per_minute: 3", "per_minute: 3, paths: [/path]"), 0, 5, 0),
-        (with("per_minute: 3", "per_minute: 3, yields: [untrusted]"), 5, 0, 0),
+        (with("per_minute: 4", "per_minute: 9"), 4, 1, 0),
+        (with("per_minute: 4", "per_minute: 2"), 1, 4, 0),
+        (with("per_minute: 4", "per_minute: 4, paths: [/path]"), 0, 5, 0),
+        (with("per_minute: 4", "per_minute: 4, yields: [untrusted]"), 5, 0, 0),
         (with("interceptors: {", "interceptors: {after: [{tool: '*', redact: x}], "), 1, 4, 0),
         (
             with("interceptors: {", "interceptors: {after: [{tool: 'agent:*', redact: x}], "),

@@ -1,0 +1,123 @@
+//! A call that the gate let pass, up to its execution.
+
+use serde_json::Value;
+
+use super::ToolContext;
+use super::results::{Finished, finished, not_admitted};
+use super::subagent;
+use crate::clock;
+use crate::event::{AuditRecord, Circumstances, RunEvent, ToolCallCompleted, ToolCallStarted};
+use crate::governance::Permit;
+use crate::message::{CallTarget, ToolCall};
+use crate::run::{Consumption, Delegation, Effect, Labels};
+
+/// A call that the gate let pass.
+#[derive(Debug)]
+pub struct Ready {
+    pub(super) started: ToolCallStarted,
+    /// Index into the executor's tools.
+    pub(super) tool: usize,
+    pub(super) permit: Permit,
+    pub(super) arguments: Value,
+    pub(super) context: ToolContext,
+    pub(super) rule: &'static str,
+    pub(super) pattern: Option<String>,
+    pub(super) is_concurrent: bool,
+    /// For the audit log.
+    pub(super) shown_arguments: String,
+}
+
+impl Ready {
+    /// Whether it may be executed at the same time as neighbouring calls.
+    pub fn is_concurrent(&self) -> bool {
+        self.is_concurrent
+    }
+
+    /// The call, refused because the caller makes too many.
+    pub fn not_admitted(self, call: &ToolCall, why: &str) -> Finished {
+        not_admitted(call, why, self.shown_arguments, self.started.actions)
+    }
+
+    /// The rule that decided; `none` where none objected.
+    pub fn rule(&self) -> &'static str {
+        self.rule
+    }
+
+    /// The event to store before the call is executed.
+    pub fn started(&self) -> &ToolCallStarted {
+        &self.started
+    }
+
+    /// What to record with its start, where the call hands the conversation to another agent.
+    pub fn handoff(&self) -> Option<RunEvent> {
+        let Some(Delegation::Handoff(agent)) = Delegation::of_tool(&self.started.tool) else {
+            return None;
+        };
+        let (call_id, agent, reason) =
+            (self.started.call_id, agent.to_owned(), subagent::reason(&self.arguments));
+        Some(RunEvent::HandoffStarted { call_id, agent, reason })
+    }
+
+    /// Notes what else the call was judged by.
+    pub fn note(&mut self, circumstances: Circumstances) {
+        self.started.circumstances = circumstances;
+    }
+
+    /// Takes out of what the call consumes what was counted for it already.
+    pub fn consume_beyond(&mut self, counted: &Consumption) {
+        self.started.consumes = std::mem::take(&mut self.started.consumes).beyond(counted);
+    }
+
+    /// What this call does to the world.
+    pub fn effect(&self) -> Effect {
+        self.started.effect
+    }
+
+    /// Whether it changes something by itself: neither reads nor leaves the work to another run,
+    /// which has a fence of its own.
+    pub fn changes(&self) -> bool {
+        self.effect() != Effect::Read && Delegation::of_tool(&self.started.tool).is_none()
+    }
+
+    /// The call, answered with the result of an earlier identical one.
+    pub fn answered_with(self, content: String) -> Finished {
+        let audit = self.audit("succeeded", 0, Some(&content));
+        let completed = ToolCallCompleted {
+            call_id: self.started.call_id,
+            tool: self.started.tool,
+            target: CallTarget::Tool,
+            content,
+            failure: None,
+            duration_ms: 0,
+            cached: true,
+            note: None,
+            changes: None,
+            network: None,
+            replaced: None,
+            child_run_id: None,
+        };
+        finished(completed, Some(audit))
+    }
+
+    pub(super) fn audit(
+        &self,
+        outcome: &str,
+        duration_ms: u64,
+        result: Option<&str>,
+    ) -> AuditRecord {
+        AuditRecord {
+            labels: Labels::default(),
+            at: clock::now(),
+            call_id: self.started.call_id,
+            tool: self.started.tool.clone(),
+            rule: self.rule.to_owned(),
+            pattern: self.pattern.clone(),
+            decision: self.started.decision.clone(),
+            reason: self.started.reason.clone(),
+            arguments: self.shown_arguments.clone(),
+            outcome: outcome.to_owned(),
+            duration_ms: Some(duration_ms),
+            result_bytes: result.map(|result| result.len() as u64),
+        }
+    }
+}

@@ -18,6 +18,7 @@ use self::extraction::{Decision, first_decision, first_object};
 pub use self::fields::DecisionFields;
 use super::{Ask, Check, Driver, Place, Reading, Undecided, call_id, text_beside};
 use crate::bounds::json;
+use crate::bounds::text::quoted;
 use crate::message::{AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall};
 use crate::providers::{Completion, ModelRequest, ToolChoice, ToolOffer};
 
@@ -209,7 +210,10 @@ fn tool_call(
         let all: Vec<&str> = callable(base, ask).map(|tool| tool.name.as_str()).collect();
         return Err(match all.as_slice() {
             [] => "there are no tools; give a `final_answer`".to_owned(),
-            all => format!("there is no tool {named:?}; `tool` must be one of: {}", all.join(", ")),
+            all => {
+                let (named, all) = (quoted(named), all.join(", "));
+                format!("there is no tool {named}; `tool` must be one of: {all}")
+            }
         });
     };
     let args = decision.args.map_or("{}", RawValue::get);

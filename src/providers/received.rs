@@ -20,6 +20,8 @@ pub(super) enum Unusable {
 
 /// Most tool calls of one answer.
 pub(super) const MAX_CALLS: usize = 1024;
+/// Longest name of a called tool, in bytes; no tool has one as long, and the rest is dropped.
+const MAX_NAME: usize = 256;
 /// Largest arguments of one tool call, in bytes.
 pub(super) const MAX_ARGUMENTS: usize = 1 << 20;
 
@@ -79,7 +81,9 @@ pub(super) fn tool_call(
     }
     let arguments =
         if arguments.trim().is_empty() { "{}".into() } else { replace_nul(arguments, "\\u0000") };
-    RawToolCall { id, wire_name: replace_nul(wire_name, "\u{FFFD}"), arguments }
+    let mut wire_name = replace_nul(wire_name, "\u{FFFD}");
+    wire_name.truncate(wire_name.floor_char_boundary(MAX_NAME));
+    RawToolCall { id, wire_name, arguments }
 }
 
 /// The value of a JSON string; `None` for other JSON.

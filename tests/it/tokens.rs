@@ -230,6 +230,11 @@ async fn a_token_is_never_wider_than_its_maker(db: Db) {
     let (maker, maker_key) = key(json!({"scopes": ["agents:invoke", "runs:read"]})).await;
     for (body, expected, named) in [
         (json!({"run_id": run, "actions": ["cancel"]}), 403, "runs:cancel"),
+        (
+            json!({"run_id": run, "actions": ["read", "read", "read", "read", "read"]}),
+            422,
+            "/actions",
+        ),
         (json!({"session_id": "s", "actions": ["read"]}), 403, "sessions:read"),
         (json!({"run_id": run, "actions": []}), 422, "/actions"),
         (json!({"run_id": run, "actions": ["write"]}), 422, "write"),

@@ -35,9 +35,9 @@ pub(crate) struct TokenRequest {
     /// The session, and with it its runs. Either this or `run_id` is given.
     #[schema(example = json!(null))]
     session_id: Option<String>,
-    /// What the token may do; at least one.
+    /// What the token may do; one to four.
     #[serde(default)]
-    #[schema(required, min_items = 1)]
+    #[schema(required, min_items = 1, max_items = 4)]
     actions: Vec<Action>,
     /// How long the token is valid.
     #[schema(minimum = 1, maximum = 3600, default = 300)]
@@ -98,6 +98,9 @@ pub(crate) async fn create_token(
     Ok((StatusCode::CREATED, Json(CreatedToken { token, expires_at })))
 }
 
+/// All that there are.
+const MAX_ACTIONS: usize = 4;
+
 fn checked(request: &TokenRequest) -> Result<(Target, TimeDelta), Problem> {
     let mut errors = Vec::new();
     let mut refuse = |pointer: &str, message: &str| {
@@ -113,6 +116,9 @@ fn checked(request: &TokenRequest) -> Result<(Target, TimeDelta), Problem> {
     }
     if request.actions.is_empty() {
         refuse("/actions", "needs at least one action");
+    }
+    if request.actions.len() > MAX_ACTIONS {
+        refuse("/actions", "names an action twice: there are four");
     }
     let ttl = request.ttl_seconds.unwrap_or(DEFAULT_TTL_SECONDS);
     if !(1..=MAX_TTL_SECONDS).contains(&ttl) {

@@ -439,7 +439,7 @@ async fn what_hangs_on_other_sections_is_unknown(db: Db) {
     );
     let flow =
         with("autonomy: full", "flow: [{when: labels.untrusted, do: deny}]\n  autonomy: full");
-    let flow = flow.replace("per_minute: 3", "per_minute: 3, yields: [untrusted]");
+    let flow = flow.replace("per_minute: 4", "per_minute: 4, yields: [untrusted]");
     let labelled = replay(&service, "guarded", &json!({"definition": flow})).await;
     assert_eq!(
         (&labelled["unchanged"], &labelled["unknown"]),

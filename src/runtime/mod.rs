@@ -37,6 +37,7 @@ mod recovery;
 mod refused_children;
 mod replay;
 mod replay_limits;
+mod replay_recorded;
 mod replica;
 mod retention;
 mod revoking;

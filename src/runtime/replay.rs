@@ -8,7 +8,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
@@ -16,12 +16,13 @@ use uuid::Uuid;
 use super::Runtime;
 use super::loaded::policy;
 use super::replay_limits::ReplayLimits;
+use super::replay_recorded::{Recorded, recorded};
 use crate::agents::Agent;
 use crate::engine::plan::Rules;
 use crate::engine::state::State;
-use crate::event::{Event, RunEvent, WaitKind};
-use crate::governance::{self, Action, Call, Decision, Gate, Objection, PolicyError, Verdict};
-use crate::run::{Budget, Consumption, Effect, Overrides};
+use crate::event::{Event, RunEvent};
+use crate::governance::{Call, Decision, Gate, Objection, PolicyError, Verdict};
+use crate::run::{Budget, Overrides};
 use crate::store::{Page, RunCursor, RunFilter, RunRecord, StoreError};
 
 /// Runs whose journals are in memory at once.
@@ -30,6 +31,9 @@ const BATCH: u32 = 16;
 const MAX_EXAMPLES: usize = 100;
 /// Parents whose rules are remembered for their children.
 const KEPT_GATES: usize = 256;
+
+/// Time that judging may take; one call more may be under way.
+const MAX_JUDGING: Duration = Duration::from_secs(20);
 
 /// Which calls are judged again, and by what.
 #[derive(Debug, Clone)]
@@ -150,6 +154,7 @@ impl Runtime {
             ..RunFilter::default()
         };
         let mut of_children = HashMap::new();
+        let mut left_to_judge = MAX_JUDGING;
         let (mut replay, mut after) = (Replay::default(), None);
         loop {
             let left = u64::from(query.max_runs).saturating_sub(replay.runs);
@@ -176,10 +181,14 @@ impl Runtime {
                 judged.push(Judged { run, gate, limits: Arc::clone(&limits), directory });
             }
             let so_far = replay;
-            let judging = move || judge_all(so_far, &judged, &journals);
-            replay = tokio::task::spawn_blocking(judging)
-                .await
-                .map_err(|error| StoreError::Failed(error.to_string()))?;
+            let judging = move || {
+                let begun = Instant::now();
+                let replay = judge_all(so_far, &judged, &journals, begun + left_to_judge);
+                replay.map(|replay| (replay, left_to_judge.saturating_sub(begun.elapsed())))
+            };
+            let judged = tokio::task::spawn_blocking(judging).await;
+            let judged = judged.map_err(|error| StoreError::Failed(error.to_string()))?;
+            (replay, left_to_judge) = judged.ok_or_else(too_long)?;
         }
         Ok(replay)
     }
@@ -229,8 +238,20 @@ impl Runtime {
     }
 }
 
-/// Judges the calls of runs whose journals lie one after the other.
-fn judge_all(mut replay: Replay, runs: &[Judged], journals: &[Event]) -> Replay {
+fn too_long() -> ReplayError {
+    let seconds = MAX_JUDGING.as_secs();
+    ReplayError::Definition(format!(
+        "its rules take more than {seconds} s to judge these calls: replay fewer runs (`limit`)"
+    ))
+}
+
+/// Judges the calls of runs whose journals lie one after the other; none where it takes longer.
+fn judge_all(
+    mut replay: Replay,
+    runs: &[Judged],
+    journals: &[Event],
+    until: Instant,
+) -> Option<Replay> {
     let mut by_run: HashMap<Uuid, &[Event]> = HashMap::new();
     for journal in journals.chunk_by(|one, next| one.run_id == next.run_id) {
         by_run.extend(journal.first().map(|first| (first.run_id, journal)));
@@ -238,27 +259,13 @@ fn judge_all(mut replay: Replay, runs: &[Judged], journals: &[Event]) -> Replay 
     for judged in runs {
         let journal = by_run.get(&judged.run.id).copied().unwrap_or_default();
         replay.runs += 1;
-        RunReplay::new(judged).judge(&mut replay, journal);
+        RunReplay::new(judged).judge(&mut replay, journal, until)?;
     }
-    replay
+    Some(replay)
 }
 
 /// A decision by the definition: with the rule that decides, and its reason.
 type NewDecision = (Decision, &'static str, Option<String>);
-
-/// A decision as the journal keeps it.
-struct Recorded<'e> {
-    call_id: Uuid,
-    tool: &'e str,
-    effect: Effect,
-    actions: &'e Arc<[Action]>,
-    /// What it took of the budget, where the call was dispatched.
-    consumes: Option<&'e Consumption>,
-    /// None where it let the call pass, with a warning or without.
-    was: Option<&'e str>,
-    /// Whether something else than the policy decided.
-    is_foreign: bool,
-}
 
 /// One run on its way through the replay.
 struct RunReplay<'r> {
@@ -297,9 +304,12 @@ impl<'r> RunReplay<'r> {
         }
     }
 
-    fn judge(mut self, replay: &mut Replay, journal: &[Event]) {
+    fn judge(mut self, replay: &mut Replay, journal: &[Event], until: Instant) -> Option<()> {
         let before = replay.newly;
         for event in journal {
+            if Instant::now() >= until {
+                return None;
+            }
             if let RunEvent::ApprovalResolved(resolved) = &event.what
                 && let Some(asked_at) = self.released.remove(&resolved.call_id)
             {
@@ -324,6 +334,7 @@ impl<'r> RunReplay<'r> {
             replay.changed_runs += 1;
             replay.micro_usd += self.judged.run.usage.cost_micro_usd.unwrap_or(0);
         }
+        Some(())
     }
 
     fn judge_one(&mut self, replay: &mut Replay, recorded: &Recorded<'_>, at: DateTime<Utc>) {
@@ -421,79 +432,4 @@ impl<'r> RunReplay<'r> {
         let stops = judged.0 == Decision::Blocked;
         if stops { judged } else { self.over_budget(recorded).unwrap_or(judged) }
     }
-}
-
-/// The decision that an event records, where it records one on a call of its own.
-fn recorded(event: &RunEvent) -> Option<Recorded<'_>> {
-    let strongest =
-        |actions: &[Action]| actions.iter().map(|a| a.effect).max().unwrap_or(Effect::Once);
-    Some(match event {
-        RunEvent::ToolCallStarted(call) => Recorded {
-            call_id: call.call_id,
-            tool: &call.tool,
-            effect: call.effect,
-            actions: &call.actions,
-            consumes: Some(&call.consumes),
-            was: Some(&call.decision),
-            is_foreign: false,
-        },
-        RunEvent::ToolCallBlocked(call) => Recorded {
-            call_id: call.call_id,
-            tool: &call.tool,
-            effect: strongest(&call.actions),
-            actions: &call.actions,
-            consumes: None,
-            was: Some(&call.decision),
-            is_foreign: !governance::is_rule(&call.rule),
-        },
-        RunEvent::ApprovalRequested(asked) if asked.kind == WaitKind::Approval => Recorded {
-            call_id: asked.call_id,
-            tool: &asked.tool,
-            effect: strongest(&asked.actions),
-            actions: &asked.actions,
-            consumes: None,
-            was: Some(Decision::Escalated.as_str()),
-            is_foreign: false,
-        },
-        RunEvent::ToolCallAwaitingClient(asked) => Recorded {
-            call_id: asked.call_id,
-            tool: &asked.tool,
-            effect: strongest(&asked.actions),
-            actions: &asked.actions,
-            consumes: None,
-            was: None,
-            is_foreign: false,
-        },
-        RunEvent::RunQueued {}
-        | RunEvent::RunStarted { .. }
-        | RunEvent::SessionLoaded { .. }
-        | RunEvent::LabelsChanged(_)
-        | RunEvent::SkillActivated(_)
-        | RunEvent::RunResumed { .. }
-        | RunEvent::AttemptStarted { .. }
-        | RunEvent::IterationStarted { .. }
-        | RunEvent::ModelResponded(_)
-        | RunEvent::ToolCallCompleted(_)
-        | RunEvent::ToolCallAwaitingChild(_)
-        | RunEvent::ApprovalRequested(_)
-        | RunEvent::ApprovalResolved(_)
-        | RunEvent::HandoffStarted { .. }
-        | RunEvent::ScanWarned(_)
-        | RunEvent::BudgetWarned { .. }
-        | RunEvent::OutputProposed { .. }
-        | RunEvent::OutputReflected { .. }
-        | RunEvent::ValidationFailed { .. }
-        | RunEvent::ConfirmationRequested { .. }
-        | RunEvent::DecisionExtractionFailed(_)
-        | RunEvent::DecisionValidationFailed(_)
-        | RunEvent::ToolChoiceUnmet { .. }
-        | RunEvent::AnswerBlank { .. }
-        | RunEvent::ModelRetried(_)
-        | RunEvent::ModelInterrupted(_)
-        | RunEvent::ContextCompacted(_)
-        | RunEvent::RunCancelRequested { .. }
-        | RunEvent::RunCompleted(_)
-        | RunEvent::RunFailed(_)
-        | RunEvent::RunCancelled(_) => return None,
-    })
 }

@@ -6,11 +6,11 @@
 //! are capped, and every turn of a loop is counted and timed. Variables and functions that do not
 //! exist are found when it is compiled.
 
+mod meter;
+
 use std::collections::{BTreeSet, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
-use std::time::{Duration, Instant};
 
 use cel::common::ast::{
     CallExpr, EntryExpr, Expr, IdedExpr, ListExpr, LiteralValue, MapExpr, SourceInfo, StructExpr,
@@ -20,6 +20,7 @@ use cel::{Context, Env, ExecutionError, Program};
 use serde_json::Value;
 
 use super::{off_worker, on_large_stack};
+use meter::{KEPT, Meter, TURN};
 
 /// Bytes of source.
 pub const MAX_SOURCE: usize = 4096;
@@ -31,16 +32,10 @@ const MAX_DEPTH: usize = 80;
 const SHALLOW: usize = 16;
 /// Bytes of the values that an expression uses, and of what it makes, as JSON.
 const MAX_DATA: usize = 1024 * 1024;
-/// Turns of all loops of one evaluation.
-const MAX_TURNS: u64 = 200_000;
-/// Time that the loops of one evaluation may take.
-const MAX_TIME: Duration = Duration::from_secs(2);
 /// An evaluation with a loop over more bytes than this makes room for others on its thread.
 const QUICK: usize = 16 * 1024;
 /// Bytes of an error's message: it may quote the data.
 const MAX_MESSAGE: usize = 400;
-/// What every turn of a loop calls. No source can: it is no identifier.
-const TURN: &str = "@turn";
 /// Names of types, which are values.
 const TYPES: [&str; 12] = [
     "bool",
@@ -68,6 +63,8 @@ pub struct Expression {
     uses: BTreeSet<String>,
     /// How many loops stand in one another at most.
     loops: usize,
+    /// Whether it makes values of values.
+    keeps: bool,
     /// Levels of the tree.
     levels: usize,
 }
@@ -87,7 +84,7 @@ pub enum ExpressionError {
     /// It is neither true nor false.
     #[error("it is neither true nor false but {0}")]
     NotBoolean(String),
-    /// The data, or what it makes of them, are more than 1 MiB.
+    /// The data, or what it makes of them, are more than they may be.
     #[error("it would have to handle more than {MAX_DATA} bytes of data")]
     TooLarge,
     /// Its loops take more turns or time than an evaluation may.
@@ -113,11 +110,12 @@ impl Expression {
             scope: Vec::new(),
             uses: BTreeSet::new(),
             loops: 0,
+            keeps: false,
         };
         names.check(&mut tree)?;
-        let Names { uses, loops, .. } = names;
+        let Names { uses, loops, keeps, .. } = names;
         let levels = depth_of(&tree);
-        Ok(Self { source: source.to_owned(), tree, uses, loops, levels })
+        Ok(Self { source: source.to_owned(), tree, uses, loops, keeps, levels })
     }
 
     /// What it was compiled from.
@@ -165,7 +163,7 @@ impl Expression {
     }
 
     fn evaluate_here(&self, variables: &[(&str, &Value)]) -> Result<cel::Value, ExpressionError> {
-        let meter = Arc::new(Meter { turns: AtomicU64::new(0), until: Instant::now() + MAX_TIME });
+        let meter = Arc::new(Meter::new());
         let resolve = || self.resolve(variables, &meter);
         let resolved = if self.levels > SHALLOW {
             on_large_stack(resolve)
@@ -174,6 +172,9 @@ impl Expression {
         };
         if meter.is_used_up() {
             return Err(ExpressionError::TooLong); // whatever came of it
+        }
+        if meter.is_full() {
+            return Err(ExpressionError::TooLarge);
         }
         resolved.unwrap_or_else(|| {
             Err(ExpressionError::Failed("the data are out of every range".to_owned()))
@@ -193,6 +194,11 @@ impl Expression {
         if self.loops > 0 {
             let counted = Arc::clone(meter);
             let declared = context.add_function(TURN, move || counted.turn());
+            declared.map_err(|e| ExpressionError::Failed(e.to_string()))?;
+        }
+        if self.keeps {
+            let counted = Arc::clone(meter);
+            let declared = context.add_function(KEPT, move |value: cel::Value| counted.kept(value));
             declared.map_err(|e| ExpressionError::Failed(e.to_string()))?;
         }
         cel::Value::resolve(&self.tree, &context).map_err(|error| match error {
@@ -273,27 +279,6 @@ fn depth_of(expr: &IdedExpr) -> usize {
     }
 }
 
-/// Counts and times the turns of one evaluation's loops.
-struct Meter {
-    turns: AtomicU64,
-    until: Instant,
-}
-
-impl Meter {
-    fn turn(&self) -> Result<cel::Value, ExecutionError> {
-        let turns = self.turns.fetch_add(1, Ordering::Relaxed);
-        if turns >= MAX_TURNS || Instant::now() >= self.until {
-            self.turns.store(MAX_TURNS + 1, Ordering::Relaxed);
-            return Err(ExecutionError::function_error(TURN, "too many turns"));
-        }
-        Ok(cel::Value::Bool(true))
-    }
-
-    fn is_used_up(&self) -> bool {
-        self.turns.load(Ordering::Relaxed) > MAX_TURNS
-    }
-}
-
 /// JSON as CEL sees it: integers are `int` where they fit, so that arithmetic with literals works.
 fn cel_of(value: &Value, room: &mut usize) -> Result<cel::Value, ExpressionError> {
     take(value, room).ok_or(ExpressionError::TooLarge)?;
@@ -341,6 +326,7 @@ struct Names<'a> {
     scope: Vec<String>,
     uses: BTreeSet<String>,
     loops: usize,
+    keeps: bool,
 }
 
 impl Names<'_> {
@@ -352,12 +338,12 @@ impl Names<'_> {
             Expr::Ident(name) => self.variable(id, name),
             Expr::Select(select) => self.check(&mut select.operand),
             Expr::List(list) => {
-                list.elements.iter_mut().try_for_each(|element| self.check(element))
+                list.elements.iter_mut().try_for_each(|element| self.check_kept(element))
             }
             Expr::Map(map) => map.entries.iter_mut().try_for_each(|entry| match &mut entry.expr {
                 EntryExpr::MapEntry(entry) => {
-                    self.check(&mut entry.key)?;
-                    self.check(&mut entry.value)
+                    self.check_kept(&mut entry.key)?;
+                    self.check_kept(&mut entry.value)
                 }
                 EntryExpr::StructField(field) => self.check(&mut field.value),
             }),
@@ -368,6 +354,10 @@ impl Names<'_> {
             Expr::Call(call) => {
                 self.function(id, call)?;
                 call.target.iter_mut().try_for_each(|target| self.check(target))?;
+                let is_result = |arg: &IdedExpr| matches!(&arg.expr, Expr::Ident(name) if name.starts_with('@'));
+                if call.func_name == operators::ADD && !call.args.first().is_some_and(is_result) {
+                    return call.args.iter_mut().try_for_each(|argument| self.check_kept(argument));
+                }
                 call.args.iter_mut().try_for_each(|argument| self.check(argument))
             }
             Expr::Comprehension(made) => {
@@ -386,6 +376,26 @@ impl Names<'_> {
                 counted.ok_or_else(|| self.wrong(id, "there are no loops of this kind"))
             }
         }
+    }
+
+    /// Checks what becomes part of a larger value, and has its size looked at before that: in a
+    /// few words, values grow by any factor.
+    fn check_kept(&mut self, expr: &mut IdedExpr) -> Result<(), ExpressionError> {
+        self.check(expr)?;
+        let is_small = match &expr.expr {
+            Expr::Literal(_) => true,
+            Expr::Ident(name) => {
+                !self.variables.contains(&name.as_str()) && TYPES.contains(&name.as_str())
+            }
+            _ => false,
+        };
+        if !is_small {
+            let inner = IdedExpr { id: expr.id, expr: std::mem::take(&mut expr.expr) };
+            let (func_name, args) = (KEPT.to_owned(), vec![inner]);
+            expr.expr = Expr::Call(CallExpr { func_name, target: None, args });
+            self.keeps = true;
+        }
+        Ok(())
     }
 
     /// Every loop has its result in scope.

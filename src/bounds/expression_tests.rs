@@ -1,3 +1,5 @@
+use std::time::{Duration, Instant};
+
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -149,6 +151,46 @@ fn loops_end_whatever_they_are_made_of() {
             Err(ExpressionError::TooLong),
             "{source}"
         );
+    }
+}
+
+#[test]
+fn values_do_not_grow_by_a_factor_for_each_word() {
+    let ten = format!("[{}]", ["0"; 10].join(","));
+    let of = |what: &str, sign: &str| vec![what; 10].join(sign);
+    let chain = |body: String| format!("{ten}{}==[]", format!(".map(x,{body})").repeat(8));
+    let inputs = json!("x".repeat(100_000));
+    let begun = Instant::now();
+    for source in [
+        chain(format!("[{}]", of("x", ","))),
+        chain(format!("{{1:[{}]}}", of("x", ","))),
+        chain(format!(
+            "{{{}}}",
+            ["0:x", "1:x", "2:x", "3:x", "4:x", "5:x", "6:x", "7:x"].join(",")
+        )),
+        format!("['a']{} == []", format!(".map(x,{})", of("x", "+")).repeat(8)),
+        format!("[[1]]{} == []", format!(".map(x,{})", of("x", "+")).repeat(8)),
+        format!(
+            "[1].map(a,{}) == []",
+            (0..8).fold("a".to_owned(), |x, _| format!("[{}].map(a,[{}])", of("a", ","), x))
+        ),
+        format!("[{}].size() == 0", vec!["inputs"; 400].join(",")),
+        format!("[{}].size() == 0", vec!["inputs + inputs"; 200].join(",")),
+    ] {
+        let outcome = compiled(&source).is_true(&[("inputs", &inputs)]);
+        assert!(
+            matches!(outcome, Err(ExpressionError::TooLarge | ExpressionError::TooLong)),
+            "{source:.80}: {outcome:?}"
+        );
+    }
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    let many = json!(vec!["a word"; 20_000]);
+    for source in [
+        "output.map(x, x + '!').size() == 20000",
+        "output.filter(x, x == 'a word').size() == 20000",
+        "type(1) in [int, double] && [type(1), string].size() == 2",
+    ] {
+        assert_eq!(compiled(source).is_true(&[("output", &many)]), Ok(true), "{source}");
     }
 }
 

@@ -152,3 +152,56 @@ fn a_callers_schema_is_compiled_once() {
         (Schema::of_caller(&schema).unwrap(), Schema::of_caller(&schema).unwrap());
     assert!(Arc::ptr_eq(&first, &second));
 }
+
+#[test]
+fn what_a_schema_leaves_unevaluated_does_not_double() {
+    let defs = |levels: usize, make: &dyn Fn(usize, Value) -> Value| {
+        let reference = |level: usize| json!({"$ref": format!("#/$defs/a{level}")});
+        let mut defs = serde_json::Map::new();
+        for level in 0..levels {
+            defs.insert(format!("a{level}"), make(level, reference(level + 1)));
+        }
+        defs.insert(format!("a{levels}"), json!({"$anchor": "end"}));
+        json!({"$ref": "#/$defs/a0", "$defs": defs})
+    };
+    type Make<'m> = &'m dyn Fn(usize, Value) -> Value;
+    let doubling: [Make<'_>; 7] = [
+        &|_, next| json!({"allOf": [next, next], "unevaluatedProperties": false}),
+        &|_, next| json!({"anyOf": [next, next], "unevaluatedItems": false}),
+        &|_, next| json!({"oneOf": [next, next], "unevaluatedProperties": {"type": "string"}}),
+        &|_, next| json!({"if": next, "then": next, "else": next, "unevaluatedItems": false}),
+        &|_, next| json!({"dependentSchemas": {"a": next, "b": next}, "unevaluatedProperties": false}),
+        &|_, next| json!({"$ref": next["$ref"], "unevaluatedProperties": next}),
+        &|level, next| {
+            if level == 0 {
+                json!({"allOf": [next], "unevaluatedProperties": false})
+            } else {
+                json!({"allOf": [next, next]})
+            }
+        },
+    ];
+    for (number, make) in doubling.iter().enumerate() {
+        let refused = Schema::compile(&defs(16, make), Author::Operator).unwrap_err();
+        assert!(refused.0.contains("more than 2000 schemas"), "{number}: {refused}");
+        // What is not refused is compiled at once.
+        let begun = std::time::Instant::now();
+        for levels in 1..9 {
+            let _ = Schema::compile(&defs(levels, make), Author::Operator);
+        }
+        assert!(begun.elapsed().as_secs() < 10, "{number}: {:?}", begun.elapsed());
+    }
+    let harmless: [Make<'_>; 3] = [
+        &|_, next| json!({"properties": {"x": next, "y": next}, "unevaluatedProperties": false}),
+        &|_, next| json!({"allOf": [next, next]}),
+        &|_, next| json!({"items": next, "prefixItems": [{"type": "string"}], "unevaluatedItems": false}),
+    ];
+    for (number, make) in harmless.iter().enumerate() {
+        let begun = std::time::Instant::now();
+        Schema::compile(&defs(16, make), Author::Operator).unwrap();
+        assert!(begun.elapsed().as_secs() < 10, "{number}: {:?}", begun.elapsed());
+    }
+    let extended = json!({"$defs": {"base": {"properties": {"a": true}}},
+        "allOf": [{"$ref": "#/$defs/base"}, {"$ref": "#"}], "unevaluatedProperties": false});
+    let extended = Schema::compile(&extended, Author::Operator);
+    assert!(extended.is_ok() || extended.unwrap_err().0.contains("itself"));
+}

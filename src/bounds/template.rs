@@ -1,15 +1,21 @@
-//! Templates of definitions and scenarios: bounded in size, in the steps that rendering takes and
-//! in the text that comes of it. An undefined value is an error.
+//! Templates of definitions and scenarios: bounded in size, in what stands in one tag ([`shape`]),
+//! in the steps that rendering takes, in what expressions make on the way ([`made`]) and in the text
+//! that comes of it. An undefined value is an error.
 
-use std::fmt::{self, Write as _};
-use std::io::{self, Write};
+mod made;
+mod rewritten;
+mod shape;
 
+use std::collections::BTreeMap;
+use std::fmt;
+
+use minijinja::machinery::{Instructions, eval, make_string_output};
+use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
-use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior};
 use serde_json::Value;
 
-use super::Refused;
-use super::json;
+use super::{json, on_large_stack};
 
 /// Bytes of a template.
 const MAX_SOURCE: usize = 1024 * 1024;
@@ -53,6 +59,7 @@ pub enum Undefined {
 #[derive(Debug)]
 pub struct Templates {
     environment: Environment<'static>,
+    sources: BTreeMap<&'static str, String>,
 }
 
 impl Templates {
@@ -65,7 +72,8 @@ impl Templates {
             Undefined::Strict => UndefinedBehavior::Strict,
             Undefined::Tested => UndefinedBehavior::SemiStrict,
         });
-        Self { environment }
+        made::bound(&mut environment);
+        Self { environment, sources: BTreeMap::new() }
     }
 
     /// The same, where `fromjson` makes a value of JSON text.
@@ -83,14 +91,16 @@ impl Templates {
     #[must_use]
     pub fn percent_encoding(mut self) -> Self {
         self.environment.set_formatter(|out, _, value| {
-            for byte in value.to_string().bytes() {
-                if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-                    out.write_char(char::from(byte))?;
-                } else {
-                    write!(out, "%{byte:02X}")?;
+            made::written(out, value, &|out, text| {
+                for byte in text.bytes() {
+                    if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+                        out.write_fmt(format_args!("{}", char::from(byte)))?;
+                    } else {
+                        out.write_fmt(format_args!("%{byte:02X}"))?;
+                    }
                 }
-            }
-            Ok(())
+                Ok(())
+            })
         });
         self
     }
@@ -100,13 +110,12 @@ impl Templates {
     /// # Errors
     /// [`TemplateError`].
     pub fn add(&mut self, name: &'static str, source: &str) -> Result<Vec<String>, TemplateError> {
-        check_size(source)?;
-        self.environment.add_template_owned(name, source.to_owned()).map_err(|e| error(&e))?;
-        let template = self.environment.get_template(name).map_err(|e| error(&e))?;
+        let compiled =
+            self.compiled(source, false, |syntax| rewritten::template(name, source, syntax))?;
         let is_global = |name: &str| self.environment.globals().any(|(global, _)| global == name);
-        let asked = template.undeclared_variables(false).into_iter();
-        let mut asked: Vec<String> = asked.filter(|name| !is_global(name)).collect();
-        asked.sort_unstable();
+        let asked = compiled.asks.into_iter().filter(|name| !is_global(name));
+        let asked = asked.map(str::to_owned).collect();
+        self.sources.insert(name, source.to_owned());
         Ok(asked)
     }
 
@@ -136,8 +145,10 @@ impl Templates {
         name: &str,
         variables: &[(&str, &Value)],
     ) -> Result<String, TemplateError> {
-        let template = self.environment.get_template(name).map_err(|e| error(&e))?;
-        rendered(&template, variables)
+        let Some(source) = self.sources.get(name) else {
+            return Err(of_kind(format!("there is no template {name}")));
+        };
+        self.rendered(name, source, variables)
     }
 
     /// Renders a source that is used once.
@@ -149,9 +160,7 @@ impl Templates {
         source: &str,
         variables: &[(&str, &Value)],
     ) -> Result<String, TemplateError> {
-        check_size(source)?;
-        let template = self.environment.template_from_str(source).map_err(|e| error(&e))?;
-        rendered(&template, variables)
+        self.rendered("<string>", source, variables)
     }
 
     /// Whether a source compiles.
@@ -159,13 +168,13 @@ impl Templates {
     /// # Errors
     /// [`TemplateError`].
     pub fn check(&self, source: &str) -> Result<(), TemplateError> {
-        check_size(source)?;
-        self.environment.template_from_str(source).map(drop).map_err(|e| error(&e))
+        self.compiled(source, false, |syntax| rewritten::template("<string>", source, syntax))
+            .map(drop)
     }
 
     /// Whether a source is one expression.
     pub fn is_expression(&self, source: &str) -> bool {
-        source.len() <= MAX_SOURCE && self.environment.compile_expression(source).is_ok()
+        self.compiled(source, true, |_| rewritten::expression(source)).is_ok()
     }
 
     /// The value of one expression; none where it is undefined.
@@ -177,11 +186,10 @@ impl Templates {
         expression: &str,
         variables: &[(&str, &Value)],
     ) -> Result<Option<Value>, TemplateError> {
-        let value = self
-            .environment
-            .compile_expression(expression)
-            .and_then(|compiled| compiled.eval(context(variables)))
-            .map_err(|e| error(&e))?;
+        let instructions =
+            self.compiled(expression, true, |_| rewritten::expression(expression))?;
+        let value = self.evaluated(&instructions, variables, &mut String::new())?;
+        let value = value.unwrap_or_default();
         if value.is_undefined() {
             return Ok(None);
         }
@@ -191,19 +199,62 @@ impl Templates {
             detail: Some(format!("{expression} is not a JSON value: {e}")),
         })
     }
+
+    /// Compiles what is neither too large nor too deep, on a stack that is large enough for it.
+    fn compiled<T: Send>(
+        &self,
+        source: &str,
+        is_expression: bool,
+        compile: impl FnOnce(SyntaxConfig) -> Result<T, Error> + Send,
+    ) -> Result<T, TemplateError> {
+        if source.len() > MAX_SOURCE {
+            return Err(of_kind(format!("it is longer than {MAX_SOURCE} bytes")));
+        }
+        let syntax = self.environment.syntax().clone();
+        let done = if shape::is_deep(source, is_expression, syntax.clone())? {
+            let unread = || of_kind("it cannot be read".to_owned());
+            on_large_stack(|| compile(syntax)).ok_or_else(unread)?
+        } else {
+            compile(syntax)
+        };
+        done.map_err(|e| error(&e))
+    }
+
+    fn rendered(
+        &self,
+        name: &str,
+        source: &str,
+        variables: &[(&str, &Value)],
+    ) -> Result<String, TemplateError> {
+        let compiled =
+            self.compiled(source, false, |syntax| rewritten::template(name, source, syntax))?;
+        let mut text = String::new();
+        let done = self.evaluated(&compiled.instructions, variables, &mut text);
+        if text.len() > MAX_TEXT {
+            return Err(of_kind(format!("it makes a text of more than {MAX_TEXT} bytes")));
+        }
+        done.map(|_| text)
+    }
+
+    /// The value that is left over, which an expression has, and the text that is written.
+    fn evaluated<'a>(
+        &'a self,
+        instructions: &Instructions<'a>,
+        variables: &[(&str, &Value)],
+        text: &mut String,
+    ) -> Result<Option<minijinja::Value>, TemplateError> {
+        made::begin();
+        let mut output = make_string_output(text);
+        let (variables, blocks) = (context(variables), BTreeMap::new());
+        let none = AutoEscape::None;
+        let done = eval(&self.environment, instructions, variables, &blocks, &mut output, none);
+        done.map(|(value, _)| value).map_err(|e| error(&e))
+    }
 }
 
 /// Whether a text has anything to render.
 pub fn is_template(text: &str) -> bool {
     ["{{", "{%", "{#"].iter().any(|mark| text.contains(mark))
-}
-
-fn check_size(source: &str) -> Result<(), TemplateError> {
-    if source.len() <= MAX_SOURCE {
-        return Ok(());
-    }
-    let Refused(kind) = Refused(format!("it is longer than {MAX_SOURCE} bytes"));
-    Err(TemplateError { line: None, kind, detail: None })
 }
 
 fn context(variables: &[(&str, &Value)]) -> minijinja::Value {
@@ -213,40 +264,8 @@ fn context(variables: &[(&str, &Value)]) -> minijinja::Value {
     minijinja::Value::from_pairs(variables.iter().map(variable))
 }
 
-fn rendered(
-    template: &minijinja::Template<'_, '_>,
-    variables: &[(&str, &Value)],
-) -> Result<String, TemplateError> {
-    let mut text = Bounded(Vec::new());
-    let done = template.render_captured_to(context(variables), &mut text).map(drop);
-    if text.0.len() > MAX_TEXT {
-        let kind = format!("it makes a text of more than {MAX_TEXT} bytes");
-        return Err(TemplateError { line: None, kind, detail: None });
-    }
-    done.map_err(|e| error(&e))?;
-    String::from_utf8(text.0).map_err(|_| TemplateError {
-        line: None,
-        kind: "the text is not UTF-8".to_owned(),
-        detail: None,
-    })
-}
-
-/// A text that takes no more than it may, and remembers that it was offered more.
-struct Bounded(Vec<u8>);
-
-impl Write for Bounded {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.0.len() + bytes.len() > MAX_TEXT {
-            self.0.resize(MAX_TEXT + 1, 0);
-            return Err(io::ErrorKind::StorageFull.into());
-        }
-        self.0.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
+fn of_kind(kind: String) -> TemplateError {
+    TemplateError { line: None, kind, detail: None }
 }
 
 fn error(error: &Error) -> TemplateError {
@@ -258,43 +277,5 @@ fn error(error: &Error) -> TemplateError {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn what_is_filled_in_stays_one_segment() {
-        let templates = Templates::new(Undefined::Tested).percent_encoding();
-        let args = json!({"a": "../x?y#z%2e é|", "n": 5});
-        let render = |source: &str| templates.render_source(source, &[("args", &args)]);
-        let path = render("/items:x/{{ args.a }}/{{ args.n }}/{{ args.a | safe }}").unwrap();
-        let a = "..%2Fx%3Fy%23z%252e%20%C3%A9%7C";
-        assert_eq!(path, format!("/items:x/{a}/5/{a}"));
-        assert!(render("/{{ args.b }}").is_err());
-    }
-
-    #[test]
-    fn what_is_rendered_has_an_end() {
-        let templates = Templates::new(Undefined::Strict);
-        let x = json!("x".repeat(10_000));
-        let render = |source: &str| templates.render_source(source, &[("x", &x)]);
-        assert_eq!(render("{{ x|length }}").unwrap(), "10000");
-        let long = render("{% for i in range(1000) %}{{ x }}{% endfor %}").unwrap_err();
-        assert!(long.kind.contains("more than 4194304 bytes"), "{long:?}");
-        assert!(
-            render("{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}")
-                .is_err()
-        );
-        for (source, name) in
-            [("{{ y }}", "y"), ("{{ y.z }}", "y"), ("a\n{{ x.a.b | upper }}", "x.a")]
-        {
-            let undefined = render(source).unwrap_err().detail.unwrap_or_default();
-            assert!(undefined.contains(&format!("`{name}` is undefined")), "{source}: {undefined}");
-        }
-        assert!(render(&"x".repeat(MAX_SOURCE + 1)).is_err());
-        assert!(
-            render(&format!("{{{{ {}1{} }}}}", "(".repeat(50_000), ")".repeat(50_000))).is_err()
-        );
-    }
-}
+#[path = "template_tests.rs"]
+mod tests;

@@ -4,6 +4,8 @@
 //! that are true counts; one that cannot be evaluated denies. Which labels a run has is known from
 //! its journal; what a tool yields is declared where tools are.
 
+use std::time::{Duration, Instant};
+
 use serde_json::{Value, json};
 
 use super::gate::{PolicyError, Question, Ruling};
@@ -14,6 +16,8 @@ use crate::run::{Effect, FlowDecision, FlowRule, GovernanceMode, Target};
 const SETTING: &str = "governance.flow";
 /// Rules of one agent, with those of the runs that started its run.
 const MAX_RULES: usize = 256;
+/// Time that all rules may take over one call.
+const MAX_TIME: Duration = Duration::from_secs(4);
 /// What the expressions may use.
 const VARIABLES: [&str; 3] = ["action", "labels", "tool"];
 
@@ -49,8 +53,8 @@ impl FlowRules {
     }
 }
 
-/// Why a rule would deny calls that it is not about: it asks for a key that no action has, or is
-/// neither true nor false.
+/// Why a rule would deny calls that it is not about: it asks for a key that no action has, is
+/// neither true nor false, or is too much to evaluate for any action.
 pub fn mistake_of_rule(when: &str) -> Option<ExpressionError> {
     let rule = Expression::compile(when, &VARIABLES).ok()?;
     let tool = Value::from("tool");
@@ -62,7 +66,7 @@ pub fn mistake_of_rule(when: &str) -> Option<ExpressionError> {
             let action = described(&action, "tool");
             let variables = [("labels", &labels), ("action", &action), ("tool", &tool)];
             rule.is_true(&variables).err().filter(|error| {
-                matches!(error, ExpressionError::MissingKey(_) | ExpressionError::NotBoolean(_))
+                !matches!(error, ExpressionError::Failed(_) | ExpressionError::Invalid(_))
             })
         },
     )
@@ -106,13 +110,16 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
     let undeclared = [Action::new(ActionKind::Call { tool: call.tool.to_owned() }, call.effect)];
     let actions = if call.actions.is_empty() { &undeclared[..] } else { &call.actions };
     let mut strictest: Option<(Rank, &Rule, Option<String>)> = None;
+    let until = Instant::now() + MAX_TIME;
     for action in actions {
         let action = described(action, call.tool);
         let variables = [("labels", &labels), ("action", &action), ("tool", &tool)];
         for rule in rules {
             let outcome = if rule.observes { Decision::Warned } else { rule.decision };
             let rank = (outcome, rule.decision);
-            match rule.when.is_true(&variables) {
+            let is_late = Instant::now() >= until;
+            let too_long = || Err(ExpressionError::TooLong);
+            match if is_late { too_long() } else { rule.when.is_true(&variables) } {
                 Ok(true) if is_first(strictest.as_ref(), rank) => {
                     strictest = Some((rank, rule, None));
                 }

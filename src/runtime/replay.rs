@@ -10,7 +10,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
@@ -34,6 +34,9 @@ const BATCH: u32 = 16;
 const MAX_EXAMPLES: usize = 100;
 /// Parents whose rules are remembered for their children, and definitions of runs.
 const KEPT: usize = 256;
+
+/// Time that judging may take; one call more may be under way.
+const MAX_JUDGING: Duration = Duration::from_secs(20);
 
 /// Which calls are judged again, and by what.
 #[derive(Debug, Clone)]
@@ -164,6 +167,7 @@ impl Runtime {
             ..RunFilter::default()
         };
         let (mut of_children, mut definitions) = (HashMap::new(), HashMap::new());
+        let mut left_to_judge = MAX_JUDGING;
         let (mut replay, mut after) = (Replay::default(), query.after.clone());
         loop {
             let left = u64::from(query.max_runs).saturating_sub(replay.runs);
@@ -193,10 +197,14 @@ impl Runtime {
                 judged.push(Judged { run, judge, differences, limits, directory });
             }
             let so_far = replay;
-            let judging = move || judge_all(so_far, &judged, &journals);
-            replay = tokio::task::spawn_blocking(judging)
-                .await
-                .map_err(|error| StoreError::Failed(error.to_string()))?;
+            let judging = move || {
+                let begun = Instant::now();
+                let replay = judge_all(so_far, &judged, &journals, begun + left_to_judge);
+                replay.map(|replay| (replay, left_to_judge.saturating_sub(begun.elapsed())))
+            };
+            let judged = tokio::task::spawn_blocking(judging).await;
+            let judged = judged.map_err(|error| StoreError::Failed(error.to_string()))?;
+            (replay, left_to_judge) = judged.ok_or_else(too_long)?;
         }
         Ok(replay)
     }
@@ -269,8 +277,20 @@ impl Runtime {
     }
 }
 
-/// Judges the calls of runs whose journals lie one after the other.
-fn judge_all(mut replay: Replay, runs: &[Judged], journals: &[Event]) -> Replay {
+fn too_long() -> ReplayError {
+    let seconds = MAX_JUDGING.as_secs();
+    ReplayError::Definition(format!(
+        "its rules take more than {seconds} s to judge these calls: replay fewer runs (`limit`)"
+    ))
+}
+
+/// Judges the calls of runs whose journals lie one after the other; none where it takes longer.
+fn judge_all(
+    mut replay: Replay,
+    runs: &[Judged],
+    journals: &[Event],
+    until: Instant,
+) -> Option<Replay> {
     let mut by_run: HashMap<Uuid, &[Event]> = HashMap::new();
     for journal in journals.chunk_by(|one, next| one.run_id == next.run_id) {
         by_run.extend(journal.first().map(|first| (first.run_id, journal)));
@@ -278,9 +298,9 @@ fn judge_all(mut replay: Replay, runs: &[Judged], journals: &[Event]) -> Replay 
     for judged in runs {
         let journal = by_run.get(&judged.run.id).copied().unwrap_or_default();
         replay.runs += 1;
-        RunReplay::new(judged).judge(&mut replay, journal);
+        RunReplay::new(judged).judge(&mut replay, journal, until)?;
     }
-    replay
+    Some(replay)
 }
 
 /// A decision by the definition: with the rule that decides, and its reason.
@@ -329,9 +349,12 @@ impl<'r> RunReplay<'r> {
         }
     }
 
-    fn judge(mut self, replay: &mut Replay, journal: &[Event]) {
+    fn judge(mut self, replay: &mut Replay, journal: &[Event], until: Instant) -> Option<()> {
         let before = replay.newly;
         for event in journal {
+            if Instant::now() >= until {
+                return None;
+            }
             if let RunEvent::ApprovalResolved(resolved) = &event.what
                 && let Some(asked_at) = self.released.remove(&resolved.call_id)
             {
@@ -363,6 +386,7 @@ impl<'r> RunReplay<'r> {
             replay.changed_runs += 1;
             replay.micro_usd += self.judged.run.usage.cost_micro_usd.unwrap_or(0);
         }
+        Some(())
     }
 
     /// Looks at the stop conditions that the run did not have, before an iteration.

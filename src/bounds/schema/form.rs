@@ -13,6 +13,10 @@ pub const MAX_CALLER_BYTES: usize = 32 * 1024;
 /// Patterns of one schema of a caller.
 pub const MAX_CALLER_PATTERNS: usize = 64;
 
+/// Schemas that those with `unevaluated…` apply to the same value, through references, in all: for
+/// each of them the library makes all of these anew.
+const MAX_APPLIED: usize = 2_000;
+
 /// What a schema may have.
 struct Limits {
     bytes: usize,
@@ -69,6 +73,19 @@ const NOT_OF_CALLERS: [&str; 7] = [
     "unevaluatedProperties",
 ];
 
+/// Keywords whose schema `unevaluated…` looks into.
+const APPLIED: [&str; 9] = [
+    "additionalItems",
+    "additionalProperties",
+    "contains",
+    "else",
+    "if",
+    "not",
+    "then",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+];
+
 /// Checks what a schema asks of the library before the library sees it.
 pub(super) fn check(schema: &Value, author: Author) -> Result<(), Refused> {
     let limits = match author {
@@ -94,6 +111,11 @@ pub(super) fn check(schema: &Value, author: Author) -> Result<(), Refused> {
         if count > limit {
             return refused(format!("has {count} {what}, more than {limit}"));
         }
+    }
+    if found.has_unevaluated && applied(schema, schema, &mut { MAX_APPLIED }).is_none() {
+        return refused(format!(
+            "applies more than {MAX_APPLIED} schemas where it has unevaluatedProperties or unevaluatedItems"
+        ));
     }
     match found.unusual {
         Some(keyword) if author == Author::Caller => {
@@ -125,6 +147,7 @@ struct Found {
     schemas: usize,
     references: usize,
     unusual: Option<&'static str>,
+    has_unevaluated: bool,
 }
 
 impl Found {
@@ -154,8 +177,78 @@ impl Found {
             || (keyword.starts_with("unevaluated") && (inner.is_object() || inner.is_boolean()));
         if is_used && let Some(unusual) = NOT_OF_CALLERS.iter().find(|it| **it == keyword) {
             self.unusual = Some(unusual);
+            self.has_unevaluated |= keyword.starts_with("unevaluated");
         }
     }
+}
+
+/// Takes what every schema with `unevaluated…` applies from the room; none where there is too little.
+fn applied(root: &Value, place: &Value, room: &mut usize) -> Option<()> {
+    match place {
+        Value::Array(items) => items.iter().try_for_each(|item| applied(root, item, room)),
+        Value::Object(members) => {
+            if members.keys().any(|keyword| keyword.starts_with("unevaluated")) {
+                take_applied(root, place, &mut Vec::new(), room)?;
+            }
+            members.values().try_for_each(|inner| applied(root, inner, room))
+        }
+        _ => Some(()),
+    }
+}
+
+fn take_applied<'v>(
+    root: &'v Value,
+    schema: &'v Value,
+    around: &mut Vec<&'v Value>,
+    room: &mut usize,
+) -> Option<()> {
+    *room = room.checked_sub(1)?;
+    let Value::Object(members) = schema else { return Some(()) };
+    if around.iter().any(|outer| std::ptr::eq(*outer, schema)) {
+        return Some(());
+    }
+    around.push(schema);
+    for (keyword, inner) in members {
+        let mut next = |schema| take_applied(root, schema, around, room);
+        match (keyword.as_str(), inner) {
+            ("$ref" | "$dynamicRef" | "$recursiveRef", Value::String(reference)) => {
+                target(root, reference).map_or(Some(()), next)?;
+            }
+            ("allOf" | "anyOf" | "oneOf" | "prefixItems", Value::Array(items)) => {
+                items.iter().try_for_each(next)?;
+            }
+            ("dependentSchemas" | "patternProperties", Value::Object(named)) => {
+                named.values().try_for_each(next)?;
+            }
+            (keyword, Value::Object(_)) if APPLIED.contains(&keyword) => next(inner)?,
+            _ => {}
+        }
+    }
+    around.pop();
+    Some(())
+}
+
+/// What a reference within the document leads to.
+fn target<'v>(root: &'v Value, reference: &str) -> Option<&'v Value> {
+    let (_, fragment) = reference.split_once('#')?;
+    if fragment.is_empty() || fragment.starts_with('/') {
+        return root.pointer(&unescaped(fragment));
+    }
+    let mut open = vec![root];
+    while let Some(value) = open.pop() {
+        match value {
+            Value::Array(items) => open.extend(items),
+            Value::Object(members) => {
+                let has = |keyword| members.get(keyword).and_then(Value::as_str) == Some(fragment);
+                if has("$anchor") || has("$dynamicAnchor") {
+                    return Some(value);
+                }
+                open.extend(members.values());
+            }
+            _ => {}
+        }
+    }
+    None
 }
 
 /// The same schema where every part that is applied to a value looks at it once, so that its

@@ -26,7 +26,7 @@ on_both_stores! {
     definitions_and_filters_of_a_request_are_bounded,
 }
 
-const GUIDE: &str = "
+pub(crate) const GUIDE: &str = "
 model: scripted/guide
 tools: [file_ops]
 enable_double_confirmation: false
@@ -37,15 +37,15 @@ limits: {error_threshold: 100}
 /// Memory that the process may have taken at its peak; a debug build idles at less than 100.
 const MIB: u64 = 320;
 
-fn guide(steps: &str) -> Setup {
+pub(crate) fn guide(steps: &str) -> Setup {
     Setup::new().agent("guide", GUIDE).scenario("guide", &format!("steps:\n{steps}"))
 }
 
-fn call(arguments: &Value) -> String {
+pub(crate) fn call(arguments: &Value) -> String {
     format!("  - tool_calls: [{{tool: file_ops, arguments: {arguments}}}]\n")
 }
 
-fn is_unharmed(service: &mut Service) {
+pub(crate) fn is_unharmed(service: &mut Service) {
     assert!(!service.is_dead(), "{}", service.log());
     let peak = service.peak_memory_mib();
     assert!(peak < MIB, "{peak} MiB");

@@ -51,6 +51,7 @@ mod gate_crossings;
 mod gated_calls;
 mod hardening;
 mod hostile;
+mod hostile_definitions;
 mod hostile_pages;
 mod house;
 mod http_tools;

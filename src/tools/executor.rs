@@ -17,6 +17,7 @@ use super::approval::{Escalated, Granted};
 use super::arguments;
 use super::audit_arguments::shown;
 pub use super::call_options::CallOptions;
+use super::changed::Changes;
 use super::declared_paths::actions_of;
 use super::guarded::{Failure, guarded};
 use super::interceptors::{Intercepted, Interceptors, Returned, Seen};
@@ -159,6 +160,8 @@ impl Ready {
             cached: true,
             note: None,
             changes: None,
+            changes_omitted: 0,
+            sandbox: None,
             network: None,
             replaced: None,
         };
@@ -511,6 +514,7 @@ impl Executor {
                     format!("The run ended during this call{known}."),
                 ))
             });
+        let result = ready.context.changed.weighed(result).await;
         let duration_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
         let (outcome, told) = match &result {
             Ok(text) => ("succeeded", Some(text.as_str())),
@@ -523,7 +527,8 @@ impl Executor {
         let network = ready.context.requests.totals();
         let (requests, audit) = ready.context.requests.audited(audit);
         let yields = self.yields_of(&ready);
-        let changes = ready.context.changed.take();
+        let Changes { listed: changes, omitted: changes_omitted } = ready.context.changed.take();
+        let sandbox = self.tools.get(ready.tool).and_then(|offered| offered.tool.sandbox_level());
         let used = self.tools.get(ready.tool).filter(|_| result.is_ok());
         let activates = used.and_then(|offered| offered.tool.activates(&ready.arguments));
         let started = ready.started;
@@ -548,6 +553,8 @@ impl Executor {
                 cached: false,
                 note: None,
                 changes,
+                changes_omitted,
+                sandbox,
                 network,
                 replaced,
             }

@@ -98,6 +98,8 @@ pub fn refused(call: &ToolCall, failure: CallFailure, message: &str) -> Finished
         cached: false,
         note: None,
         changes: None,
+        changes_omitted: 0,
+        sandbox: None,
         network: None,
         replaced: None,
     };
@@ -270,6 +272,8 @@ pub(super) fn fault(call_id: Uuid, tool: &str) -> ToolCallCompleted {
         cached: false,
         note: None,
         changes: None,
+        changes_omitted: 0,
+        sandbox: None,
         network: None,
         replaced: None,
     }

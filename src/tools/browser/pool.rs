@@ -279,3 +279,23 @@ async fn close_what_is_idle(pool: Weak<Pool>, chromium: Weak<Chromium>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_run_waits_for_a_page_as_long_as_it_may() {
+        let settings = BrowserSettings {
+            path: PathBuf::new(),
+            timeout: Duration::from_secs(30),
+            pages: 0,
+            viewport: Viewport { width: 800, height: 600 },
+        };
+        let pool = Pool::new(Client::new(), settings);
+        let since = Instant::now();
+        let refused = pool.page_or_new(Uuid::nil(), since + Duration::from_secs(27)).await;
+        assert_eq!(refused.err().as_deref(), Some("all 0 pages are in use; try again in a moment"));
+        assert_eq!(since.elapsed().as_secs(), 27);
+    }
+}

@@ -143,9 +143,8 @@ impl ScriptTool {
         let own = own.map(|(path, kind)| Grant { path: path.clone(), access: Access::RUN, kind });
         let looked = tokio::task::spawn_blocking(move || {
             let told = |e: &dyn std::error::Error| e.to_string();
-            let (mut reach, before) =
-                reach::workspace(&permit, &root, writes, false, has_mounts)
-                    .map_err(|e| told(&e))?;
+            let (mut reach, before) = reach::workspace(&permit, &root, writes, false, has_mounts)
+                .map_err(|e| told(&e))?;
             reach.grants.extend(reach::system(&path, Startable::System));
             reach.grants.extend(reach::certificates().filter(|_| leads_out));
             reach.grants.extend(own);

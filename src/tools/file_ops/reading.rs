@@ -145,7 +145,9 @@ fn binary(path: &str, bytes: &[u8]) -> ToolError {
     ToolError::ForModel(match image {
         Some((kind, size)) => {
             let (format, width, height) = (format_of(kind), size.width, size.height);
-            format!("{path:?} is an image ({format}, {width} x {height} pixels); only text can be read")
+            format!(
+                "{path:?} is an image ({format}, {width} x {height} pixels); only text can be read"
+            )
         }
         None => format!("{path:?} is a binary file; only text can be read"),
     })

@@ -21,8 +21,8 @@ use crate::bounds::text::quoted;
 use crate::event::{ChangeKind, FileChange};
 use crate::governance::{Decision, Permit};
 use crate::tools::ToolContext;
-use crate::tools::sandbox::reach::{Before, MAX_WALKED, ReachError, Stamp};
-use crate::tools::sandbox::walk::{Met, walk};
+use crate::tools::sandbox::reach::{Before, MAX_WALKED, Stamp};
+use crate::tools::sandbox::walk::{Beyond, Met, walk};
 
 /// Entries that are looked at after programs have ended, and that are removed for one rule. The
 /// programs may have made more than there may be before the next ones.
@@ -134,7 +134,7 @@ fn tell(found: Found, permit: &Permit, context: &ToolContext) {
     ));
 }
 
-fn found(permit: &Permit, context: &ToolContext, before: &Before) -> Result<Found, ReachError> {
+fn found(permit: &Permit, context: &ToolContext, before: &Before) -> io::Result<Found> {
     let denied = permit.denied();
     if before.stamps.is_none() && !denied.by_glob {
         let made = denied.trees.iter().filter_map(|tree| made_tree(tree, context, before));
@@ -144,8 +144,13 @@ fn found(permit: &Permit, context: &ToolContext, before: &Before) -> Result<Foun
     let mut found = Found::default();
     let mut changes = Vec::new();
     let mut kept: HashSet<String> = HashSet::new();
-    let too_many = || ReachError::TooManyAfterwards(MAX_AFTERWARDS);
-    walk(&root, MAX_AFTERWARDS, too_many, |met: &Met<'_>| {
+    let refused = |beyond| match beyond {
+        Beyond::Entries => {
+            io::Error::other(format!("there are more than {MAX_AFTERWARDS} entries"))
+        }
+        Beyond::Depth => io::Error::other("directories lie too deep in one another"),
+    };
+    walk(&root, MAX_AFTERWARDS, refused, |met: &Met<'_>| {
         if !permit.may_enter(met.path) {
             if !before.denied.contains(met.path) && !is_observed(permit, met.path) {
                 found.made.push(removed(met, before));

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use cap_std::fs::{Dir, Metadata, MetadataExt};
 
 use super::plan::{Access, Grant, GrantKind, Reach};
-use super::walk::{Met, walk};
+use super::walk::{Beyond, Met, walk};
 use crate::governance::Permit;
 
 /// Entries of a workspace that are looked at for one call.
@@ -84,8 +84,6 @@ pub enum ReachError {
          or use file_ops"
     )]
     NotText(String),
-    #[error("the workspace has more than {0} entries")]
-    TooManyAfterwards(usize),
     #[error("the workspace has directories that lie too deep in one another to look through them")]
     TooDeep,
     #[error("the workspace cannot be read: {0}")]
@@ -239,8 +237,10 @@ pub fn workspace(
         let denied = deny.trees.into_iter().filter(|path| root.symlink_metadata(path).is_ok());
         Found { denied: denied.collect(), ..Found::default() }
     });
-    let before = writes
-        .then(|| Before { stamps: found.stamps.take(), denied: found.denied.iter().cloned().collect() });
+    let before = writes.then(|| Before {
+        stamps: found.stamps.take(),
+        denied: found.denied.iter().cloned().collect(),
+    });
     let mut reach = Reach::default();
     let access = if executes { Access::RUN } else { Access::READ };
     let trees = read.trees.iter().map(|tree| (tree, access));
@@ -312,8 +312,11 @@ fn look(
     writes: bool,
 ) -> Result<Found, ReachError> {
     let mut found = Found { stamps: writes.then(HashMap::new), ..Found::default() };
-    let too_many = || ReachError::TooMany(what);
-    walk(root, MAX_WALKED, too_many, |met: &Met<'_>| {
+    let refused = |beyond| match beyond {
+        Beyond::Entries => ReachError::TooMany(what),
+        Beyond::Depth => ReachError::TooDeep,
+    };
+    walk(root, MAX_WALKED, refused, |met: &Met<'_>| {
         let path = met.path.to_owned();
         if met.name.to_str().is_none() {
             if denies {

@@ -10,8 +10,6 @@ use std::sync::Arc;
 use cap_fs_ext::DirExt;
 use cap_std::fs::{Dir, DirEntry};
 
-use super::reach::ReachError;
-
 /// Directories in one another.
 const MAX_DEPTH: usize = 512;
 
@@ -36,23 +34,27 @@ struct Waiting {
     depth: usize,
 }
 
+/// Why a walk ends before it is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Beyond {
+    /// There are more entries than it may look at.
+    Entries,
+    Depth,
+}
+
 /// Shows each entry to the visitor, a directory before what lies in it; it says whether to enter it.
 /// What is gone before its turn comes is passed over.
 ///
 /// # Errors
 /// There are more entries than that, they lie too deep, or the visitor refuses.
-pub fn walk(
+pub fn walk<E: From<io::Error>>(
     root: &Dir,
     most: usize,
-    too_many: impl Fn() -> ReachError,
-    mut visit: impl FnMut(&Met<'_>) -> Result<bool, ReachError>,
-) -> Result<(), ReachError> {
-    let first = Waiting {
-        parent: Arc::new(root.try_clone()?),
-        name: None,
-        path: String::new(),
-        depth: 0,
-    };
+    refused: impl Fn(Beyond) -> E,
+    mut visit: impl FnMut(&Met<'_>) -> Result<bool, E>,
+) -> Result<(), E> {
+    let first =
+        Waiting { parent: Arc::new(root.try_clone()?), name: None, path: String::new(), depth: 0 };
     let mut waiting = vec![first];
     let mut seen = 0_usize;
     while let Some(Waiting { parent, name, path: above, depth }) = waiting.pop() {
@@ -63,13 +65,13 @@ pub fn walk(
             Some(Err(e)) => return Err(e.into()),
         };
         if depth > MAX_DEPTH {
-            return Err(ReachError::TooDeep);
+            return Err(refused(Beyond::Depth));
         }
         for entry in directory.entries()? {
             let entry = entry?;
             seen += 1;
             if seen > most {
-                return Err(too_many());
+                return Err(refused(Beyond::Entries));
             }
             let name = entry.file_name();
             let text = name.to_string_lossy();

@@ -223,10 +223,10 @@ pub fn workspace(
     let (read, write) = (permit.readable(), permit.writable());
     let by_glob = read.by_glob || (writes && write.by_glob);
     let deny = permit.denied();
-    let denies = deny.by_glob || !deny.trees.is_empty();
-    let looked = if by_glob || deny.by_glob || (!has_mounts && denies) {
+    let forbids = deny.by_glob || !deny.trees.is_empty();
+    let looked = if by_glob || deny.by_glob || (!has_mounts && forbids) {
         let what = if by_glob { "paths.read, paths.write" } else { "paths.deny" };
-        Some(look(permit, root, what, denies, writes)?)
+        Some(look(permit, root, what, forbids, writes)?)
     } else if writes {
         // The rules hold without it; what the programs change may stay unknown.
         look(permit, root, "paths", false, writes).ok()
@@ -308,7 +308,7 @@ fn look(
     permit: &Permit,
     root: &Dir,
     what: &'static str,
-    denies: bool,
+    forbids: bool,
     writes: bool,
 ) -> Result<Found, ReachError> {
     let mut found = Found { stamps: writes.then(HashMap::new), ..Found::default() };
@@ -319,7 +319,7 @@ fn look(
     walk(root, MAX_WALKED, refused, |met: &Met<'_>| {
         let path = met.path.to_owned();
         if met.name.to_str().is_none() {
-            if denies {
+            if forbids {
                 let place = if met.above.is_empty() { "the workspace" } else { met.above };
                 return Err(ReachError::NotText(place.to_owned()));
             }

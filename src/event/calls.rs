@@ -119,6 +119,14 @@ pub struct ToolCallCompleted {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub changes: Option<Vec<FileChange>>,
+    /// Further changes, which are counted and not listed; absent where there are none.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    #[schema(required = false)]
+    pub changes_omitted: u64,
+    /// How well the programs were confined; absent where the tool starts none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub sandbox: Option<SandboxLevel>,
     /// What the call asked the network; absent where that is nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]

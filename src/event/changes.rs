@@ -52,6 +52,11 @@ impl FileChange {
         }
     }
 
+    /// A change by a program, whose lines nobody has counted.
+    pub fn of_program(path: &str, change: ChangeKind) -> Self {
+        Self { change, ..Self::unknown(path) }
+    }
+
     /// A change that may have happened, of unknown extent.
     pub fn unknown(path: &str) -> Self {
         let (path, change) = (path.to_owned(), ChangeKind::Modified);

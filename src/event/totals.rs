@@ -49,12 +49,15 @@ impl Totals {
                 let requests = c.network.map_or(0, |asked| asked.uncounted());
                 let asked = &mut self.consumption.network_requests;
                 *asked = asked.saturating_add(requests);
-                // What a page downloads is not known when its call starts.
+                // What a page downloads, and what programs change, is not known when the call starts.
                 for change in c.changes.iter().flatten() {
                     if self.consumption.files_modified.insert(change.path.clone()) {
                         self.consumption.files_written += 1;
                     }
                 }
+                let consumed = &mut self.consumption;
+                consumed.files_unlisted = consumed.files_unlisted.saturating_add(c.changes_omitted);
+                consumed.files_written = consumed.files_written.saturating_add(c.changes_omitted);
             }
             RunEvent::ToolCallBlocked(_) => self.tool_calls_made += 1,
             RunEvent::RunQueued {}

@@ -280,6 +280,15 @@ impl Permit {
     /// What the rules say to a file that the call would make, which was not known of when it was
     /// judged. None can wait for an approval.
     pub fn ruling_on_new_file(&self, path: &str) -> FileRuling {
+        self.ruling_on_file(path, &OF_FILES)
+    }
+
+    /// What the path rules say to a file that programs have made or changed.
+    pub fn ruling_on_made(&self, path: &str) -> FileRuling {
+        self.ruling_on_file(path, &["path"])
+    }
+
+    fn ruling_on_file(&self, path: &str, rules: &[&str]) -> FileRuling {
         let action = Action::new(ActionKind::Write { path: path.to_owned() }, Effect::Once);
         let call = Call {
             tool: &self.tool,
@@ -291,7 +300,7 @@ impl Permit {
             directory: Arc::clone(&self.directory),
         };
         let question = Question { policy: &self.policy, scopes: &[], call: &call };
-        let judged = strictest(&question, RULES.iter().filter(|(name, _)| OF_FILES.contains(name)));
+        let judged = strictest(&question, RULES.iter().filter(|(name, _)| rules.contains(name)));
         match judged {
             None => FileRuling {
                 decision: Decision::Allowed,

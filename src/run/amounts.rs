@@ -66,7 +66,7 @@ impl Amounts {
             micro_usd: totals.usage.cost_micro_usd.map_or(0, i64::unsigned_abs),
             tool_calls: totals.tool_calls_made.into(),
             iterations: totals.iterations.into(),
-            files: totals.consumption.files_modified.len() as u64,
+            files: totals.consumption.files(),
             lines: totals.consumption.lines_changed,
             requests: totals.consumption.network_requests,
         }

@@ -25,6 +25,9 @@ pub struct Consumption {
     /// Files created, changed, moved or deleted, each once (EF-07).
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub files_modified: BTreeSet<String>,
+    /// The same of those that are counted and not listed, since one call changed so many.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub files_unlisted: u64,
     /// Lines written or replaced (EF-08).
     #[serde(skip_serializing_if = "is_zero")]
     pub lines_changed: u64,
@@ -37,6 +40,7 @@ impl Consumption {
         commands: 0,
         network_requests: 0,
         files_modified: BTreeSet::new(),
+        files_unlisted: 0,
         lines_changed: 0,
     };
 
@@ -54,7 +58,13 @@ impl Consumption {
             network_requests: self.network_requests.saturating_sub(other.network_requests),
             lines_changed: self.lines_changed.saturating_sub(other.lines_changed),
             files_modified: self.files_modified,
+            files_unlisted: self.files_unlisted,
         }
+    }
+
+    /// How many files were modified.
+    pub fn files(&self) -> u64 {
+        self.files_unlisted.saturating_add(self.files_modified.len() as u64)
     }
 
     pub fn add(&mut self, other: &Self) {
@@ -64,6 +74,7 @@ impl Consumption {
         self.network_requests = self.network_requests.saturating_add(other.network_requests);
         self.lines_changed = self.lines_changed.saturating_add(other.lines_changed);
         self.files_modified.extend(other.files_modified.iter().cloned());
+        self.files_unlisted = self.files_unlisted.saturating_add(other.files_unlisted);
     }
 }
 

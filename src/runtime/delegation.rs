@@ -180,7 +180,7 @@ impl Parent {
         let left = now.deadline().map(|deadline| (deadline - clock::now()).num_seconds());
         let max_duration_seconds = left.map(|left| u64::try_from(left).unwrap_or(0).max(1));
         let used = &now.totals().consumption;
-        let files = used.files_modified.len() as u64;
+        let files = used.files();
         Overrides {
             private: is_private.filter(|is_private| *is_private),
             tools,

@@ -82,6 +82,8 @@ impl Story {
             cached: false,
             note: None,
             changes: None,
+            changes_omitted: 0,
+            sandbox: None,
             network: None,
             replaced: None,
             child_run_id: None,

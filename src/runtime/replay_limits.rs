@@ -74,7 +74,8 @@ impl ReplayLimits {
             return Some("max_tool_calls");
         }
         let (used, wanted) = (&totals.consumption, consumes?);
-        let files = || used.files_modified.union(&wanted.files_modified).count() as u64;
+        let listed = || used.files_modified.union(&wanted.files_modified).count() as u64;
+        let files = || listed() + used.files_unlisted;
         let lines = used.lines_changed.saturating_add(wanted.lines_changed);
         let requests = used.network_requests.saturating_add(wanted.network_requests);
         if !wanted.files_modified.is_empty() && files() > budget.max_files_modified {

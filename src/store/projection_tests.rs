@@ -68,6 +68,8 @@ fn answered(call: &ToolCall, failure: Option<CallFailure>) -> RunEvent {
         cached: false,
         note: None,
         changes: None,
+        changes_omitted: 0,
+        sandbox: None,
         network: None,
         replaced: None,
         child_run_id: None,

@@ -59,8 +59,8 @@ impl Store {
 
 fn add(below: &mut Descendants, row: &Row) -> Result<(), StoreError> {
     let mut consumption: Consumption = row.read("consumption")?;
-    let files = std::mem::take(&mut consumption.files_modified);
-    below.files_modified += files.len() as u64;
+    below.files_modified += consumption.files();
+    (consumption.files_modified, consumption.files_unlisted) = Default::default();
     below.consumption.add(&consumption);
     below.usage.add(&Usage::read(row)?);
     below.attempts += u64::from(row.read::<u32>("attempts")?);

@@ -17,8 +17,9 @@ use super::approval::{Escalated, Granted};
 use super::arguments;
 use super::audit_arguments::shown;
 pub use super::call_options::CallOptions;
+use super::changed::Changes;
 use super::declared_paths::actions_of;
-use super::guarded::{Failure, guarded};
+use super::guarded::{Failure, audited, guarded};
 use super::interceptors::{Intercepted, Interceptors, Returned, Seen};
 pub use super::ready::Ready;
 use super::results::{
@@ -395,31 +396,18 @@ impl Executor {
         ready.context.changed.within(scope.files_left);
         let announced = Consumption::of(ready.permit.actions()).network_requests;
         ready.context.requests.announced(announced);
-        let result =
-            cancel.run_until_cancelled(self.tried(&ready, scope)).await.unwrap_or_else(|| {
-                let known = if ready.effect() == Effect::Read {
-                    ""
-                } else {
-                    "; it is unknown whether it took effect"
-                };
-                Err(Failure::Told(
-                    CallFailure::Cancelled,
-                    format!("The run ended during this call{known}."),
-                ))
-            });
+        let effect = ready.effect();
+        let tried = cancel.run_until_cancelled(self.tried(&ready, scope)).await;
+        let result = tried.unwrap_or_else(|| Err(Failure::cancelled(effect)));
+        let result = ready.context.changed.weighed(result).await;
         let duration_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let (outcome, told) = match &result {
-            Ok(text) => ("succeeded", Some(text.as_str())),
-            Err(Failure::Told(CallFailure::Cancelled, _)) => ("cancelled", None),
-            Err(Failure::Told(CallFailure::Timeout, _)) => ("timed_out", None),
-            Err(Failure::Told(_, message)) => ("failed", Some(message.as_str())),
-            Err(_) => ("failed", None),
-        };
+        let (outcome, told) = audited(&result);
         let audit = ready.audit(outcome, duration_ms, told);
         let network = ready.context.requests.totals();
         let (requests, audit) = ready.context.requests.audited(audit);
         let yields = self.yields_of(&ready);
-        let changes = ready.context.changed.take();
+        let Changes { listed: changes, omitted: changes_omitted } = ready.context.changed.take();
+        let sandbox = self.tools.get(ready.tool).and_then(|offered| offered.tool.sandbox_level());
         let used = self.tools.get(ready.tool).filter(|_| result.is_ok());
         let activates = used.and_then(|offered| offered.tool.activates(&ready.arguments));
         let started = ready.started;
@@ -444,6 +432,8 @@ impl Executor {
                 cached: false,
                 note: None,
                 changes,
+                changes_omitted,
+                sandbox,
                 network,
                 replaced,
                 child_run_id: ready.context.child_run.id(),

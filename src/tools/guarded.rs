@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use super::ToolError;
 use crate::event::CallFailure;
+use crate::run::Effect;
 
 /// How a guarded piece of a tool's work failed.
 pub(super) enum Failure {
@@ -22,11 +23,31 @@ pub(super) enum Failure {
 }
 
 impl Failure {
+    /// Of a call whose run has ended.
+    pub(super) fn cancelled(effect: Effect) -> Self {
+        let known = match effect {
+            Effect::Read => "",
+            Effect::Idempotent | Effect::Once => "; it is unknown whether it took effect",
+        };
+        Self::Told(CallFailure::Cancelled, format!("The run ended during this call{known}."))
+    }
+
     pub(super) fn into_message(self) -> String {
         match self {
             Self::Told(_, message) | Self::Fatal(message) => message,
             Self::AwaitsChild(child) => format!("it waits for the run {child}"),
         }
+    }
+}
+
+/// The outcome of a call for the audit log, with the text that it gave.
+pub(super) fn audited(result: &Result<String, Failure>) -> (&'static str, Option<&str>) {
+    match result {
+        Ok(text) => ("succeeded", Some(text)),
+        Err(Failure::Told(CallFailure::Cancelled, _)) => ("cancelled", None),
+        Err(Failure::Told(CallFailure::Timeout, _)) => ("timed_out", None),
+        Err(Failure::Told(_, message)) => ("failed", Some(message)),
+        Err(_) => ("failed", None),
     }
 }
 

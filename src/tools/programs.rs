@@ -2,39 +2,52 @@
 //! workspace may hold.
 //!
 //! The service does not see what programs write, so it measures the workspace while they run, more
-//! rarely where that takes long.
+//! rarely where that takes long, and looks it through when they have ended (`left_behind`).
+
+mod left_behind;
 
 use std::time::{Duration, Instant};
 
 use super::quota::OverQuota;
+use super::sandbox::reach::Before;
 use super::sandbox::{Job, Ran, Sandbox, SandboxError};
-use super::{ToolError, Workspace};
+use super::{ToolContext, ToolError, Workspace};
+use crate::governance::Permit;
+use left_behind::LooksThrough;
 
 /// Between two looks at a workspace, at least.
 const PAUSE: Duration = Duration::from_millis(500);
 /// The share of the time that looking may take.
 const SHARE: u32 = 20;
 
-/// Runs programs, which are ended where they fill the workspace beyond its bounds.
+/// Runs programs, which are ended where they fill the workspace beyond its bounds. Where they may
+/// change it, `before` is what was in there.
 ///
 /// # Errors
 /// Nothing ran, or the workspace is full.
 pub(super) async fn run(
     sandbox: &Sandbox,
-    job: Job<'_>,
-    workspace: &Workspace,
-    writes: bool,
+    mut job: Job<'_>,
+    context: &ToolContext,
+    permit: Permit,
+    before: Option<Before>,
 ) -> Result<Ran, ToolError> {
+    let Some(before) = before else {
+        return sandbox.run(job).await.map_err(|error| failed(&error));
+    };
+    context.standing.held().await;
+    let (held, looks_through) = LooksThrough::after(permit, context, before);
+    job.held = Some(held);
     let running = async { sandbox.run(job).await.map_err(|error| failed(&error)) };
-    if !writes {
-        return running.await;
-    }
-    tokio::select! {
+    let ran = tokio::select! {
         ran = running => ran,
-        over = filled(workspace) => {
+        over = filled(&context.workspace) => {
             Err(ToolError::ForModel(format!("The programs were ended: {over}.")))
         }
-    }
+    };
+    drop(looks_through);
+    context.changed.settled().await;
+    ran
 }
 
 /// Answers when a workspace holds more than it may and does not become smaller.

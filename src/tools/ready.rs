@@ -92,6 +92,8 @@ impl Ready {
             cached: true,
             note: None,
             changes: None,
+            changes_omitted: 0,
+            sandbox: None,
             network: None,
             replaced: None,
             child_run_id: None,

@@ -81,6 +81,10 @@ enum What {
         bytes: u64,
         url: String,
     },
+    /// Something that programs have left in the workspace.
+    Left {
+        path: String,
+    },
 }
 
 impl What {
@@ -91,6 +95,7 @@ impl What {
             Self::File { path, bytes, url } => {
                 json!({"download": {"path": path, "bytes": bytes, "url": url}})
             }
+            Self::Left { path } => json!({"left": {"path": path}}),
         }
     }
 }
@@ -277,6 +282,19 @@ impl Requests {
         let at = told.next();
         told.asked.push(Asked { at, what, rule, pattern, decision, reason, outcome });
         Admitted(told.asked.len() - 1)
+    }
+
+    /// Notes what the rules say to something that programs have left in the workspace, and what became
+    /// of it.
+    pub(super) fn left(&self, path: &str, ruling: FileRuling, outcome: &'static str) {
+        let FileRuling { decision, rule, pattern, reason } = ruling;
+        let mut told = self.0.lock();
+        if told.asked.len() >= MAX_REQUESTS {
+            return;
+        }
+        let at = told.next();
+        let what = What::Left { path: path.to_owned() };
+        told.asked.push(Asked { at, what, rule, pattern, decision, reason, outcome });
     }
 
     /// A file is written.

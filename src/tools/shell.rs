@@ -137,18 +137,19 @@ impl Tool for Shell {
         let writes = actions.iter().any(|action| action.effect != Effect::Read);
         let has_mounts = self.sandbox.kernel().await.holds.namespaces;
         let path = self.sandbox.settings().path.clone();
-        let root = context.workspace.root();
+        let (root, rules) = (context.workspace.root(), permit.clone());
         let way_out = leads_out.then(|| self.proxy.way_out(&permit, context));
         let environment = if leads_out { self.proxy.variables(&permit) } else { Vec::new() };
         let reached = tokio::task::spawn_blocking(move || {
-            let mut reach = reach::workspace(&permit, &root, writes, runs_others, has_mounts)?;
+            let (mut reach, before) =
+                reach::workspace(&permit, &root, writes, runs_others, has_mounts)?;
             let startable = if runs_others { Startable::All } else { Startable::Only(&listed) };
             reach.grants.extend(reach::system(&path, startable));
             reach.grants.extend(reach::certificates().filter(|_| leads_out));
             let handle: OwnedFd = root.as_fd().try_clone_to_owned()?;
-            Ok::<_, ReachError>((reach, handle))
+            Ok::<_, ReachError>((reach, handle, before))
         });
-        let (reach, handle) = reached
+        let (reach, handle, before) = reached
             .await
             .map_err(|_| ToolError::ForModel("the workspace cannot be looked through".into()))?
             .map_err(|e| ToolError::ForModel(e.to_string()))?;
@@ -163,11 +164,9 @@ impl Tool for Shell {
             timeout,
             way_out,
             each_line: None,
+            held: None,
         };
-        if writes {
-            context.standing.held().await;
-        }
-        let ran = programs::run(&self.sandbox, job, &context.workspace, writes).await?;
+        let ran = programs::run(&self.sandbox, job, context, rules, before).await?;
         let mut result = told(&ran);
         if let Some(asked) = context.requests.totals() {
             let NetworkUse { requests, .. } = asked;

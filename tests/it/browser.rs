@@ -116,6 +116,10 @@ async fn respond(request: Request) -> Response {
              document.title = 'new'; } else document.title = 'known ' + document.cookie;</script>",
         )
         .into_response(),
+        "/slow" => {
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            Html("<title>Slow</title>A page.").into_response()
+        }
         "/hang" => {
             tokio::time::sleep(Duration::from_mins(1)).await;
             Html("late").into_response()
@@ -363,6 +367,23 @@ async fn runs_have_pages_of_their_own() {
 #[tokio::test]
 async fn pages_are_limited() {
     let site = Site::start().await;
+    let calls = [json!({"action": "open", "url": site.at("/slow")})];
+    let service = started(&site, "[tools.browser]\npages = 1\n", &calls, Db::Sqlite).await;
+    let mut paths = Vec::new();
+    for _ in 0..4 {
+        paths.push(service.enqueue("surfer").await);
+    }
+    for path in &paths {
+        service.until(path, |run| run["status"] == "completed").await;
+        let row = &rows(&service, path).await[0];
+        assert!(result(row).contains("The page is"), "it waits for the page: {row:#}");
+    }
+    assert_eq!(site.asked().iter().filter(|asked| asked.contains("/slow")).count(), 4);
+}
+
+#[tokio::test]
+async fn a_call_ends_while_it_waits_for_a_page() {
+    let site = Site::start().await;
     let calls = [json!({"action": "open", "url": site.at("/hang")})];
     let config = "[tools.browser]\npages = 1\ntimeout = \"12s\"\n";
     let service = started(&site, config, &calls, Db::Sqlite).await;
@@ -370,16 +391,15 @@ async fn pages_are_limited() {
     while site.asked().is_empty() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    let second = service.run("surfer", &json!({})).await;
-    let second = rows(&service, id(&second)).await;
-    assert!(result(&second[0]).contains("all 1 pages are in use"), "{:#}", second[0]);
+    let second = service.enqueue("surfer").await;
+    service.until(&second, |run| run["status"] == "running").await;
+    service.post(&format!("{second}/cancel"), &json!({})).await;
+    service.until(&second, |run| run["status"] == "cancelled").await;
     service.until(&first, |run| run["status"] == "completed").await;
     let first = rows(&service, &first).await;
-    assert!(
-        result(&first[0]).contains("longer than 12 seconds; the page was closed"),
-        "{:#}",
-        first[0]
-    );
+    let told = result(&first[0]);
+    assert!(told.contains("longer than 12 seconds; the page was closed"), "{told}");
+    assert_eq!(site.asked().len(), 1, "who waited left the queue");
 }
 
 #[tokio::test]

@@ -124,7 +124,7 @@ async fn the_text_of_a_pdf_document_is_read_page_by_page(db: Db) {
     assert!(results[1].contains("offset 5") && !results[1].contains("Annual"), "{}", results[1]);
     assert!(results[2].starts_with("[Page 1]\nline 0 "), "{}", results[2]);
     assert!(results[3].contains("PDF document of 1 pages without text"), "{}", results[3]);
-    assert!(results[4].contains("an image (Png, 640 x 480 pixels)"), "{}", results[4]);
+    assert!(results[4].contains("an image (PNG, 640 x 480 pixels)"), "{}", results[4]);
 }
 
 async fn hostile_documents_are_refused_and_the_service_goes_on(db: Db) {

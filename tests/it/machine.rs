@@ -409,6 +409,8 @@ fn completed(
         cached,
         note: None,
         changes: None,
+        changes_omitted: 0,
+        sandbox: None,
         network: None,
         replaced: None,
         child_run_id: None,

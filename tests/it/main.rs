@@ -62,6 +62,7 @@ mod installing;
 mod interception;
 mod jwt;
 mod keys;
+mod left_behind;
 mod machine;
 mod matrix;
 mod memory;

@@ -101,6 +101,7 @@ impl Bench {
             timeout: settings.timeout,
             way_out: None,
             each_line: None,
+            held: None,
         };
         self.sandbox.run(job).await
     }

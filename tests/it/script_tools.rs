@@ -524,7 +524,7 @@ async fn programs_that_fill_the_workspace_are_ended(db: Db) {
     let empties = "import os, glob\nos.chdir(os.environ['TOOLLOOP_WORKSPACE'])\nfor f in glob.glob('fill*'): \
                    os.remove(f)\nprint(len(os.listdir('.')))";
     let tools = format!("tools:\n{}{}", python("fills", fills, ""), python("empties", empties, ""));
-    let paths = "{autonomy: full, paths: {write: ['./**']}}";
+    let paths = "{autonomy: full, paths: {write: ['./**']}, budget: {max_files_modified: 100000}}";
     let calls = [("script:fill/fills", json!({})), ("script:fill/empties", json!({}))];
     let setup =
         Setup::new().config("[tools.file_ops]\nworkspace_quota = \"1MiB\"\n").tools("fill", &tools);

@@ -15,7 +15,7 @@ impl State {
             tool_calls: totals.tool_calls_made.into(),
             total_tokens: budget.max_total_tokens.map_or(0, |_| totals.usage.total_tokens()),
             cost_usd: budget.max_cost_usd.and(spent).map(Usd::from_micro),
-            files_modified: consumed.files_modified.len() as u64,
+            files_modified: consumed.files(),
             lines_changed: consumed.lines_changed,
             network_requests: self
                 .rules

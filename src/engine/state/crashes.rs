@@ -202,6 +202,8 @@ pub(super) fn unexecuted(call: &ToolCall, failure: CallFailure, content: String)
         cached: false,
         note: None,
         changes: None,
+        changes_omitted: 0,
+        sandbox: None,
         network: None,
         replaced: None,
         child_run_id: None,

@@ -41,7 +41,8 @@ impl State {
         if let Some(status) = self.parked() {
             return Step::Suspend(status);
         }
-        if let Some(end) = self.crashed_too_often(now).or_else(|| self.out_of_requests(now)) {
+        let out_of_budget = || self.out_of_requests(now).or_else(|| self.out_of_files(now));
+        if let Some(end) = self.crashed_too_often(now).or_else(out_of_budget) {
             return end;
         }
         if let Some(condition) = self.not_continued {

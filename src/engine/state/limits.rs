@@ -244,10 +244,11 @@ impl State {
         now: DateTime<Utc>,
     ) -> Option<Vec<RunEvent>> {
         let (used, budget) = (&self.totals.consumption, &self.rules.budget);
-        let files = used.files_modified.union(&consumes.files_modified).count() as u64;
+        let listed = used.files_modified.union(&consumes.files_modified).count() as u64;
+        let files = listed.saturating_add(used.files_unlisted);
         let lines = used.lines_changed.saturating_add(consumes.lines_changed);
         let limit = if files > budget.max_files_modified && !consumes.files_modified.is_empty() {
-            let used = used.files_modified.len() as u64;
+            let used = used.files();
             over_budget("max_files_modified", used, Some(budget.max_files_modified))
         } else if lines > budget.max_lines_changed && consumes.lines_changed > 0 {
             over_budget("max_lines_changed", used.lines_changed, Some(budget.max_lines_changed))
@@ -264,7 +265,7 @@ impl State {
 
     /// How many files the run may still modify that it has not modified yet.
     pub fn files_left(&self) -> u64 {
-        let used = self.totals.consumption.files_modified.len() as u64;
+        let used = self.totals.consumption.files();
         self.rules.budget.max_files_modified.saturating_sub(used)
     }
 
@@ -282,6 +283,17 @@ impl State {
             let used = self.totals.consumption.network_requests;
             over_budget(MAX_REQUESTS, used, self.rules.max_network_requests)
         };
+        Some(self.end_mid_turn("the budget is used up", self.ended_at(&limit, now)))
+    }
+
+    /// The end of the run whose programs have changed more files than it may, which nobody knew before
+    /// they did.
+    pub(super) fn out_of_files(&self, now: DateTime<Utc>) -> Option<Step> {
+        let (used, max) = (self.totals.consumption.files(), self.rules.budget.max_files_modified);
+        if used <= max || matches!(self.phase, Phase::Ended { .. }) {
+            return None;
+        }
+        let limit = over_budget("max_files_modified", used, Some(max));
         Some(self.end_mid_turn("the budget is used up", self.ended_at(&limit, now)))
     }
 
@@ -345,7 +357,7 @@ impl State {
                 "attempts": u64::from(totals.attempts) + below.attempts,
                 "tool_calls": u64::from(totals.tool_calls_made) + below.tool_calls,
                 "files_read": used.files_read, "files_written": used.files_written,
-                "files_modified": used.files_modified.len() as u64 + below.files_modified,
+                "files_modified": used.files() + below.files_modified,
                 "lines_changed": used.lines_changed,
                 "commands": used.commands, "network_requests": used.network_requests,
             },

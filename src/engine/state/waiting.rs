@@ -94,6 +94,8 @@ impl State {
                 cached: false,
                 note: None,
                 changes: None,
+                changes_omitted: 0,
+                sandbox: None,
                 network: None,
                 replaced: None,
                 child_run_id: None,

@@ -1,4 +1,4 @@
-//! What a run changed in its workspace: the changes that its calls of `file_ops` and `browser` recorded.
+//! What a run changed in its workspace: the changes that its calls recorded.
 //!
 //! They come from the journal. Where a call's changes were not seen (the service stopped during it,
 //! or it was given up), the paths that it was permitted to write are listed with unknown counts:
@@ -26,7 +26,7 @@ use crate::http::edge::problem::Problem;
 use crate::http::state::App;
 use crate::run::ActionKind;
 use crate::store::Page;
-use crate::tools::{browser, file_ops};
+use crate::tools::{browser, file_ops, shell};
 
 /// Bytes of the diffs of one page, from which on it is full.
 const MAX_PAGE: usize = 4 * 1024 * 1024;
@@ -68,7 +68,8 @@ pub(crate) struct ChangeView {
 
 /// List a run's changes of files
 ///
-/// What the run's calls of `file_ops` and `browser` changed, in order. Changes by programs are not listed.
+/// What the run's calls changed, in order. Of what programs changed (`shell`, script tools) the lines are not known: `added`,
+/// `removed` and `diff` are null. Of one call 1,000 changes are listed; `changes_omitted` of its `tool_call.completed` counts the others.
 #[utoipa::path(
     get, path = "/runs/{id}/changes", tag = "runs", security(("bearer" = ["runs:read"])),
     params(("id" = Uuid, Path, description = "The run's id."), ListParams),
@@ -127,7 +128,7 @@ impl Changes {
 
     fn take(&mut self, event: &Event) {
         if let RunEvent::ToolCallStarted(call) = &event.what
-            && [file_ops::NAME, browser::NAME].contains(&call.tool.as_str())
+            && is_of_files(&call.tool)
         {
             let writes = writes_of(call);
             let known = self.dispatched.entry(call.call_id);
@@ -168,6 +169,11 @@ impl Changes {
         let data = self.found.into_iter().map(shown).collect();
         Listing { data, next_cursor: last.filter(|_| has_more) }
     }
+}
+
+/// Whether calls of a tool tell what they change.
+fn is_of_files(tool: &str) -> bool {
+    [file_ops::NAME, browser::NAME, shell::NAME].contains(&tool) || tool.starts_with("script:")
 }
 
 /// The paths that a call was permitted to write.

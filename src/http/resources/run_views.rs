@@ -357,7 +357,7 @@ pub(crate) struct BudgetUsed {
     files_written: u64,
     /// Distinct files created, changed, moved or deleted.
     #[schema(example = 1)]
-    files_modified: usize,
+    files_modified: u64,
     /// Lines written or replaced.
     #[schema(example = 12)]
     lines_changed: u64,
@@ -463,7 +463,7 @@ impl From<&RunRecord> for BudgetUsed {
             cost_usd: record.usage.cost_micro_usd.map(dollars),
             files_read: record.consumption.files_read,
             files_written: record.consumption.files_written,
-            files_modified: record.consumption.files_modified.len(),
+            files_modified: record.consumption.files(),
             lines_changed: record.consumption.lines_changed,
             commands: record.consumption.commands,
             network_requests: record.consumption.network_requests,

@@ -2,7 +2,8 @@
 //!
 //! It starts with the first page and ends a minute after the last one was used. A page belongs to one
 //! run and is found by no other. It closes with its run; a minute after the run was parked; after ten
-//! minutes without use; or when another run needs its place.
+//! minutes without use; or when another run needs its place. Where all are in use, runs wait for one in
+//! the order in which they came.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -10,8 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tokio::sync::{Mutex, OwnedMutexGuard};
-use tokio::time::{Instant, timeout};
+use tokio::sync::{Mutex, MutexGuard, Notify, OwnedMutexGuard};
+use tokio::time::{Instant, timeout, timeout_at};
 use uuid::Uuid;
 
 use super::chromium::{self, Chromium, INSTALL};
@@ -24,6 +25,8 @@ const IDLE: Duration = Duration::from_mins(1);
 const UNUSED: Duration = Duration::from_mins(10);
 /// Between two looks at what is idle.
 const LOOK: Duration = Duration::from_secs(5);
+/// Between two looks for a page that is not in use any more, at most.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// A browser that has no page ready after this time is ended.
 const READY: Duration = Duration::from_secs(20);
 
@@ -47,6 +50,10 @@ pub(super) struct Pool {
     is_running: AtomicBool,
     /// Of each run, who uses its page: one call after another.
     turns: parking_lot::Mutex<HashMap<Uuid, Weak<Mutex<()>>>>,
+    /// Held by the run that waits for a page; the others wait for that, in their order.
+    queue: Mutex<()>,
+    /// Told when a page may not be in use any more.
+    freed: Notify,
 }
 
 struct State {
@@ -61,6 +68,19 @@ struct Kept {
     page: Arc<Page>,
     used: Instant,
     is_driven: bool,
+}
+
+impl State {
+    /// Whether there is room for one more page. Closes one that is not in use, where it needs to.
+    fn makes_room(&mut self, most: usize) -> bool {
+        self.pages.retain(|_, kept| kept.is_kept());
+        if self.pages.len() < most {
+            return true;
+        }
+        let idle = self.pages.iter().filter(|(_, kept)| !kept.is_busy());
+        let oldest = idle.min_by_key(|(_, kept)| (kept.is_driven, kept.used)).map(|(run, _)| *run);
+        oldest.is_some_and(|oldest| self.pages.remove(&oldest).is_some())
+    }
 }
 
 impl Kept {
@@ -85,6 +105,8 @@ impl Pool {
             state: state.into(),
             is_running: AtomicBool::new(false),
             turns: parking_lot::Mutex::default(),
+            queue: Mutex::default(),
+            freed: Notify::new(),
         })
     }
 
@@ -125,24 +147,20 @@ impl Pool {
     }
 
     /// The page of a run, a new one where there is none. Where there are too many, the one that was
-    /// not used for the longest time is closed.
-    pub(super) async fn page_or_new(self: &Arc<Self>, run: Uuid) -> Result<Arc<Page>, String> {
+    /// not used for the longest time is closed; where all are in use, one is waited for until then.
+    pub(super) async fn page_or_new(
+        self: &Arc<Self>,
+        run: Uuid,
+        until: Instant,
+    ) -> Result<Arc<Page>, String> {
         if let Some(page) = self.page(run).await {
             return Ok(page);
         }
         let since = Instant::now();
-        let mut state = self.state.lock().await;
-        state.pages.retain(|_, kept| kept.is_kept());
-        if state.pages.len() >= self.settings.pages {
-            let idle = state.pages.iter().filter(|(_, kept)| !kept.is_busy());
-            let oldest =
-                idle.min_by_key(|(_, kept)| (kept.is_driven, kept.used)).map(|(run, _)| *run);
-            let Some(oldest) = oldest else {
-                let all = self.settings.pages;
-                return Err(format!("all {all} pages are in use; try again in a moment"));
-            };
-            state.pages.remove(&oldest);
-        }
+        let mut state = timeout_at(until, self.place()).await.map_err(|_elapsed| {
+            let all = self.settings.pages;
+            format!("all {all} pages are in use; try again in a moment")
+        })?;
         let spare = state.spare.take().filter(Page::is_open);
         let page = match spare {
             Some(page) => page,
@@ -154,6 +172,24 @@ impl Pool {
         tracing::debug!(run_id = %run, elapsed = ?since.elapsed(), "a page is ready");
         tokio::spawn(Arc::clone(self).prepare_spare());
         Ok(page)
+    }
+
+    /// Waits until there is room for one more page.
+    async fn place(&self) -> MutexGuard<'_, State> {
+        let _first = self.queue.lock().await;
+        loop {
+            let mut state = self.state.lock().await;
+            if state.makes_room(self.settings.pages) {
+                return state;
+            }
+            drop(state);
+            let _ = timeout(LOOK_AGAIN, self.freed.notified()).await;
+        }
+    }
+
+    /// A call is done with its page.
+    pub(super) fn is_freed(&self) {
+        self.freed.notify_one();
     }
 
     /// A page of the running browser, or of a new one.
@@ -241,5 +277,25 @@ async fn close_what_is_idle(pool: Weak<Pool>, chromium: Weak<Chromium>) {
             pool.is_running.store(false, Ordering::Relaxed);
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_run_waits_for_a_page_as_long_as_it_may() {
+        let settings = BrowserSettings {
+            path: PathBuf::new(),
+            timeout: Duration::from_secs(30),
+            pages: 0,
+            viewport: Viewport { width: 800, height: 600 },
+        };
+        let pool = Pool::new(Client::new(), settings);
+        let since = Instant::now();
+        let refused = pool.page_or_new(Uuid::nil(), since + Duration::from_secs(27)).await;
+        assert_eq!(refused.err().as_deref(), Some("all 0 pages are in use; try again in a moment"));
+        assert_eq!(since.elapsed().as_secs(), 27);
     }
 }

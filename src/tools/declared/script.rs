@@ -26,7 +26,7 @@ use crate::message::tool_schema::ToolSchema;
 use crate::run::{Effect, SandboxLevel};
 use crate::tools::proxy::{self, Proxy};
 use crate::tools::sandbox::plan::{Access, Command, Grant, GrantKind, Reach, Step, When};
-use crate::tools::sandbox::reach::{self, Startable};
+use crate::tools::sandbox::reach::{self, Before, Startable};
 use crate::tools::sandbox::{Job, Sandbox};
 use crate::tools::{Defaults, Tool, ToolContext, ToolError, ToolInfo, programs};
 
@@ -44,6 +44,16 @@ const OWN: &str = "TOOLLOOP_";
 /// Programs whose first argument is the file that they run.
 const INTERPRETERS: [&str; 9] =
     ["python", "python3", "node", "sh", "bash", "dash", "perl", "ruby", "deno"];
+
+/// What the program reaches.
+struct Reached {
+    reach: Reach,
+    /// The workspace, open, and its path.
+    handle: OwnedFd,
+    workspace: String,
+    /// What is in there, where the program may change it.
+    before: Option<Before>,
+}
 
 /// The tool.
 pub(super) struct ScriptTool {
@@ -119,13 +129,12 @@ impl ScriptTool {
         })
     }
 
-    /// What the program reaches, the workspace that is open, and its path.
     async fn reached(
         &self,
         permit: Permit,
         context: &ToolContext,
         leads_out: bool,
-    ) -> Result<(Reach, OwnedFd, String), ToolError> {
+    ) -> Result<Reached, ToolError> {
         let has_mounts = self.sandbox.kernel().await.holds.namespaces;
         let writes = self.info.effect != Effect::Read;
         let path = self.sandbox.settings().path.clone();
@@ -134,7 +143,7 @@ impl ScriptTool {
         let own = own.map(|(path, kind)| Grant { path: path.clone(), access: Access::RUN, kind });
         let looked = tokio::task::spawn_blocking(move || {
             let told = |e: &dyn std::error::Error| e.to_string();
-            let mut reach = reach::workspace(&permit, &root, writes, false, has_mounts)
+            let (mut reach, before) = reach::workspace(&permit, &root, writes, false, has_mounts)
                 .map_err(|e| told(&e))?;
             reach.grants.extend(reach::system(&path, Startable::System));
             reach.grants.extend(reach::certificates().filter(|_| leads_out));
@@ -143,22 +152,23 @@ impl ScriptTool {
             let real = format!("/proc/self/fd/{}", handle.as_raw_fd());
             let real = fs::read_link(real).map_err(|e| told(&e))?;
             let real = real.into_os_string().into_string();
-            real.map(|real| (reach, handle, real)).map_err(|_| "its path is not UTF-8".to_owned())
+            let workspace = real.map_err(|_| "its path is not UTF-8".to_owned())?;
+            Ok(Reached { reach, handle, workspace, before })
         });
         let unreadable = |why: &str| {
             ToolError::ForModel(format!("the workspace cannot be given to a program: {why}"))
         };
-        let (reach, handle, workspace) = looked
+        let reached = looked
             .await
             .map_err(|_| unreadable("the service failed"))?
-            .map_err(|e| unreadable(&e))?;
-        let (tools, files) = (Path::new(&self.directory), Path::new(&workspace));
+            .map_err(|e: String| unreadable(&e))?;
+        let (tools, files) = (Path::new(&self.directory), Path::new(&reached.workspace));
         if tools.starts_with(files) || files.starts_with(tools) {
             let message = "this tool's directory and the workspace lie in one another, so the program does not run; \
                            this is for the operator to change";
             return Err(ToolError::ForModel(message.into()));
         }
-        Ok((reach, handle, workspace))
+        Ok(reached)
     }
 }
 
@@ -194,7 +204,9 @@ impl Tool for ScriptTool {
         let leads_out = proxy::leads_out(&self.sandbox, context).await;
         let way_out = leads_out.then(|| self.proxy.way_out(&permit, context));
         let of_proxy = if leads_out { self.proxy.variables(&permit) } else { Vec::new() };
-        let (reach, handle, workspace) = self.reached(permit, context, leads_out).await?;
+        let rules = permit.clone();
+        let Reached { reach, handle, workspace, before } =
+            self.reached(permit, context, leads_out).await?;
         let of_call = [
             ("TOOLLOOP_RUN_ID", context.run_id.to_string()),
             ("TOOLLOOP_EFFECT_KEY", context.effect_key.clone()),
@@ -224,12 +236,9 @@ impl Tool for ScriptTool {
             timeout,
             way_out,
             each_line: Some(&mut each_line),
+            held: None,
         };
-        let writes = self.info.effect != Effect::Read;
-        if writes {
-            context.standing.held().await;
-        }
-        let ran = programs::run(&self.sandbox, job, &context.workspace, writes).await?;
+        let ran = programs::run(&self.sandbox, job, context, rules, before).await?;
         self.answers.log(&ran, context, &self.info.name);
         let unanswered = context.requests.refusals();
         self.answers.of(&ran, timeout).map_err(|mut message| {

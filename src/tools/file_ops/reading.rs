@@ -127,14 +127,26 @@ fn whole(path: &str, bytes: Vec<u8>) -> Result<String, ToolError> {
     }
 }
 
+/// The name of a format of images as people write it.
+fn format_of(kind: imagesize::ImageType) -> String {
+    match kind {
+        imagesize::ImageType::Webp => "WebP".to_owned(),
+        // Some have details in parentheses.
+        other => {
+            let name = format!("{other:?}");
+            name.split('(').next().unwrap_or_default().to_uppercase()
+        }
+    }
+}
+
 /// A file that is not text, by its first bytes.
 fn binary(path: &str, bytes: &[u8]) -> ToolError {
     let image = imagesize::image_type(bytes).ok().zip(imagesize::blob_size(bytes).ok());
     ToolError::ForModel(match image {
         Some((kind, size)) => {
-            let (width, height) = (size.width, size.height);
+            let (format, width, height) = (format_of(kind), size.width, size.height);
             format!(
-                "{path:?} is an image ({kind:?}, {width} x {height} pixels); only text can be read"
+                "{path:?} is an image ({format}, {width} x {height} pixels); only text can be read"
             )
         }
         None => format!("{path:?} is a binary file; only text can be read"),

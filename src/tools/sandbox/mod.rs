@@ -21,6 +21,7 @@ mod supervised;
 mod supervisor;
 mod syscalls;
 mod tree;
+pub mod walk;
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -30,7 +31,7 @@ use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
 use tokio::net::TcpListener;
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, oneshot};
 
 use crate::run::SandboxLevel;
 pub use output::Output;
@@ -123,6 +124,8 @@ pub struct Job<'a> {
     pub way_out: Option<WayOut>,
     /// Sees each line of standard error and says whether it is part of the output.
     pub each_line: Option<&'a mut (dyn FnMut(&str) -> bool + Send)>,
+    /// Dropped when none of the programs is there any more, however that came about.
+    pub held: Option<oneshot::Sender<()>>,
 }
 
 /// How programs ended.
@@ -191,7 +194,7 @@ impl Sandbox {
         }
         let since = Instant::now();
         let Job { steps, directory, workspace, environment, input, reach, timeout, .. } = job;
-        let Job { way_out, each_line, .. } = job;
+        let Job { way_out, each_line, held, .. } = job;
         let temporary = temporary()?;
         let way_out = way_out.filter(|_| kernel.holds.network);
         let plan = Plan {
@@ -214,7 +217,7 @@ impl Sandbox {
         let most = self.settings.max_output;
         let supervised = async {
             let started = self.supervisors.start(workspace, &plan).await?;
-            started.ended(&plan, most, way_out, each_line).await
+            started.holding(held).ended(&plan, most, way_out, each_line).await
         };
         let (report, stdout, stderr) = tokio::time::timeout(timeout + GRACE, supervised)
             .await

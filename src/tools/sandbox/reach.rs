@@ -4,17 +4,17 @@
 //! The kernel grants directories and files and knows no globs. A rule that names a whole directory
 //! becomes a grant of it; any other rule, and `paths.deny` by glob, is held by looking at what is
 //! there, in a walk of at most [`MAX_WALKED`] entries, made for the call. Where that is not enough
-//! the call is refused.
+//! the call is refused. The same walk notes what is there before programs that may change it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use cap_fs_ext::DirExt;
-use cap_std::fs::Dir;
+use cap_std::fs::{Dir, Metadata, MetadataExt};
 
 use super::plan::{Access, Grant, GrantKind, Reach};
+use super::walk::{Beyond, Met, walk};
 use crate::governance::Permit;
 
 /// Entries of a workspace that are looked at for one call.
@@ -84,6 +84,8 @@ pub enum ReachError {
          or use file_ops"
     )]
     NotText(String),
+    #[error("the workspace has directories that lie too deep in one another to look through them")]
+    TooDeep,
     #[error("the workspace cannot be read: {0}")]
     Unreadable(#[from] io::Error),
 }
@@ -176,7 +178,38 @@ fn loaders() -> Vec<PathBuf> {
     found
 }
 
-/// The workspace's part.
+/// How a file was when it was looked at. Its content is not read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stamp {
+    pub inode: u64,
+    size: u64,
+    /// In seconds, and nanoseconds beyond.
+    modified: (i64, i64),
+    /// The same of any change, which programs cannot set.
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    pub fn of(metadata: &Metadata) -> Self {
+        Self {
+            inode: metadata.ino(),
+            size: metadata.len(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+}
+
+/// What is in a workspace before programs change it.
+#[derive(Debug, Default)]
+pub struct Before {
+    /// Of what is no directory, by path; none where there is too much of it.
+    pub stamps: Option<HashMap<String, Stamp>>,
+    /// What is denied, without what lies in it.
+    pub denied: HashSet<String>,
+}
+
+/// The workspace's part, and what is in there where the programs may change it.
 ///
 /// # Errors
 /// [`ReachError`] where the rules cannot be held.
@@ -186,17 +219,28 @@ pub fn workspace(
     writes: bool,
     executes: bool,
     has_mounts: bool,
-) -> Result<Reach, ReachError> {
+) -> Result<(Reach, Option<Before>), ReachError> {
     let (read, write) = (permit.readable(), permit.writable());
     let by_glob = read.by_glob || (writes && write.by_glob);
     let deny = permit.denied();
-    let found = if by_glob || deny.by_glob || (!has_mounts && !deny.trees.is_empty()) {
+    let forbids = deny.by_glob || !deny.trees.is_empty();
+    let looked = if by_glob || deny.by_glob || (!has_mounts && forbids) {
         let what = if by_glob { "paths.read, paths.write" } else { "paths.deny" };
-        walk(permit, root, what, deny.by_glob || !deny.trees.is_empty())?
+        Some(look(permit, root, what, forbids, writes)?)
+    } else if writes {
+        // The rules hold without it; what the programs change may stay unknown.
+        look(permit, root, "paths", false, writes).ok()
     } else {
-        let denied = deny.trees.into_iter().filter(|path| root.exists(path));
-        Found { denied: denied.collect(), ..Found::default() }
+        None
     };
+    let mut found = looked.unwrap_or_else(|| {
+        let denied = deny.trees.into_iter().filter(|path| root.symlink_metadata(path).is_ok());
+        Found { denied: denied.collect(), ..Found::default() }
+    });
+    let before = writes.then(|| Before {
+        stamps: found.stamps.take(),
+        denied: found.denied.iter().cloned().collect(),
+    });
     let mut reach = Reach::default();
     let access = if executes { Access::RUN } else { Access::READ };
     let trees = read.trees.iter().map(|tree| (tree, access));
@@ -220,7 +264,7 @@ pub fn workspace(
     if has_mounts {
         reach.masked = found.denied;
     }
-    Ok(reach)
+    Ok((reach, before))
 }
 
 fn push(grants: &mut Vec<Grant>, path: &str, access: Access, kind: GrantKind) {
@@ -257,42 +301,45 @@ struct Found {
     directories: BTreeSet<String>,
     /// Without what lies in it.
     denied: Vec<String>,
+    stamps: Option<HashMap<String, Stamp>>,
 }
 
-fn walk(
+fn look(
     permit: &Permit,
     root: &Dir,
     what: &'static str,
-    denies: bool,
+    forbids: bool,
+    writes: bool,
 ) -> Result<Found, ReachError> {
-    let mut found = Found::default();
-    let mut open = vec![(root.try_clone()?, String::new())];
-    let mut seen = 0_usize;
-    while let Some((directory, above)) = open.pop() {
-        for entry in directory.entries()? {
-            let entry = entry?;
-            seen += 1;
-            if seen > MAX_WALKED {
-                return Err(ReachError::TooMany(what));
+    let mut found = Found { stamps: writes.then(HashMap::new), ..Found::default() };
+    let refused = |beyond| match beyond {
+        Beyond::Entries => ReachError::TooMany(what),
+        Beyond::Depth => ReachError::TooDeep,
+    };
+    walk(root, MAX_WALKED, refused, |met: &Met<'_>| {
+        let path = met.path.to_owned();
+        if met.name.to_str().is_none() {
+            if forbids {
+                let place = if met.above.is_empty() { "the workspace" } else { met.above };
+                return Err(ReachError::NotText(place.to_owned()));
             }
-            let Ok(name) = entry.file_name().into_string() else {
-                if denies {
-                    let place = above.trim_end_matches('/');
-                    let place = if place.is_empty() { "the workspace" } else { place };
-                    return Err(ReachError::NotText(place.to_owned()));
-                }
-                continue;
-            };
-            let path = format!("{above}{name}");
-            if !permit.may_enter(&path) {
-                found.denied.push(path);
-            } else if entry.file_type()?.is_dir() {
-                open.push((directory.open_dir_nofollow(&name)?, format!("{path}/")));
-                found.directories.insert(path);
-            } else {
-                found.files.insert(path);
-            }
+            return Ok(false);
         }
-    }
+        if !permit.may_enter(&path) {
+            found.denied.push(path);
+            return Ok(false);
+        }
+        if met.is_directory {
+            found.directories.insert(path);
+            return Ok(true);
+        }
+        if let Some(stamps) = &mut found.stamps
+            && let Ok(metadata) = met.entry.metadata()
+        {
+            stamps.insert(path.clone(), Stamp::of(&metadata));
+        }
+        found.files.insert(path);
+        Ok(false)
+    })?;
     Ok(found)
 }

@@ -12,6 +12,8 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::{TcpListener, UnixStream};
 use tokio::process::{Child, Command};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 
 use super::output::{self, Output};
 use super::plan::{MAX_PLAN, Plan, Report};
@@ -60,13 +62,13 @@ impl Supervisors {
             return;
         }
         let Ok(started) = Supervised::start(&self.binary) else { return }; // the next call tells
-        let process = started.child.id();
+        let process = started.id();
         *ready = Some(started);
         let place = Arc::downgrade(&self.ready);
         tokio::spawn(async move {
             tokio::time::sleep(KEPT).await;
             if let Some(place) = place.upgrade() {
-                place.lock().take_if(|ready| ready.child.id() == process);
+                place.lock().take_if(|ready| ready.id() == process);
             }
         });
     }
@@ -74,8 +76,25 @@ impl Supervisors {
 
 /// A supervisor, which ends where this is dropped.
 pub(super) struct Supervised {
-    child: Child,
+    /// None when it has ended.
+    child: Option<Child>,
     socket: UnixStream,
+    /// Dropped when it has ended.
+    held: Option<oneshot::Sender<()>>,
+}
+
+/// The supervisor ends its programs when the socket is closed, and itself after them.
+impl Drop for Supervised {
+    fn drop(&mut self) {
+        if let (Some(mut child), Some(held)) = (self.child.take(), self.held.take())
+            && let Ok(runtime) = Handle::try_current()
+        {
+            runtime.spawn(async move {
+                let _ = child.wait().await; // there is nobody to tell
+                drop(held);
+            });
+        }
+    }
 }
 
 impl Supervised {
@@ -90,7 +109,18 @@ impl Supervised {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()?;
-        Ok(Self { child, socket: UnixStream::from_std(ours)? })
+        Ok(Self { child: Some(child), socket: UnixStream::from_std(ours)?, held: None })
+    }
+
+    fn id(&self) -> Option<u32> {
+        self.child.as_ref().and_then(Child::id)
+    }
+
+    /// Drops that when the supervisor has ended.
+    pub(super) fn holding(self, held: Option<oneshot::Sender<()>>) -> Self {
+        let mut holding = self;
+        holding.held = held;
+        holding
     }
 
     /// Sends a plan, behind its length and with the directory that it is about.
@@ -109,8 +139,9 @@ impl Supervised {
         each_line: Option<&mut (dyn FnMut(&str) -> bool + Send)>,
     ) -> Result<(Report, Output, Output), SandboxError> {
         let missing = || io::Error::other("a stream of the supervisor is missing");
-        let stdout = self.child.stdout.take().ok_or_else(missing)?;
-        let stderr = self.child.stderr.take().ok_or_else(missing)?;
+        let child = self.child.as_mut().ok_or_else(missing)?;
+        let stdout = child.stdout.take().ok_or_else(missing)?;
+        let stderr = child.stderr.take().ok_or_else(missing)?;
         let talk = async {
             let listener =
                 if plan.network { network::taken_over(&self.socket).await? } else { None };
@@ -136,7 +167,10 @@ impl Supervised {
             output::captured(stderr, most, each_line)
         );
         let (stdout, stderr) = (stdout?, stderr?);
-        self.child.wait().await?;
+        if let Some(child) = &mut self.child {
+            child.wait().await?;
+        }
+        self.child = None;
         let report = talked.and_then(|text| {
             serde_json::from_slice(&text).map_err(|_| {
                 let said = if plan.steps.is_empty() { "" } else { stderr.text.trim() };

@@ -1,0 +1,349 @@
+//! What programs leave in the workspace: changes that are told and counted, and what `paths.deny`
+//! forbids, which is removed. Through the HTTP API, on both stores.
+//!
+//! Crossings. Gate: rules of the agent, of a parent, and rules that only observe (here). Budgets:
+//! files that programs change end the run (here). Cancel, timeout: what is left is removed before the
+//! run ends (here). Crash of the service: nobody looks, as the docs say. Console, streaming: the events
+//! carry the changes as those of `file_ops`. Other replica: the workspace is shared.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::script_tools::{events, python};
+use crate::service::{Db, Service, Setup, on_both_stores};
+
+on_both_stores! {
+    what_is_denied_is_removed,
+    a_program_that_is_given_up_leaves_nothing_denied,
+    a_parents_rules_remove_what_children_make,
+    what_only_observes_stays_and_is_told,
+    changes_of_programs_are_told_and_counted,
+    changes_of_programs_end_a_run_over_its_budget,
+    many_changes_are_counted_and_not_listed,
+    removal_follows_no_link,
+}
+
+const DENY: &str = "deny: ['**/.env', 'secret/**', '*.lock']";
+const COMMANDS: &str = "commands: {allow: [{command: cp}, {command: mkdir}, {command: mv}, {command: touch}, {command: rm}, \
+     {command: ln}, {command: sleep}, {command: chmod}, {command: ls, effect: read}, {command: cat, effect: read}]}";
+
+/// An agent that calls tools, one a turn.
+fn with(setup: Setup, name: &str, governance: &str, calls: &[(&str, Value)]) -> Setup {
+    let scripts = if calls.iter().any(|(tool, _)| tool.starts_with("script:")) {
+        ", 'script:set/*'"
+    } else {
+        ""
+    };
+    let seconds = if name == "late" { 2 } else { 60 };
+    let agent = format!(
+        "model: scripted/{name}\ntools: [shell{scripts}]\nenable_double_confirmation: false\nlimits: \
+         {{tool_call_timeout_seconds: {seconds}, error_threshold: 50, max_iterations: 60, max_iterations_per_attempt: 60}}\ngovernance: {{autonomy: full, \
+         {COMMANDS}, {governance}}}\n"
+    );
+    let call = |(tool, arguments): &(&str, Value)| {
+        json!({"tool_calls": [{"tool": tool, "arguments": arguments}]}).to_string()
+    };
+    let steps: Vec<String> = calls.iter().map(call).collect();
+    setup
+        .agent(name, &agent)
+        .scenario(name, &format!("steps: [{}, {{text: done}}]", steps.join(", ")))
+}
+
+fn lines(commands: &[&'static str]) -> Vec<(&'static str, Value)> {
+    commands.iter().map(|command| ("shell", json!({"command": command}))).collect()
+}
+
+fn place(service: &Service, path: &str) -> PathBuf {
+    service.dir.path().join("workspace/default").join(path)
+}
+
+fn is_there(service: &Service, path: &str) -> bool {
+    place(service, path).symlink_metadata().is_ok()
+}
+
+async fn completed(service: &Service, run: &Value) -> Vec<Value> {
+    events(service, run, "tool_call.completed").await
+}
+
+fn content(call: &Value) -> &str {
+    call["content"].as_str().unwrap()
+}
+
+/// Paths with what happened to them.
+fn told(call: &Value) -> Value {
+    let changes = call["changes"].as_array().unwrap();
+    changes.iter().map(|change| json!([change["path"], change["change"]])).collect()
+}
+
+async fn used(service: &Service, run: &Value) -> Value {
+    let path = format!("/v1/runs/{}", run["run_id"].as_str().unwrap());
+    service.get(&path).await.body["budget"]["used"].clone()
+}
+
+/// The audit records of what programs have left.
+async fn audited(service: &Service, run: &Value) -> Vec<Value> {
+    let path = format!("/v1/audit?limit=200&run_id={}", run["run_id"].as_str().unwrap());
+    let all = service.get(&path).await.body["data"].as_array().unwrap().clone();
+    let mut of_files: Vec<Value> =
+        all.into_iter().filter(|record| record["arguments"].get("left").is_some()).collect();
+    of_files.reverse();
+    of_files
+}
+
+async fn what_is_denied_is_removed(db: Db) {
+    let calls = lines(&[
+        "cp a.txt .env",
+        "mkdir secret && cp a.txt secret/k",
+        "mkdir -p sub/deep && cp a.txt sub/deep/.env && touch sub/fine",
+        "mv b.txt cargo.lock",
+        "touch there.lock",
+        "touch fine.txt",
+    ]);
+    let governance = format!("paths: {{write: ['./**'], {DENY}}}");
+    let service = with(Setup::new(), "worker", &governance, &calls)
+        .file("a.txt", "a")
+        .file("b.txt", "b")
+        .file("there.lock", "locked")
+        .start(db)
+        .await;
+    let run = service.run("worker", &json!({})).await;
+    assert_eq!(run["status"], "completed", "{run:#}");
+    let calls = completed(&service, &run).await;
+    for (index, path, rule) in [
+        (0, "\".env\"", "**/.env"),
+        (1, "\"secret\"", "secret/**"),
+        (2, "\"sub/deep/.env\"", "**/.env"),
+        (3, "\"cargo.lock\" (it was \"b.txt\" before)", "*.lock"),
+    ] {
+        let call = &calls[index];
+        assert_eq!(call["failure"], "tool_error", "{call:#}");
+        let expected =
+            format!("it was removed with its content: {path}, which is denied by {rule}.");
+        assert!(content(call).contains(&expected), "{expected}: {call:#}");
+        assert!(content(call).contains("exit_code"), "what the programs answered: {call:#}");
+    }
+    assert_eq!(calls[5]["failure"], Value::Null, "{:#}", calls[5]);
+    for path in [".env", "secret", "sub/deep/.env", "cargo.lock", "b.txt"] {
+        assert!(!is_there(&service, path), "{path}");
+    }
+    for path in ["a.txt", "sub/deep", "sub/fine", "fine.txt"] {
+        assert!(is_there(&service, path), "{path}");
+    }
+    // What was there before is hidden, and stays as it was.
+    assert_eq!(std::fs::read_to_string(place(&service, "there.lock")).unwrap(), "locked");
+    assert_eq!(told(&calls[0]), json!([]));
+    assert_eq!(told(&calls[2]), json!([["sub/fine", "created"]]));
+    assert_eq!(told(&calls[3]), json!([["b.txt", "deleted"]]));
+    let audited = audited(&service, &run).await;
+    let shown = |record: &Value| {
+        let keys = ["rule", "pattern", "decision", "outcome"].map(|key| record[key].clone());
+        json!([record["arguments"]["left"]["path"], keys])
+    };
+    let shown: Vec<Value> = audited.iter().map(shown).collect();
+    let blocked =
+        |path: &str, pattern: &str| json!([path, ["path", pattern, "blocked", "blocked"]]);
+    assert_eq!(
+        shown,
+        [
+            blocked(".env", "**/.env"),
+            blocked("secret", "secret/**"),
+            blocked("sub/deep/.env", "**/.env"),
+            blocked("cargo.lock", "*.lock"),
+        ],
+        "{audited:#?}"
+    );
+}
+
+async fn a_program_that_is_given_up_leaves_nothing_denied(db: Db) {
+    let late = lines(&["cp a.txt .env && touch other && sleep 97"]);
+    let governance = format!("paths: {{write: ['./**'], {DENY}}}");
+    let setup = with(Setup::new(), "late", &governance, &late);
+    let service = with(setup, "worker", &governance, &lines(&["cp a.txt sub/.env && sleep 98"]))
+        .file("a.txt", "a")
+        .file("sub/x", "x")
+        .start(db)
+        .await;
+    // The executor gives the call up.
+    let run = service.run("late", &json!({})).await;
+    let calls = completed(&service, &run).await;
+    assert_eq!(calls[0]["failure"], "timeout", "{:#}", calls[0]);
+    assert!(content(&calls[0]).contains("\".env\", which is denied by **/.env"), "{:#}", calls[0]);
+    assert_eq!(told(&calls[0]), json!([["other", "created"]]));
+    assert!(!is_there(&service, ".env"));
+    // The run is cancelled.
+    let path = service.enqueue("worker").await;
+    service.until(&path, |run| run["status"] == "running").await;
+    let until = Instant::now() + Duration::from_secs(20);
+    while !is_there(&service, "sub/.env") {
+        assert!(Instant::now() < until, "the program does not start: {}", service.log());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    service.post(&format!("{path}/cancel"), &json!({})).await;
+    let run = service.until(&path, |run| run["status"] == "cancelled").await;
+    assert!(!is_there(&service, "sub/.env"), "before the run has ended");
+    let calls = completed(&service, &run).await;
+    assert!(content(&calls[0]).contains("sub/.env"), "{:#}", calls[0]);
+    assert_eq!(audited(&service, &run).await.len(), 1);
+}
+
+async fn a_parents_rules_remove_what_children_make(db: Db) {
+    let parent = "model: scripted/parent\ntools: ['agent:worker']\ngovernance: {autonomy: full, paths: {deny: \
+                  ['**/*.key']}}\nenable_double_confirmation: false\n";
+    let calls = lines(&["touch sub/a.key"]);
+    let service = with(Setup::new(), "worker", "paths: {write: ['./**']}", &calls)
+        .agent("parent", parent)
+        .scenario(
+            "parent",
+            "steps: [{tool_calls: [{tool: 'agent:worker', arguments: {}}]}, {text: done}]",
+        )
+        .file("sub/x", "x")
+        .start(db)
+        .await;
+    let run = service.run("parent", &json!({})).await;
+    assert_eq!(run["status"], "completed", "{run:#}");
+    let child = service.get("/v1/runs?agent=worker").await.body["data"][0].clone();
+    let calls = completed(&service, &child).await;
+    assert!(content(&calls[0]).contains("denied by **/*.key"), "{:#}", calls[0]);
+    assert!(!is_there(&service, "sub/a.key"));
+    // The child's own rules do not mind.
+    let run = service.run("worker", &json!({})).await;
+    assert_eq!(completed(&service, &run).await[0]["failure"], Value::Null);
+    assert!(is_there(&service, "sub/a.key"));
+}
+
+async fn what_only_observes_stays_and_is_told(db: Db) {
+    let governance = "paths: {write: ['./**'], deny: [{pattern: '**/.env', mode: observe}]}";
+    let calls = lines(&["cp a.txt .env", "cat a.txt"]);
+    let service =
+        with(Setup::new(), "worker", governance, &calls).file("a.txt", "a").start(db).await;
+    let run = service.run("worker", &json!({})).await;
+    let calls = completed(&service, &run).await;
+    assert_eq!(calls[0]["failure"], Value::Null, "{:#}", calls[0]);
+    assert!(is_there(&service, ".env"));
+    assert_eq!(told(&calls[0]), json!([[".env", "created"]]));
+    let audited = audited(&service, &run).await;
+    assert_eq!(audited.len(), 1, "{audited:#?}");
+    for (key, value) in
+        [("rule", "path"), ("pattern", "**/.env"), ("decision", "warned"), ("outcome", "succeeded")]
+    {
+        assert_eq!(audited[0][key], value, "{audited:#?}");
+    }
+}
+
+const WRITES: &str = "import os\nw = os.environ['TOOLLOOP_WORKSPACE']\nopen(w + '/big', 'w').write('x\\n' * 5000)\n\
+     s = os.stat(w + '/same')\nopen(w + '/same', 'w').write('2')\nos.utime(w + '/same', ns=(s.st_atime_ns, s.st_mtime_ns))\n\
+     os.remove(w + '/old')\nos.mkdir(w + '/d')\nprint('written')";
+
+async fn changes_of_programs_are_told_and_counted(db: Db) {
+    let mut calls =
+        lines(&["touch a b && rm x.txt", "ls", "mv a d.txt", "touch sub/new > out.txt"]);
+    calls.push(("script:set/writes", json!({})));
+    calls.push(("script:set/reads", json!({})));
+    let set = format!(
+        "tools:\n{}{}",
+        python("writes", WRITES, ""),
+        python("reads", "print('read')", ", effect: read")
+    );
+    let service = with(Setup::new(), "worker", "paths: {write: ['./**']}", &calls)
+        .tools("set", &set)
+        .file("x.txt", "x")
+        .file("same", "1")
+        .file("old", "o")
+        .file("sub/x", "x")
+        .start(db)
+        .await;
+    let run = service.run("worker", &json!({})).await;
+    assert_eq!(run["status"], "completed", "{run:#}");
+    let calls = completed(&service, &run).await;
+    assert_eq!(told(&calls[0]), json!([["a", "created"], ["b", "created"], ["x.txt", "deleted"]]));
+    assert_eq!(calls[1].get("changes"), None, "a program that only reads: {:#}", calls[1]);
+    assert_eq!(told(&calls[2]), json!([["a", "deleted"], ["d.txt", "created"]]));
+    assert_eq!(told(&calls[3]), json!([["out.txt", "created"], ["sub/new", "created"]]));
+    let by_script = json!([["big", "created"], ["old", "deleted"], ["same", "modified"]]);
+    assert_eq!(told(&calls[4]), by_script, "{:#}", calls[4]);
+    assert!(calls.iter().all(|call| call["sandbox"] == "enforced"), "{calls:#?}");
+    let change = &calls[4]["changes"][0];
+    assert_eq!((&change["added"], &change["diff"]), (&Value::Null, &Value::Null), "{change:#}");
+    let used = used(&service, &run).await;
+    assert_eq!((&used["files_modified"], &used["lines_changed"]), (&json!(9), &json!(0)), "{used}");
+    let id = run["run_id"].as_str().unwrap();
+    let listed = service.get(&format!("/v1/runs/{id}/changes?limit=200")).await.body;
+    assert_eq!(listed["data"].as_array().unwrap().len(), 10, "{listed:#}");
+    let files = service.get(&format!("/v1/runs/{id}/files")).await.body;
+    let big = files["data"].as_array().unwrap().iter().find(|file| file["path"] == "big").unwrap();
+    assert_eq!(big["changed_by"], calls[4]["call_id"], "{files:#}");
+}
+
+async fn changes_of_programs_end_a_run_over_its_budget(db: Db) {
+    let governance = "paths: {write: ['./**']}, budget: {max_files_modified: 2}";
+    let calls = lines(&["touch a b", "touch a b", "touch a b c d e f", "touch g"]);
+    let service = with(Setup::new(), "worker", governance, &calls).start(db).await;
+    let run = service.run("worker", &json!({})).await;
+    assert_eq!(run["termination_reason"], "budget_exceeded", "{run:#}");
+    let context = &run["error"]["context"];
+    assert_eq!((&context["limit"], &context["used"]), (&json!("max_files_modified"), &json!(6)));
+    assert_eq!(completed(&service, &run).await.len(), 3, "the next call does not start");
+    assert!(!is_there(&service, "g"));
+    assert_eq!(used(&service, &run).await["files_modified"], 6);
+}
+
+async fn many_changes_are_counted_and_not_listed(db: Db) {
+    let program = "import os\nw = os.environ['TOOLLOOP_WORKSPACE']\nfor i in range(1500): open(f'{w}/{i}', 'w')\nprint(1)";
+    let set = format!("tools:\n{}", python("many", program, ""));
+    let governance = "paths: {write: ['./**']}, budget: {max_files_modified: 10000}";
+    let mut calls = vec![("script:set/many", json!({}))];
+    calls.extend(lines(&["ls", "touch 1", "touch 1", "touch 1"]));
+    let service =
+        with(Setup::new(), "worker", governance, &calls).tools("set", &set).start(db).await;
+    let since = Instant::now();
+    let run = service.run("worker", &json!({})).await;
+    let calls = completed(&service, &run).await;
+    assert_eq!(calls[0]["changes"].as_array().unwrap().len(), 1000);
+    assert_eq!(calls[0]["changes_omitted"], 500);
+    assert_eq!(told(&calls[2]), json!([["1", "modified"]]));
+    assert_eq!(used(&service, &run).await["files_modified"], 1500);
+    let durations: Vec<&Value> = calls.iter().map(|call| &call["duration_ms"]).collect();
+    println!("calls with 1,500 files took {durations:?} ms, the run {:?}", since.elapsed());
+}
+
+const LINKS: &str = r#"
+import os
+w = os.environ["TOOLLOOP_WORKSPACE"]
+os.symlink("keep", w + "/secret")
+os.symlink("../keep/k", w + "/sub/.env")
+os.mkdir(w + "/sub/x.lock")
+os.symlink(w + "/keep", w + "/sub/x.lock/to-keep")
+os.mkdir(w + "/shut")
+open(w + "/shut/.env", "w")
+os.chmod(w + "/shut", 0o555)
+d = w + "/deep.lock"
+os.mkdir(d)
+os.chdir(d)
+for i in range(3000):
+    os.mkdir("d")
+    os.chdir("d")
+    open("f", "w")
+print("made")
+"#;
+
+async fn removal_follows_no_link(db: Db) {
+    let set = format!("tools:\n{}", python("links", LINKS, ""));
+    let governance = "paths: {write: ['./**'], deny: ['**/.env', 'secret/**', '**/*.lock']}";
+    let calls = [("script:set/links", json!({})), ("shell", json!({"command": "ls"}))];
+    let service = with(Setup::new(), "worker", governance, &calls)
+        .tools("set", &set)
+        .file("keep/k", "kept")
+        .file("sub/y", "y")
+        .start(db)
+        .await;
+    let run = service.run("worker", &json!({})).await;
+    let calls = completed(&service, &run).await;
+    for path in ["secret", "sub/.env", "sub/x.lock", "shut/.env", "deep.lock"] {
+        assert!(!is_there(&service, path), "{path}: {:#}", calls[0]);
+        assert!(content(&calls[0]).contains(path), "{path}: {:#}", calls[0]);
+    }
+    assert_eq!(std::fs::read_to_string(place(&service, "keep/k")).unwrap(), "kept");
+    assert_eq!(calls[1]["failure"], Value::Null, "{:#}", calls[1]);
+}

@@ -157,7 +157,7 @@ fn loops_end_whatever_they_are_made_of() {
 #[test]
 fn values_do_not_grow_by_a_factor_for_each_word() {
     let ten = format!("[{}]", ["0"; 10].join(","));
-    let of = |what: &str, sign: &str| vec![what; 10].join(sign);
+    let of = |what: &str, sign: &str| [what; 10].join(sign);
     let chain = |body: String| format!("{ten}{}==[]", format!(".map(x,{body})").repeat(8));
     let inputs = json!("x".repeat(100_000));
     let begun = Instant::now();

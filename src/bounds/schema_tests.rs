@@ -153,6 +153,8 @@ fn a_callers_schema_is_compiled_once() {
     assert!(Arc::ptr_eq(&first, &second));
 }
 
+type Make<'m> = &'m dyn Fn(usize, Value) -> Value;
+
 #[test]
 fn what_a_schema_leaves_unevaluated_does_not_double() {
     let defs = |levels: usize, make: &dyn Fn(usize, Value) -> Value| {
@@ -164,7 +166,6 @@ fn what_a_schema_leaves_unevaluated_does_not_double() {
         defs.insert(format!("a{levels}"), json!({"$anchor": "end"}));
         json!({"$ref": "#/$defs/a0", "$defs": defs})
     };
-    type Make<'m> = &'m dyn Fn(usize, Value) -> Value;
     let doubling: [Make<'_>; 7] = [
         &|_, next| json!({"allOf": [next, next], "unevaluatedProperties": false}),
         &|_, next| json!({"anyOf": [next, next], "unevaluatedItems": false}),

@@ -36,6 +36,7 @@ fn what_is_rendered_has_an_end() {
 
 /// On this thread, which has a stack of 2 MiB.
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table")]
 fn no_template_is_too_deep_for_a_stack() {
     let templates = Templates::new(Undefined::Tested);
     let a = json!({"a": [1]});

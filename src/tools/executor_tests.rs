@@ -12,8 +12,8 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::*;
-use crate::event::{ApprovalBasis, Circumstances, ToolCallBlocked};
-use crate::governance::{Action, ActionKind, Policy, ToolPolicy, ToolRule};
+use crate::event::{ApprovalBasis, AuditRecord, Circumstances, RunEvent, ToolCallBlocked};
+use crate::governance::{Action, ActionKind, Permit, Policy, ToolPolicy, ToolRule};
 use crate::run::{Autonomy, Caller, Labels};
 use crate::tools::lease::Lease;
 use crate::tools::registry::Registry;

@@ -183,14 +183,14 @@ impl Found {
 }
 
 /// Takes what every schema with `unevaluated…` applies from the room; none where there is too little.
-fn applied(root: &Value, place: &Value, room: &mut usize) -> Option<()> {
+fn applied(root: &Value, place: &Value, left: &mut usize) -> Option<()> {
     match place {
-        Value::Array(items) => items.iter().try_for_each(|item| applied(root, item, room)),
+        Value::Array(items) => items.iter().try_for_each(|item| applied(root, item, left)),
         Value::Object(members) => {
             if members.keys().any(|keyword| keyword.starts_with("unevaluated")) {
-                take_applied(root, place, &mut Vec::new(), room)?;
+                take_applied(root, place, &mut Vec::new(), left)?;
             }
-            members.values().try_for_each(|inner| applied(root, inner, room))
+            members.values().try_for_each(|inner| applied(root, inner, left))
         }
         _ => Some(()),
     }
@@ -200,16 +200,16 @@ fn take_applied<'v>(
     root: &'v Value,
     schema: &'v Value,
     around: &mut Vec<&'v Value>,
-    room: &mut usize,
+    left: &mut usize,
 ) -> Option<()> {
-    *room = room.checked_sub(1)?;
+    *left = left.checked_sub(1)?;
     let Value::Object(members) = schema else { return Some(()) };
     if around.iter().any(|outer| std::ptr::eq(*outer, schema)) {
         return Some(());
     }
     around.push(schema);
     for (keyword, inner) in members {
-        let mut next = |schema| take_applied(root, schema, around, room);
+        let mut next = |schema| take_applied(root, schema, around, left);
         match (keyword.as_str(), inner) {
             ("$ref" | "$dynamicRef" | "$recursiveRef", Value::String(reference)) => {
                 target(root, reference).map_or(Some(()), next)?;

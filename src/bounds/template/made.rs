@@ -2,6 +2,8 @@
 //! that one rendering makes and writes has one, too. Filters whose result may be much larger than
 //! what they are given know its size before they make it.
 
+#![expect(clippy::needless_pass_by_value, reason = "filters take their arguments by value")]
+
 use std::borrow::Cow;
 use std::cell::Cell;
 use std::fmt::Write as _;

@@ -189,10 +189,7 @@ impl<'s> Writer<'s> {
                 looked_at(Expr::Slice(Spanned::new(made, span)))
             }
             Expr::UnaryOp(it) => {
-                let op = match it.op {
-                    UnaryOpKind::Not => UnaryOpKind::Not,
-                    UnaryOpKind::Neg => UnaryOpKind::Neg,
-                };
+                let op = copied(&it.op);
                 Expr::UnaryOp(Spanned::new(UnaryOp { op, expr: self.expr(&it.expr)? }, span))
             }
             Expr::BinOp(it) => self.operator(it)?,
@@ -309,4 +306,12 @@ fn none_such(statement: &str) -> Error {
 
 fn refused(why: &str) -> Error {
     Error::new(ErrorKind::SyntaxError, why.to_owned())
+}
+
+/// The same kind, which is not `Copy`.
+fn copied(kind: &UnaryOpKind) -> UnaryOpKind {
+    match kind {
+        UnaryOpKind::Not => UnaryOpKind::Not,
+        UnaryOpKind::Neg => UnaryOpKind::Neg,
+    }
 }

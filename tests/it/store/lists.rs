@@ -108,7 +108,7 @@ async fn what_is_large_of_a_run_is_not_in_lists(db: Db) {
     for metadata in [Vec::new(), labelled] {
         let filter = RunFilter { metadata, ..RunFilter::default() };
         let listed = db.store.runs(TENANT, &filter, &page(50, None)).await.unwrap();
-        assert_eq!((listed.len(), &listed[0].inputs), (1, &json!({}).into()));
+        assert_eq!((listed.len(), &listed[0].inputs), (1, &json!({})));
         let overrides = serde_json::to_value(&listed[0].overrides).unwrap();
         assert_eq!(overrides, json!({"max_iterations": 3}));
     }

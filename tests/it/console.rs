@@ -198,7 +198,7 @@ async fn the_timeline_shows_calls_results_and_errors() {
         "ticket=42",
         "s-1",
         "reader 1.4.0",
-        "2 of 100",
+        "2 of 20",
     ] {
         assert!(page.contains(part), "{part} is not in:\n{page}");
     }

@@ -52,7 +52,7 @@ impl FileChange {
         }
     }
 
-    /// A change by a program, whose lines nobody has counted.
+    /// A change by a program, whose lines are not counted.
     pub fn of_program(path: &str, change: ChangeKind) -> Self {
         Self { change, ..Self::unknown(path) }
     }

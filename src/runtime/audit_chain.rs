@@ -1,7 +1,7 @@
 //! Closing of the audit log: when stretches are closed, and what signs them.
 //!
 //! Every replica looks now and then, and one at a time closes; no commit waits for it. Each remembers
-//! the newest stretch of each tenant: where that is gone, or another one, somebody changed the
+//! the newest stretch of each tenant: where that is gone, or another one, someone changed the
 //! database, and the replica signs nothing that was made of it. What a stretch is, and how it is
 //! compared with its records, is the store's.
 

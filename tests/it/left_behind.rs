@@ -3,7 +3,7 @@
 //!
 //! Crossings. Gate: rules of the agent, of a parent, and rules that only observe (here). Budgets:
 //! files that programs change end the run (here). Cancel, timeout: what is left is removed before the
-//! run ends (here). Crash of the service: nobody looks, as the docs say. Console, streaming: the events
+//! run ends (here). Crash of the service: the workspace is not looked through, as the docs say. Console, streaming: the events
 //! carry the changes as those of `file_ops`. Other replica: the workspace is shared.
 
 use std::path::PathBuf;

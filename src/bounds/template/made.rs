@@ -47,7 +47,7 @@ pub(super) fn begin() {
     ROOM.set(MAX_MADE);
 }
 
-/// Replaces what is without bounds, and leaves out what nobody needs.
+/// Replaces what is without bounds, and leaves out what is not needed.
 pub(super) fn bound(environment: &mut Environment<'_>) {
     environment.set_recursion_limit(80);
     for name in ["chain", "format", "pprint"] {

@@ -286,7 +286,7 @@ impl State {
         Some(self.end_mid_turn("the budget is used up", self.ended_at(&limit, now)))
     }
 
-    /// The end of the run whose programs have changed more files than it may, which nobody knew before
+    /// The end of the run whose programs have changed more files than it may; that was not known before
     /// they did.
     pub(super) fn out_of_files(&self, now: DateTime<Utc>) -> Option<Step> {
         let (used, max) = (self.totals.consumption.files(), self.rules.budget.max_files_modified);

@@ -282,6 +282,6 @@ fn make_own(directory: impl AsFd) {
     let mode = Mode::from_raw_mode(found.st_mode);
     if !mode.contains(Mode::RWXU) {
         let place = format!("/proc/self/fd/{}", directory.as_fd().as_raw_fd());
-        let _ = rustix::fs::chmod(place.as_str(), mode | Mode::RWXU); // whoever opens it, tells
+        let _ = rustix::fs::chmod(place.as_str(), mode | Mode::RWXU); // opening it fails if this has
     }
 }

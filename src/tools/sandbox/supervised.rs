@@ -90,7 +90,7 @@ impl Drop for Supervised {
             && let Ok(runtime) = Handle::try_current()
         {
             runtime.spawn(async move {
-                let _ = child.wait().await; // there is nobody to tell
+                let _ = child.wait().await; // its end is of no interest
                 drop(held);
             });
         }

@@ -291,7 +291,8 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// The smaller of these and what a request asks for, and the time that any call may take.
+    /// The smaller of these and what a request asks for. Its own bound on the time of calls holds for
+    /// each of them beside these.
     #[must_use]
     pub fn narrowed_by(self, wanted: &Overrides) -> Self {
         fn least<T: Ord>(defined: T, wanted: Option<T>) -> T {
@@ -308,12 +309,18 @@ impl Limits {
                 self.max_tool_calls_per_iteration,
                 wanted.max_tool_calls_per_iteration,
             ),
-            tool_call_timeout_seconds: Some(least(
-                self.call_seconds(),
-                wanted.tool_call_timeout_seconds,
-            )),
+            tool_call_timeout_seconds: self
+                .tool_call_timeout_seconds
+                .map(|defined| least(defined, wanted.tool_call_timeout_seconds)),
             error_threshold: least(self.error_threshold, wanted.error_threshold),
         }
+    }
+
+    /// As they are shown: with the time of calls written out, of which a request allows so much.
+    #[must_use]
+    pub fn shown(self, longest_call_seconds: Option<u64>) -> Self {
+        let seconds = self.call_seconds().min(longest_call_seconds.unwrap_or(u64::MAX));
+        Self { tool_call_timeout_seconds: Some(seconds), ..self }
     }
 
     /// Seconds that one tool call may take, where it leaves no work to another agent.

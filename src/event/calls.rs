@@ -46,16 +46,6 @@ pub struct ToolCallStarted {
     pub sandbox: Option<SandboxLevel>,
 }
 
-impl ToolCallBlocked {
-    /// The rule of the limits of calls a minute.
-    pub const RATE_LIMIT: &str = "rate_limit";
-
-    /// Whether the caller made too many calls in this minute.
-    pub fn is_one_too_many(&self) -> bool {
-        self.rule == Self::RATE_LIMIT
-    }
-}
-
 /// Why a call has an error result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -195,6 +185,32 @@ pub struct Replaced {
 }
 
 impl ToolCallCompleted {
+    /// A result of which nothing else is known.
+    pub fn new(
+        call_id: Uuid,
+        tool: String,
+        target: CallTarget,
+        content: String,
+        failure: Option<CallFailure>,
+    ) -> Self {
+        Self {
+            call_id,
+            tool,
+            target,
+            content,
+            failure,
+            duration_ms: 0,
+            cached: false,
+            note: None,
+            changes: None,
+            changes_omitted: 0,
+            sandbox: None,
+            network: None,
+            replaced: None,
+            child_run_id: None,
+        }
+    }
+
     /// The result with the note.
     pub fn model_text(&self) -> Cow<'_, str> {
         match &self.note {
@@ -226,4 +242,14 @@ pub struct ToolCallBlocked {
     /// What else the call was judged by.
     #[serde(default, skip_serializing_if = "Circumstances::are_none")]
     pub circumstances: Circumstances,
+}
+
+impl ToolCallBlocked {
+    /// The rule of the limits of calls a minute.
+    pub const RATE_LIMIT: &str = "rate_limit";
+
+    /// Whether the caller made too many calls in this minute.
+    pub fn is_one_too_many(&self) -> bool {
+        self.rule == Self::RATE_LIMIT
+    }
 }

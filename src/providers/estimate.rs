@@ -40,24 +40,20 @@ pub(super) fn usage(
     tools: &[ToolOffer],
     completion: &Completion,
 ) -> Usage {
-    Usage {
-        input_tokens: of_conversation(conversation) + of_tools(tools),
-        output_tokens: of_answer(&completion.text, &completion.tool_calls)
-            + tokens(completion.thinking.as_ref().map_or(0, String::len)),
-        estimated: true,
-        ..Usage::default()
-    }
+    let output = of_answer(&completion.text, &completion.tool_calls)
+        + tokens(completion.thinking.as_ref().map_or(0, String::len));
+    with_output(conversation, tools, output)
 }
 
-/// The estimated usage of a call whose answer broke off after so many bytes.
-pub(super) fn usage_so_far(
+/// The estimated usage of a call that wrote so many tokens.
+pub(super) fn with_output(
     conversation: &Conversation,
     tools: &[ToolOffer],
-    received: usize,
+    output_tokens: u64,
 ) -> Usage {
     Usage {
         input_tokens: of_conversation(conversation) + of_tools(tools),
-        output_tokens: tokens(received),
+        output_tokens,
         estimated: true,
         ..Usage::default()
     }

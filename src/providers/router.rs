@@ -212,9 +212,9 @@ impl Router {
     /// What a call has taken when its answer broke off after so many bytes, estimated; with the
     /// cost if there is a price.
     pub fn usage_so_far(&self, model: &str, request: &ModelRequest<'_>, received: usize) -> Usage {
-        let usage = estimate::usage_so_far(request.conversation, request.tools, received);
-        let price = self.resolve(model).ok().and_then(|route| route.price);
-        Usage { cost_micro_usd: price.map(|price| price.of(&usage)), ..usage }
+        let written = estimate::tokens(received);
+        let usage = estimate::with_output(request.conversation, request.tools, written);
+        self.resolve(model).map_or(usage, |route| route.priced(usage))
     }
 
     /// Makes one model call, with retries and fallbacks. The models are tried in order from the one
@@ -491,10 +491,9 @@ impl Route<'_> {
         let reported = completion.usage;
         let usage = reported
             .unwrap_or_else(|| estimate::usage(request.conversation, request.tools, &completion));
-        let cost_micro_usd = self.price.map(|price| price.of(&usage));
         Answer {
             completion,
-            usage: Usage { cost_micro_usd, ..usage },
+            usage: self.priced(usage),
             provider: self.provider.to_owned(),
             model: self.model.to_owned(),
             retries: call.failed,
@@ -505,6 +504,11 @@ impl Route<'_> {
                 .into_iter()
                 .collect(),
         }
+    }
+
+    /// The usage with its cost, if there is a price.
+    fn priced(&self, usage: Usage) -> Usage {
+        Usage { cost_micro_usd: self.price.map(|price| price.of(&usage)), ..usage }
     }
 
     fn lost_choice(&self, choice: &ToolChoice) -> String {

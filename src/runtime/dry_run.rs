@@ -13,7 +13,6 @@ use crate::engine::Rules;
 use crate::event::{Event, RunEvent, ScanWarned};
 use crate::message::{Conversation, Turn};
 use crate::providers::ToolOffer;
-use crate::run::Limits;
 
 /// What a run would send to the model, offer and enforce.
 #[derive(Debug)]
@@ -63,9 +62,7 @@ impl Runtime {
         let offer = |offer: &ToolOffer| {
             (offer.name.clone(), offer.description.clone(), offer.input_schema.clone())
         };
-        let call_seconds = plan.rules.limits.call_seconds();
-        let call_seconds = call_seconds.min(plan.longest_call_seconds.unwrap_or(u64::MAX));
-        let limits = Limits { tool_call_timeout_seconds: Some(call_seconds), ..plan.rules.limits };
+        let limits = plan.rules.limits.shown(plan.longest_call_seconds);
         Ok(DryRunOutcome {
             models: plan.models.clone(),
             conversation,

@@ -83,20 +83,14 @@ impl Ready {
     pub fn answered_with(self, content: String) -> Finished {
         let audit = self.audit("succeeded", 0, Some(&content));
         let completed = ToolCallCompleted {
-            call_id: self.started.call_id,
-            tool: self.started.tool,
-            target: CallTarget::Tool,
-            content,
-            failure: None,
-            duration_ms: 0,
             cached: true,
-            note: None,
-            changes: None,
-            changes_omitted: 0,
-            sandbox: None,
-            network: None,
-            replaced: None,
-            child_run_id: None,
+            ..ToolCallCompleted::new(
+                self.started.call_id,
+                self.started.tool,
+                CallTarget::Tool,
+                content,
+                None,
+            )
         };
         finished(completed, Some(audit))
     }

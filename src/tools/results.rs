@@ -88,22 +88,13 @@ pub(super) fn finished(completed: ToolCallCompleted, audit: Option<AuditRecord>)
 
 /// A call that was answered with what is wrong with it.
 pub fn refused(call: &ToolCall, failure: CallFailure, message: &str) -> Finished {
-    let completed = ToolCallCompleted {
-        call_id: call.id,
-        tool: capped(call.name.clone()),
-        target: call.target,
-        content: error_text(message),
-        failure: Some(failure),
-        duration_ms: 0,
-        cached: false,
-        note: None,
-        changes: None,
-        changes_omitted: 0,
-        sandbox: None,
-        network: None,
-        replaced: None,
-        child_run_id: None,
-    };
+    let completed = ToolCallCompleted::new(
+        call.id,
+        capped(call.name.clone()),
+        call.target,
+        error_text(message),
+        Some(failure),
+    );
     finished(completed, None)
 }
 
@@ -263,22 +254,13 @@ pub(super) fn withheld(call: &mut ToolCallCompleted, suspicion: &Suspicion) {
 /// What a call is answered with where the service failed; the cause is only for the
 /// log's.
 pub(super) fn fault(call_id: Uuid, tool: &str) -> ToolCallCompleted {
-    ToolCallCompleted {
+    ToolCallCompleted::new(
         call_id,
-        tool: tool.to_owned(),
-        target: CallTarget::Tool,
-        content: error_text("The tool cannot work at the moment, through no fault of the call."),
-        failure: Some(CallFailure::ToolError),
-        duration_ms: 0,
-        cached: false,
-        note: None,
-        changes: None,
-        changes_omitted: 0,
-        sandbox: None,
-        network: None,
-        replaced: None,
-        child_run_id: None,
-    }
+        tool.to_owned(),
+        CallTarget::Tool,
+        error_text("The tool cannot work at the moment, through no fault of the call."),
+        Some(CallFailure::ToolError),
+    )
 }
 
 pub(super) fn fatal(

@@ -6,7 +6,7 @@ use super::{PlanError, refused};
 use crate::run::{Budget, Limits, Overrides, Usd};
 
 /// Refuses what a request may not ask for.
-pub(super) fn at_least<T: PartialOrd + Copy + Display>(
+fn at_least<T: PartialOrd + Copy + Display>(
     field: &str,
     wanted: Option<T>,
     least: T,
@@ -17,47 +17,14 @@ pub(super) fn at_least<T: PartialOrd + Copy + Display>(
     }
 }
 
-/// The smaller of two, where the request's is in range.
-fn narrowed<T: Ord + Copy + Display>(
-    field: &str,
-    defined: T,
-    wanted: Option<T>,
-    least: T,
-) -> Result<T, PlanError> {
-    at_least(field, wanted, least)?;
-    Ok(wanted.map_or(defined, |wanted| wanted.min(defined)))
-}
-
 pub(super) fn narrowed_limits(limits: Limits, o: &Overrides) -> Result<Limits, PlanError> {
-    Ok(Limits {
-        max_attempts: narrowed("/max_attempts", limits.max_attempts, o.max_attempts, 1)?,
-        max_iterations: narrowed("/max_iterations", limits.max_iterations, o.max_iterations, 1)?,
-        max_iterations_per_attempt: narrowed(
-            "/max_iterations_per_attempt",
-            limits.max_iterations_per_attempt,
-            o.max_iterations_per_attempt,
-            1,
-        )?,
-        max_tool_calls_per_iteration: narrowed(
-            "/max_tool_calls_per_iteration",
-            limits.max_tool_calls_per_iteration,
-            o.max_tool_calls_per_iteration,
-            1,
-        )?,
-        // A request's own bound holds for every call beside this one.
-        tool_call_timeout_seconds: {
-            let (field, asked) = ("/tool_call_timeout_seconds", o.tool_call_timeout_seconds);
-            at_least(field, asked, 1)?;
-            let defined = limits.tool_call_timeout_seconds;
-            defined.map(|defined| narrowed(field, defined, asked, 1)).transpose()?
-        },
-        error_threshold: narrowed(
-            "/error_threshold",
-            limits.error_threshold,
-            o.error_threshold,
-            1,
-        )?,
-    })
+    at_least("/max_attempts", o.max_attempts, 1)?;
+    at_least("/max_iterations", o.max_iterations, 1)?;
+    at_least("/max_iterations_per_attempt", o.max_iterations_per_attempt, 1)?;
+    at_least("/max_tool_calls_per_iteration", o.max_tool_calls_per_iteration, 1)?;
+    at_least("/tool_call_timeout_seconds", o.tool_call_timeout_seconds, 1)?;
+    at_least("/error_threshold", o.error_threshold, 1)?;
+    Ok(limits.narrowed_by(o))
 }
 
 /// What a request asks for beyond what the definition allows, which holds.

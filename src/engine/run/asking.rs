@@ -134,7 +134,7 @@ impl Run {
             answer_only: self.state.is_answer_only(),
             unfinished: self.state.unfinished(),
         };
-        let asked = call.model(models).to_owned();
+        let asked = call.model(models);
         let mut retold = Conversation::default();
         let request = self.driver.request(base.clone(), &ask, &mut retold);
         let tried = tokio::select! {
@@ -143,10 +143,12 @@ impl Run {
             () = until(deadline) => None,
             tried = self.router.try_once(models, call, &request, deadline) => Some(tried),
         };
-        let received = received.load(Ordering::Relaxed);
-        let usage = (received > 0).then(|| self.router.usage_so_far(&asked, &request, received));
+        let usage = || match received.load(Ordering::Relaxed) {
+            0 => None,
+            received => Some(self.router.usage_so_far(asked, &request, received)),
+        };
         let interrupted = |usage| {
-            let (provider, model) = asked.split_once('/').unwrap_or(("", &asked));
+            let (provider, model) = asked.split_once('/').unwrap_or(("", asked));
             let (provider, model) = (provider.to_owned(), model.to_owned());
             RunEvent::ModelInterrupted(ModelInterrupted {
                 attempt,
@@ -157,15 +159,15 @@ impl Run {
             })
         };
         let outcome = match tried {
-            None => Asked::GivenUp(usage.map(interrupted)),
+            None => Asked::GivenUp(usage().map(interrupted)),
             Some(Ok(Tried::Answered(mut answer))) => {
                 let room = std::mem::take(&mut answer.completion.room);
                 Asked::Answered(self.responded(*answer, &base, &ask), room)
             }
-            Some(Ok(Tried::Again(again))) => Asked::Again(again, usage),
+            Some(Ok(Tried::Again(again))) => Asked::Again(again, usage()),
             Some(Err(failure)) => match self.asks_another(models, call, &failure) {
-                Some(again) => Asked::Again(again, usage),
-                None => Asked::Failed(failure, usage.map(interrupted)),
+                Some(again) => Asked::Again(again, usage()),
+                None => Asked::Failed(failure, usage().map(interrupted)),
             },
         };
         (outcome, follower.is_some())

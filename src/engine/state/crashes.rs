@@ -192,20 +192,11 @@ pub(super) fn unknown_outcome(call: &ToolCall) -> RunEvent {
 
 /// The result of a call that was never executed.
 pub(super) fn unexecuted(call: &ToolCall, failure: CallFailure, content: String) -> RunEvent {
-    RunEvent::ToolCallCompleted(ToolCallCompleted {
-        call_id: call.id,
-        tool: call.name.clone(),
-        target: call.target,
+    RunEvent::ToolCallCompleted(ToolCallCompleted::new(
+        call.id,
+        call.name.clone(),
+        call.target,
         content,
-        failure: Some(failure),
-        duration_ms: 0,
-        cached: false,
-        note: None,
-        changes: None,
-        changes_omitted: 0,
-        sandbox: None,
-        network: None,
-        replaced: None,
-        child_run_id: None,
-    })
+        Some(failure),
+    ))
 }

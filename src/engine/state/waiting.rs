@@ -84,22 +84,13 @@ impl State {
         let why =
             resolved.reason.as_deref().map(|reason| format!(": {reason}")).unwrap_or_default();
         let answered = |content: String, failure: Option<CallFailure>| {
-            Step::Record(vec![RunEvent::ToolCallCompleted(ToolCallCompleted {
-                call_id: call.id,
-                tool: call.name.clone(),
-                target: call.target,
+            Step::Record(vec![RunEvent::ToolCallCompleted(ToolCallCompleted::new(
+                call.id,
+                call.name.clone(),
+                call.target,
                 content,
                 failure,
-                duration_ms: 0,
-                cached: false,
-                note: None,
-                changes: None,
-                changes_omitted: 0,
-                sandbox: None,
-                network: None,
-                replaced: None,
-                child_run_id: None,
-            })])
+            ))])
         };
         match &resolved.resolution {
             Resolution::Approved { arguments, .. } => {

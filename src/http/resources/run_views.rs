@@ -606,7 +606,10 @@ impl<'a> RunViews<'a> {
         let overrides = Overrides::deserialize(&record.overrides).unwrap_or_default();
         let requested = overrides.budget.clone().unwrap_or_default();
         Ok(defined.map(|(limits, budget)| {
-            (limits.narrowed_by(&overrides), budget.narrowed_by(&requested))
+            (
+                limits.narrowed_by(&overrides).shown(overrides.tool_call_timeout_seconds),
+                budget.narrowed_by(&requested),
+            )
         }))
     }
 

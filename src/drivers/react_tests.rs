@@ -92,7 +92,6 @@ impl Agent {
         finish_reason: FinishReason,
     ) -> Reading {
         let completion = Completion {
-            room: crate::providers::Room::default(),
             text: text.into(),
             thinking: None,
             tool_calls: Vec::new(),

@@ -8,6 +8,7 @@
 mod asking;
 mod calls;
 mod compact;
+pub mod large_answers;
 mod sharing;
 mod waiting;
 
@@ -190,6 +191,8 @@ pub struct Run {
     pub outbox: Vec<Event>,
     /// Their audit records.
     pub audit: Vec<AuditRecord>,
+    /// The turn of a large answer that is not used yet.
+    pub large_answer: Option<large_answers::Turn>,
 }
 
 impl Run {
@@ -202,7 +205,12 @@ impl Run {
             {
                 self.record(request)?;
             }
-            match self.state.next(clock::now()) {
+            let step = self.state.next(clock::now());
+            if self.large_answer.is_some() && !matches!(step, Step::Record(_) | Step::Done) {
+                self.persist().await?;
+                self.large_answer = None;
+            }
+            match step {
                 Step::Open => self.record(RunEvent::interrupted("the run was never opened"))?,
                 Step::Record(events) => self.record_all(events)?,
                 Step::Compact(compaction) => self.compact(compaction, None).await?,

@@ -9,7 +9,7 @@ use std::fmt;
 use async_trait::async_trait;
 
 use super::received::Unusable;
-use super::wire::{Api, Frames, Streamed, Wire, WireSettings, WireSettingsError};
+use super::wire::{Api, Frames, MAX_ANSWER, Streamed, Wire, WireSettings, WireSettingsError};
 use super::{Completion, Deltas, FailureKind, ModelRequest, Provider, ProviderError};
 
 /// One API: how a request is written and how an answer is read. Pure.
@@ -69,6 +69,10 @@ impl HttpProvider {
         Ok(Self { wire: Wire::new(settings, dialect.api())?, dialect })
     }
 
+    fn read(&self, answer: &[u8], call: Call<'_>) -> Result<Completion, ProviderError> {
+        self.dialect.parse(answer, call).map_err(|unusable| self.wire.unusable(unusable))
+    }
+
     async fn read_stream(
         &self,
         mut frames: Frames<'_>,
@@ -81,8 +85,7 @@ impl HttpProvider {
                 break;
             }
         }
-        let completion = answer.finish(call).map_err(unusable)?;
-        Ok(Completion { room: frames.room(), ..completion })
+        answer.finish(call).map_err(unusable)
     }
 }
 
@@ -93,16 +96,17 @@ impl Provider for HttpProvider {
         let call = Call { provider, step: request.step, deltas: request.deltas };
         let body = self.dialect.body(request, provider);
         let body = body.map_err(|e| self.wire.error(FailureKind::BadRequest, &e.to_string()))?;
-        let (answer, room) = if request.deltas.are_wanted() {
+        let completion = if request.deltas.are_wanted() {
             match self.wire.stream(body, request.trace).await? {
-                Streamed::Frames(frames) => return self.read_stream(frames, call).await,
-                Streamed::Whole(answer, room) => (answer, room),
+                Streamed::Frames(frames) => self.read_stream(frames, call).await?,
+                Streamed::Whole(answer) => self.read(&answer, call)?,
             }
         } else {
-            self.wire.json(body, request.trace).await?
+            self.read(&self.wire.json(body, request.trace).await?, call)?
         };
-        let parsed = self.dialect.parse(&answer, call);
-        let completion = parsed.map_err(|unusable| self.wire.unusable(unusable))?;
-        Ok(Completion { room, ..completion })
+        if completion.bytes() > MAX_ANSWER {
+            return Err(self.wire.too_large());
+        }
+        Ok(completion)
     }
 }

@@ -21,8 +21,6 @@ pub mod router;
 pub mod scripted;
 pub mod wire;
 
-pub use wire::Room;
-
 use crate::message::tool_schema::ToolSchema;
 use std::fmt;
 use std::time::Duration;
@@ -206,8 +204,17 @@ pub struct Completion {
     pub finish_reason: FinishReason,
     /// In our convention; `None` if nothing was reported.
     pub usage: Option<Usage>,
-    /// Kept until the answer is recorded.
-    pub room: Room,
+}
+
+impl Completion {
+    /// Of everything that the model wrote.
+    pub fn bytes(&self) -> usize {
+        let calls = self.tool_calls.iter();
+        self.text.len()
+            + self.thinking.as_ref().map_or(0, String::len)
+            + calls.map(|call| call.wire_name.len() + call.arguments.len()).sum::<usize>()
+            + self.opaque.as_ref().map_or(0, |blocks| blocks.json.len())
+    }
 }
 
 /// Decides how a failure is handled.

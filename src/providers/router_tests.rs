@@ -52,7 +52,6 @@ impl Provider for Gate {
 
 fn completion() -> Completion {
     Completion {
-        room: crate::providers::Room::default(),
         text: "hi".into(),
         thinking: None,
         tool_calls: Vec::new(),

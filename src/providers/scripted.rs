@@ -181,7 +181,6 @@ fn completion(step: &Step, request: &ModelRequest<'_>) -> Result<Completion, Str
     let usage =
         step.usage.map_or_else(|| estimated(request.conversation, &text, &tool_calls), Usage::from);
     Ok(Completion {
-        room: crate::providers::Room::default(),
         text: text.replace('\0', ""),
         thinking: None,
         tool_calls,

@@ -119,7 +119,6 @@ steps:
     };
     let arguments = r#"{"n":4,"all":["x"],"text":"no 2","deep":[{"x":true}]}"#;
     let expected = Completion {
-        room: crate::providers::Room::default(),
         text: String::new(),
         thinking: None,
         tool_calls: vec![call(0, "mcp__time__now", arguments), call(1, "file_ops", "{}")],

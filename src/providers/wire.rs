@@ -1,7 +1,7 @@
 //! HTTP for all model servers: a JSON body goes out, an answer comes back in one piece or as a
 //! stream of frames.
 //!
-//! Responsible for keys and headers, size limits (4 MiB an answer, 16 MiB a stream), timeouts while
+//! Responsible for keys and headers, size limits (2 MiB an answer, 16 MiB a stream), timeouts while
 //! an answer streams, and transport errors. A dialect interprets bodies and frames; the router has
 //! the timeout of the whole call and retries. Error messages never hold a key or a configured
 //! header's value.
@@ -15,14 +15,14 @@ use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Client, Response, redirect, retry};
 use secrecy::{ExposeSecret, SecretString};
-use tokio::sync::{Semaphore, SemaphorePermit};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 use url::{Host, Url};
 
 use super::failure::{self, Reported};
 use super::received::Unusable;
 use super::{FailureKind, ProviderError};
 use crate::bounds::frames::{Frame, Framing, Splitter};
+use crate::bounds::memory;
 use crate::run::TraceSpan;
 
 /// W3C Trace Context.
@@ -30,33 +30,16 @@ const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 /// Largest streamed answer that is read, in bytes, framing included.
 const MAX_STREAM: usize = 16 << 20;
 /// Largest answer in one piece that is read, in bytes.
-const MAX_ANSWER: usize = 4 << 20;
+pub(super) const MAX_ANSWER: usize = 2 << 20;
 /// Largest frame of a streamed answer, in bytes.
 pub(super) const MAX_FRAME: usize = 1 << 20;
 /// Largest error body that is read, in bytes; the rest is ignored.
 const MAX_ERROR: usize = 64 << 10;
 
-/// Bytes of an answer from which on it needs room.
-const LARGE: usize = 256 << 10;
-/// Large answers take many times their size until they are recorded: so many may be on their way.
-static ROOM: Semaphore = Semaphore::const_new(4);
-
-/// The room that a large answer takes until it is recorded.
-#[derive(Debug, Default)]
-pub struct Room(Option<SemaphorePermit<'static>>);
-
-impl Clone for Room {
-    /// A copy takes none.
-    fn clone(&self) -> Self {
-        Self::default()
-    }
-}
-
-impl PartialEq for Room {
-    fn eq(&self, _: &Self) -> bool {
-        true
-    }
-}
+/// Bytes of an answer that are read however scarce memory is.
+const SMALL: usize = 256 << 10;
+/// How often a reader that waits for memory looks.
+const LOOKS: Duration = Duration::from_millis(50);
 
 /// The address, credentials and timeouts of a model server.
 pub struct WireSettings {
@@ -128,7 +111,7 @@ pub(super) struct Wire {
 pub(super) enum Streamed<'a> {
     Frames(Frames<'a>),
     /// A JSON object: the server does not stream.
-    Whole(Bytes, Room),
+    Whole(Bytes),
 }
 
 impl Wire {
@@ -191,9 +174,9 @@ impl Wire {
         &self,
         body: Vec<u8>,
         trace: Option<TraceSpan>,
-    ) -> Result<(Bytes, Room), ProviderError> {
+    ) -> Result<Bytes, ProviderError> {
         let response = self.send(body, trace).await?;
-        Reader { wire: self, response, received: 0, room: Room::default() }.rest(Vec::new()).await
+        Reader { wire: self, response, received: 0 }.rest(Vec::new()).await
     }
 
     /// Sends a body and starts to read the streamed answer.
@@ -205,12 +188,11 @@ impl Wire {
         let deadline = Instant::now() + self.first_byte_timeout;
         let silent = |_| self.timed_out(self.first_byte_timeout);
         let response = timeout_at(deadline, self.send(body, trace)).await.map_err(silent)??;
-        let mut reader = Reader { wire: self, response, received: 0, room: Room::default() };
+        let mut reader = Reader { wire: self, response, received: 0 };
         let first =
             timeout_at(deadline, reader.chunk()).await.map_err(silent)??.unwrap_or_default();
         if self.framing == Framing::Sse && first.trim_ascii_start().starts_with(b"{") {
-            let (answer, room) = reader.rest(first.into()).await?;
-            return Ok(Streamed::Whole(answer, room));
+            return Ok(Streamed::Whole(reader.rest(first.into()).await?));
         }
         let mut splitter = Splitter::new(self.framing, MAX_FRAME);
         splitter.push(&first).map_err(|error| self.malformed(&error.to_string()))?;
@@ -282,6 +264,11 @@ impl Wire {
         ProviderError { status: Some(200), ..self.error(FailureKind::Transient, message) }
     }
 
+    /// The error for an answer in which the model wrote too much.
+    pub(super) fn too_large(&self) -> ProviderError {
+        self.malformed("the answer is larger than 2 MiB")
+    }
+
     /// An error that the server did not report.
     pub(super) fn error(&self, kind: FailureKind, message: &str) -> ProviderError {
         ProviderError {
@@ -331,11 +318,6 @@ pub(super) struct Frames<'a> {
 }
 
 impl Frames<'_> {
-    /// The room that the answer takes.
-    pub(super) fn room(self) -> Room {
-        self.reader.room
-    }
-
     /// The next frame; `None` at the end of the bytes, which does not make an answer complete.
     pub(super) async fn next(&mut self) -> Result<Option<Frame>, ProviderError> {
         let wire = self.reader.wire;
@@ -354,7 +336,6 @@ struct Reader<'a> {
     wire: &'a Wire,
     response: Response,
     received: usize,
-    room: Room,
 }
 
 impl Reader<'_> {
@@ -364,9 +345,8 @@ impl Reader<'_> {
         if self.received > MAX_STREAM {
             return Err(self.wire.malformed("the answer is larger than 16 MiB"));
         }
-        if self.received > LARGE && self.room.0.is_none() {
-            // Meanwhile the server waits. The semaphore is never closed.
-            self.room = Room(ROOM.acquire().await.ok());
+        while self.received > SMALL && memory::is_scarce() {
+            sleep(LOOKS).await; // meanwhile the server waits
         }
         Ok(chunk)
     }
@@ -380,17 +360,17 @@ impl Reader<'_> {
     }
 
     /// Reads the rest and appends it to `body`.
-    async fn rest(mut self, mut body: Vec<u8>) -> Result<(Bytes, Room), ProviderError> {
+    async fn rest(mut self, mut body: Vec<u8>) -> Result<Bytes, ProviderError> {
         let mut chunk =
             if body.is_empty() { self.chunk().await? } else { self.next_chunk().await? };
         while let Some(bytes) = chunk {
             body.extend_from_slice(&bytes);
             if body.len() > MAX_ANSWER {
-                return Err(self.wire.malformed("the answer is larger than 4 MiB"));
+                return Err(self.wire.too_large());
             }
             chunk = self.next_chunk().await?;
         }
-        Ok((body.into(), self.room))
+        Ok(body.into())
     }
 }
 

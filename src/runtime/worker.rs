@@ -167,6 +167,7 @@ impl DrivenRun {
             state,
             outbox: Vec::new(),
             audit: Vec::new(),
+            large_answer: None,
         };
         let runtime = runtime.clone();
         let registration = Registration::Pending(Some(Box::new(parent)));

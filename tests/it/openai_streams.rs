@@ -234,3 +234,11 @@ async fn endless_streams_are_cut_off() {
         );
     }
 }
+
+#[tokio::test]
+async fn a_model_that_writes_too_much_is_refused() {
+    let mock = MockModel::start().await;
+    mock.script([Reply::text(&(format!("{} ", "x".repeat(999))).repeat(2_200))]);
+    let error = follow(&patient(&mock)).await.0.unwrap_err();
+    assert_eq!(error.message, "the answer is larger than 2 MiB");
+}

@@ -274,11 +274,11 @@ async fn a_dead_server_is_a_passing_fault() {
 #[tokio::test]
 async fn an_endless_answer_is_cut_off() {
     let mock = MockModel::start().await;
-    mock.always(Reply::Raw(" ".repeat((4 << 20) + 1)));
+    mock.always(Reply::Raw(" ".repeat((2 << 20) + 1)));
     let entry =
         ProviderEntry { max_retries: 0, ..ProviderEntry::new(Arc::new(openai(mock.base_url()))) };
     let failure = Client::with(entry).ask(None).await.unwrap_err();
-    assert_eq!(failure.error.message, "the answer is larger than 4 MiB");
+    assert_eq!(failure.error.message, "the answer is larger than 2 MiB");
 }
 
 #[tokio::test]

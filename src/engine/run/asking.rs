@@ -11,6 +11,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::time::Instant;
 
+use super::large_answers::{self, Turn};
 use super::sharing::ModelCall as Reserved;
 use super::{MAY_LAG, Run, Stopped, instant_of, until};
 use crate::clock;
@@ -20,10 +21,10 @@ use crate::engine::plan::Plan;
 use crate::engine::state::{ModelFault, State};
 use crate::event::{ModelDelta, ModelInterrupted, ModelResponded, ModelRetried, Piece, RunEvent};
 use crate::message::{Conversation, Usage};
-use crate::providers::router::{Again, Answer, ModelCall, ModelFailure, Tried};
+use crate::providers::router::{Again, Answer, ModelCall, ModelFailure, Router, Tried};
 
 use crate::providers::{
-    Capabilities, Delta, Deltas, FailureKind, ModelRequest, Options, Room, ToolChoice, WireNames,
+    Capabilities, Delta, Deltas, FailureKind, ModelRequest, Options, ToolChoice, WireNames,
 };
 use crate::run::{Sampling, SpanPlace, TerminationReason, named_option};
 
@@ -50,14 +51,13 @@ impl Run {
         let first =
             if has_own && self.state.writes_answer() { 0 } else { self.state.model_place(models) };
         let mut call = ModelCall::beginning(first).insisting(!self.is_child);
-        let mut _room = Room::default();
         let (happened, is_followed) = loop {
             let (tried, is_followed) =
                 self.try_model(&plan, &mut call, choice.clone(), output_cap, deadline).await;
             match tried {
                 Asked::GivenUp(interrupted) => break (Vec::from_iter(interrupted), is_followed),
-                Asked::Answered(happened, taken) => {
-                    _room = taken;
+                Asked::Answered(happened, turn) => {
+                    self.large_answer = turn;
                     break (happened, is_followed);
                 }
                 Asked::Again(again, usage) => {
@@ -141,7 +141,7 @@ impl Run {
             biased;
             () = self.control.token.cancelled() => None,
             () = until(deadline) => None,
-            tried = self.router.try_once(models, call, &request, deadline) => Some(tried),
+            tried = try_once(&self.router, models, call, &request, deadline) => Some(tried),
         };
         let usage = || match received.load(Ordering::Relaxed) {
             0 => None,
@@ -160,12 +160,11 @@ impl Run {
         };
         let outcome = match tried {
             None => Asked::GivenUp(usage().map(interrupted)),
-            Some(Ok(Tried::Answered(mut answer))) => {
-                let room = std::mem::take(&mut answer.completion.room);
-                Asked::Answered(self.responded(*answer, &base, &ask), room)
+            Some((Ok(Tried::Answered(answer)), turn)) => {
+                Asked::Answered(self.responded(*answer, &base, &ask), turn)
             }
-            Some(Ok(Tried::Again(again))) => Asked::Again(again, usage()),
-            Some(Err(failure)) => match self.asks_another(models, call, &failure) {
+            Some((Ok(Tried::Again(again)), _)) => Asked::Again(again, usage()),
+            Some((Err(failure), _)) => match self.asks_another(models, call, &failure) {
                 Some(again) => Asked::Again(again, usage()),
                 None => Asked::Failed(failure, usage().map(interrupted)),
             },
@@ -268,12 +267,27 @@ enum Asked {
     /// The run was cancelled, or its time was up; with the event that says so where a part of the
     /// answer had come.
     GivenUp(Option<RunEvent>),
-    /// With the room that the answer takes until it is recorded.
-    Answered(Vec<RunEvent>, Room),
+    Answered(Vec<RunEvent>, Option<Turn>),
     /// With what a part of the answer took that had come.
     Again(Again, Option<Usage>),
     /// With an event as of [`Asked::GivenUp`].
     Failed(ModelFailure, Option<RunEvent>),
+}
+
+/// One try; an answer that is large waits for its turn.
+async fn try_once(
+    router: &Router,
+    models: &[String],
+    call: &mut ModelCall,
+    request: &ModelRequest<'_>,
+    deadline: Option<Instant>,
+) -> (Result<Tried, ModelFailure>, Option<Turn>) {
+    let tried = router.try_once(models, call, request, deadline).await;
+    let turn = match &tried {
+        Ok(Tried::Answered(answer)) => large_answers::turn(answer.completion.bytes()).await,
+        _ => None,
+    };
+    (tried, turn)
 }
 
 fn recovery(state: &State, failure: &ModelFailure) -> Option<Compaction> {

@@ -182,7 +182,6 @@ pub(super) fn completion(
         text = said.stop_details.and_then(|details| details.explanation).unwrap_or_default();
     }
     Ok(Completion {
-        room: crate::providers::Room::default(),
         text: received::text(text),
         thinking: Some(received::text(thinking)).filter(|thinking| !thinking.is_empty()),
         tool_calls,

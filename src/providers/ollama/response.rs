@@ -150,7 +150,6 @@ impl Fold {
         let kept = is_wanted_back
             .then(|| serde_json::to_string(&Kept { thinking: self.thinking.as_str().into() }));
         Ok(Completion {
-            room: crate::providers::Room::default(),
             text: received::text(self.text),
             opaque: kept
                 .and_then(Result::ok)

@@ -52,7 +52,6 @@ fn pieces_are_the_same_answer() {
         arguments: arguments.into(),
     };
     let expected = Completion {
-        room: crate::providers::Room::default(),
         text: String::new(),
         thinking: Some("I should look.".into()),
         tool_calls: vec![

@@ -148,7 +148,6 @@ impl Parts {
         }
         let text = content.filter(|text| !text.is_empty()).or(refusal).unwrap_or_default();
         Ok(Completion {
-            room: crate::providers::Room::default(),
             text: received::text(text),
             thinking: thinking.map(received::text),
             tool_calls,

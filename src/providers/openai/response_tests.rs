@@ -41,7 +41,6 @@ fn a_whole_answer_is_read() {
         ..Usage::default()
     };
     let expected = Completion {
-        room: crate::providers::Room::default(),
         text: "Let me look.".into(),
         thinking: Some("hm".into()),
         tool_calls: vec![tool_call],

@@ -213,7 +213,6 @@ impl Output {
         };
         let text = if self.text.is_empty() { self.refusal } else { self.text };
         Ok(Completion {
-            room: crate::providers::Room::default(),
             text: received::text(text),
             thinking: Some(self.thinking).filter(|text| !text.is_empty()).map(received::text),
             tool_calls: self.tool_calls,

@@ -40,7 +40,6 @@ fn a_whole_answer_is_read_and_its_items_kept_as_they_came() {
         kept.json
     );
     let expected = Completion {
-        room: crate::providers::Room::default(),
         text: "Let me look.".into(),
         thinking: Some("a\n\nb".into()),
         tool_calls: vec![RawToolCall {

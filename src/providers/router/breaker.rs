@@ -186,7 +186,6 @@ mod tests {
     fn answer() -> Completion {
         let (text, finish_reason) = (String::new(), FinishReason::Stop);
         Completion {
-            room: crate::providers::Room::default(),
             text,
             thinking: None,
             tool_calls: Vec::new(),

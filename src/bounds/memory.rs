@@ -7,9 +7,12 @@
 use std::fs;
 use std::path::Path;
 use std::sync::LazyLock;
+use std::time::Duration;
 
 /// Of a hundred parts of the limit, so many may be in use before memory is scarce.
 const IN_USE: u64 = 65;
+/// How often those that wait for memory look.
+const LOOKS: Duration = Duration::from_millis(20);
 
 static LIMIT: LazyLock<Option<u64>> = LazyLock::new(limit);
 
@@ -21,6 +24,13 @@ pub fn is_scarce() -> bool {
         Some(resident.saturating_mul(rustix::param::page_size() as u64))
     };
     LIMIT.is_some_and(|limit| used().is_some_and(|used| used > limit / 100 * IN_USE))
+}
+
+/// Waits while memory is scarce. The caller has the deadline.
+pub async fn enough() {
+    while is_scarce() {
+        tokio::time::sleep(LOOKS).await;
+    }
 }
 
 /// The least of the limits of all control groups that the process is in (cgroups(7)), and the

@@ -12,6 +12,12 @@ use http::header::CONTENT_ENCODING;
 /// Compressed bytes that are read at most, where that is more than the bound of what they become:
 /// none of them need become anything.
 const LEAST_READ: usize = 64 * 1024;
+/// Bytes of a piece, when it is decompressed.
+const MAX_PIECE: usize = 1024 * 1024;
+/// Bytes that a compressed one becomes at most.
+const MOST_COMPRESSED: usize = 1032;
+/// Bytes that are read however scarce memory is.
+const SMALL: usize = 64 * 1024;
 
 /// A body that is being read.
 pub(super) struct Body {
@@ -56,6 +62,19 @@ impl Body {
             _ => return None,
         };
         Some(Self { decoder, received: 0, max })
+    }
+
+    /// Whether it takes much memory, or may soon.
+    pub(super) fn is_large(&self) -> bool {
+        matches!(self.decoder, Decoder::Gzip(_)) || self.received > SMALL
+    }
+
+    /// Bytes that take no worker's time worth mentioning.
+    pub(super) fn at_once(&self) -> usize {
+        match self.decoder {
+            Decoder::Plain(_) => MAX_PIECE,
+            Decoder::Gzip(_) => MAX_PIECE / MOST_COMPRESSED,
+        }
     }
 
     /// Takes bytes as they came; whether more are wanted.

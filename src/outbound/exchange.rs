@@ -16,6 +16,7 @@ use hyper_util::rt::TokioIo;
 use rustls_platform_verifier::BuilderVerifierExt;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio::task::yield_now;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::crypto::aws_lc_rs;
 use tokio_rustls::rustls::pki_types::ServerName;
@@ -25,6 +26,7 @@ use url::{Host, Url};
 
 use super::OutboundError;
 use super::body::{Body, Damaged};
+use crate::bounds::memory;
 
 /// To one address, before the next one is tried.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -152,12 +154,17 @@ pub(super) async fn exchange(
     let damaged = |Damaged| OutboundError::Encoding(host.to_owned());
     let mut body = Body::behind(&answer.headers, max_body)
         .ok_or_else(|| OutboundError::Encoding(host.to_owned()))?;
-    while let Some(frame) = incoming.frame().await {
+    'frames: while let Some(frame) = incoming.frame().await {
         let frame = frame.map_err(|_| broken_off())?;
-        if let Some(bytes) = frame.data_ref()
-            && !body.push(bytes).map_err(damaged)?
-        {
-            break;
+        let Some(bytes) = frame.data_ref() else { continue };
+        for piece in bytes.chunks(body.at_once()) {
+            if body.is_large() {
+                memory::enough().await; // meanwhile the server waits
+                yield_now().await;
+            }
+            if !body.push(piece).map_err(damaged)? {
+                break 'frames;
+            }
         }
     }
     let read = body.finish().map_err(damaged)?;

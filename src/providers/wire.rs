@@ -15,7 +15,7 @@ use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Client, Response, redirect, retry};
 use secrecy::{ExposeSecret, SecretString};
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, timeout_at};
 use url::{Host, Url};
 
 use super::failure::{self, Reported};
@@ -38,8 +38,6 @@ const MAX_ERROR: usize = 64 << 10;
 
 /// Bytes of an answer that are read however scarce memory is.
 const SMALL: usize = 256 << 10;
-/// How often a reader that waits for memory looks.
-const LOOKS: Duration = Duration::from_millis(50);
 
 /// The address, credentials and timeouts of a model server.
 pub struct WireSettings {
@@ -345,8 +343,8 @@ impl Reader<'_> {
         if self.received > MAX_STREAM {
             return Err(self.wire.malformed("the answer is larger than 16 MiB"));
         }
-        while self.received > SMALL && memory::is_scarce() {
-            sleep(LOOKS).await; // meanwhile the server waits
+        if self.received > SMALL {
+            memory::enough().await; // meanwhile the server waits
         }
         Ok(chunk)
     }

@@ -1,17 +1,12 @@
 //! Large answers of models take turns: until one is durable, and its run has ended or goes on, it takes
 //! many times its size.
 
-use std::time::Duration;
-
 use tokio::sync::{Semaphore, SemaphorePermit};
-use tokio::time::sleep;
 
 use crate::bounds::memory;
 
 /// Bytes of an answer from which on it takes turns with others.
 const LARGE: usize = 256 << 10;
-/// How often an answer that waits for memory looks.
-const LOOKS: Duration = Duration::from_millis(20);
 
 static TURNS: Semaphore = Semaphore::const_new(2);
 
@@ -24,9 +19,7 @@ pub async fn turn(bytes: usize) -> Option<Turn> {
         return None;
     }
     let turn = TURNS.acquire().await.ok(); // never closed
-    while memory::is_scarce() {
-        sleep(LOOKS).await;
-    }
+    memory::enough().await;
     turn
 }
 

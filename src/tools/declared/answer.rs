@@ -19,6 +19,7 @@ const USUAL: usize = 48 * 1024;
 const MAX_REFUSAL: usize = 2000;
 
 /// What is shown.
+#[derive(Clone)]
 pub(super) struct Shown {
     pointer: Option<String>,
     max_bytes: usize,

@@ -32,6 +32,8 @@ use crate::tools::{Defaults, Tool, ToolContext, ToolError, ToolInfo};
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 /// Bytes of an answer.
 const MAX_ANSWER: usize = 8 * 1024 * 1024;
+/// Bytes of an answer that is read where it came.
+const SMALL_ANSWER: usize = 64 * 1024;
 /// For one request; the call has a limit of its own, which is shorter as a rule.
 const DEADLINE: Duration = Duration::from_mins(10);
 /// Tries of a call that may be repeated.
@@ -195,6 +197,15 @@ impl HttpTool {
             Ok(_) | Err(_) => None,
         }
     }
+
+    async fn show(&self, response: Response) -> Result<String, String> {
+        if response.body.len() <= SMALL_ANSWER {
+            return self.shown.of(&response);
+        }
+        let shown = self.shown.clone();
+        let shown = tokio::task::spawn_blocking(move || shown.of(&response)).await;
+        shown.unwrap_or_else(|_panic| Err("The answer cannot be read.".to_owned()))
+    }
 }
 
 #[async_trait]
@@ -236,7 +247,7 @@ impl Tool for HttpTool {
             }
         };
         let shown = match sent {
-            Ok(response) => self.shown.of(&response),
+            Ok(response) => self.show(response).await,
             Err(error) if self.info.effect == Effect::Read || error.was_not_sent() => {
                 Err(format!("The request failed: {error}."))
             }

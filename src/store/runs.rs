@@ -105,8 +105,8 @@ impl Store {
     /// The journals of these runs, one after the other.
     pub async fn journals(&self, tenant: &str, runs: &[Uuid]) -> Result<Vec<Event>, StoreError> {
         let all = Query::new(
-            "SELECT * FROM run_events WHERE run_id IN :runs AND run_id IN \
-             (SELECT id FROM runs WHERE id IN :runs AND tenant = :tenant) ORDER BY run_id, seq",
+            "SELECT * FROM run_events WHERE run_id IN :runs AND EXISTS (SELECT 1 FROM runs \
+             WHERE runs.id = run_events.run_id AND runs.tenant = :tenant) ORDER BY run_id, seq",
         );
         let all = all.bind("tenant", tenant).bind("runs", runs);
         journal(&self.backend.read(Work::Data, all).await?)

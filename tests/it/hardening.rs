@@ -376,7 +376,8 @@ async fn probes_are_answered_however_many_connections_strangers_hold() {
     let mut held = Vec::with_capacity(STRANGERS);
     let probed = async {
         for n in 0..STRANGERS {
-            let said = ["", "GET /healthz HTTP/1.1\r\nHost: x\r\nX-Half", "PRI * HTTP/2.0\r\n\r\nSM"];
+            let said =
+                ["", "GET /healthz HTTP/1.1\r\nHost: x\r\nX-Half", "PRI * HTTP/2.0\r\n\r\nSM"];
             held.push(send(&service, said[n % said.len()]).await);
         }
         for path in ["/healthz", "/readyz", "/v1/runs"] {

@@ -216,8 +216,8 @@ async fn serve_connection(
 ) {
     let _ = stream.set_nodelay(true);
     let is_reserved = eviction.is_some();
-    let timing = eviction
-        .map_or_else(|| Arc::new(ConnectionTiming::new()), |own| Arc::clone(&own.timing));
+    let timing =
+        eviction.map_or_else(|| Arc::new(ConnectionTiming::new()), |own| Arc::clone(&own.timing));
     let socket =
         TokioIo::new(Socket::new(stream, Arc::clone(&timing), server.limits.write_timeout));
     let service = service_fn(|mut request: Request<Incoming>| {

@@ -83,9 +83,9 @@ impl Reserve {
     /// Tells the oldest connection that is not being answered to make room, else the oldest.
     fn evict(&self) {
         let open = self.open.lock();
-        let idle = open.iter().find(|eviction| {
-            !eviction.when_idle.is_cancelled() && !eviction.timing.is_answering()
-        });
+        let idle = open
+            .iter()
+            .find(|eviction| !eviction.when_idle.is_cancelled() && !eviction.timing.is_answering());
         match (idle, open.front()) {
             (Some(idle), _) => idle.when_idle.cancel(),
             (None, Some(oldest)) => oldest.now.cancel(),

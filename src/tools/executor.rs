@@ -61,6 +61,14 @@ struct Offered {
     entry: Option<String>,
 }
 
+impl Offered {
+    /// What allows a call of it; where no list names it, that it was offered.
+    fn allowance(&self, decision: Decision, named: Option<Allowance>) -> Option<Allowance> {
+        let listed = || Allowance { rule: LISTED, pattern: self.entry.clone() };
+        (decision == Decision::Allowed).then(|| named.unwrap_or_else(listed))
+    }
+}
+
 /// A tool's input schema is none.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the input schema of {tool} is invalid: {message}")]
@@ -307,9 +315,6 @@ impl Executor {
         };
         Ok(match self.gate.judge(&scope.caller.scopes, question) {
             Verdict::Pass { permit, decision, rule, pattern, reason, allowance } => {
-                let listed = || Allowance { rule: LISTED, pattern: offered.entry.clone() };
-                let allowance =
-                    (decision == Decision::Allowed).then(|| allowance.unwrap_or_else(listed));
                 let started = ToolCallStarted {
                     call_id: call.id,
                     tool: call.name.clone(),
@@ -332,7 +337,7 @@ impl Executor {
                     context,
                     rule,
                     pattern,
-                    allowance,
+                    allowance: offered.allowance(decision, allowance),
                     is_concurrent,
                     shown_arguments,
                 })

@@ -21,6 +21,7 @@ pub mod schema;
 pub mod secrets;
 pub mod template;
 pub mod text;
+pub mod told;
 pub mod yaml;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -10,6 +10,7 @@ use serde_saphyr::{MessageFormatter as _, Options, UserMessageFormatter};
 pub use serde_saphyr::Spanned;
 
 use super::nearest::nearest;
+use super::told::without_value;
 
 /// Why a document is refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,11 +36,11 @@ pub fn read<T: DeserializeOwned>(yaml: &str) -> Result<T, YamlError> {
             T::deserialize(serde_path_to_error::Deserializer::new(deserializer, &mut track))
         });
     result.map_err(|error| {
-        let placed = error.to_string();
+        let placed = without_value(&error.to_string());
         let error = error.without_snippet();
         let message =
             UserMessageFormatter.format_message(error).replace("unknown field", "unknown key");
-        let message = suggesting(message);
+        let message = without_value(&suggesting(message));
         let place = error.location().map(|l| (l.line(), l.column()));
         // `value` is where `Spanned` keeps what it wraps.
         let key = track.path().to_string().replace("].value", "]");
@@ -50,13 +51,16 @@ pub fn read<T: DeserializeOwned>(yaml: &str) -> Result<T, YamlError> {
 /// The message with the name that was probably meant, where it lists the known ones.
 fn suggesting(message: String) -> String {
     let told = |message: &str| {
-        let kinds = ["unknown key `", "unknown variant `"];
-        let (start, rest) =
-            kinds.iter().find_map(|kind| Some((kind, message.strip_prefix(kind)?)))?;
+        let kinds = ["unknown key", "unknown variant"];
+        let (kind, rest) = kinds
+            .iter()
+            .find_map(|kind| Some((*kind, message.strip_prefix(kind)?.strip_prefix(" `")?)))?;
         let (name, known) = rest.split_once("`, expected ")?;
         let known = known.strip_prefix("one of ").unwrap_or(known);
         let meant = nearest(name, known.split([',', ' ', '`']).filter(|word| !word.is_empty()))?;
-        Some(format!("{start}{name}` (did you mean `{meant}`?), expected one of {known}"))
+        // A key is told, a value is not.
+        let told = if kind == "unknown key" { format!(" `{name}`") } else { String::new() };
+        Some(format!("{kind}{told} (did you mean `{meant}`?), expected one of {known}"))
     };
     told(&message).unwrap_or(message)
 }

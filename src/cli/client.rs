@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow};
 use axum::body::{Body, Bytes};
 use clap::Args;
-use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE};
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use secrecy::{ExposeSecret as _, SecretString};
@@ -282,6 +282,9 @@ impl Client {
         };
         if let Some(media_type) = media_type {
             request = request.header(CONTENT_TYPE, media_type);
+        }
+        if matches!(self, Self::Local(_)) {
+            request = request.header(HOST, "localhost"); // a client of the network does so itself
         }
         for (name, value) in headers {
             request = request.header(name, value);

@@ -239,7 +239,7 @@ fn errors_in_the_file_name_file_line_and_key() {
         ),
         (
             "[server]\nshutdown_grace = 30",
-            "conf/toolloop.toml:2: server.shutdown_grace: invalid type: integer `…`, expected a string",
+            "conf/toolloop.toml:2: server.shutdown_grace: invalid type: integer, expected a string",
         ),
         (
             "[runtime]\nlease = \"1999ms\"",
@@ -265,7 +265,7 @@ fn errors_in_the_file_name_file_line_and_key() {
         ("[database]\nurl = \"postgres://[\"", "conf/toolloop.toml:2: database.url: is not a URL"),
         (
             "[auth]\nmode = \"oauth\"",
-            "conf/toolloop.toml:2: auth.mode: unknown variant `…`, expected one of `api_key`, `jwt`, `none`",
+            "conf/toolloop.toml:2: auth.mode: unknown variant, expected one of `api_key`, `jwt`, `none`",
         ),
         ("server = 1", "conf/toolloop.toml:1: server: invalid type"),
         (
@@ -280,10 +280,7 @@ fn errors_in_the_file_name_file_line_and_key() {
             "[governance]\nrate_limit_burst = 0",
             "conf/toolloop.toml:2: governance.rate_limit_burst: 0 is not between",
         ),
-        (
-            "[models.x]\nkind = \"gemini\"",
-            "conf/toolloop.toml:2: models.x.kind: unknown variant `…`",
-        ),
+        ("[models.x]\nkind = \"gemini\"", "conf/toolloop.toml:2: models.x.kind: unknown variant"),
         (
             "[models.anthropic]\nnum_ctx = 4096",
             "conf/toolloop.toml:2: models.anthropic.num_ctx: is not a setting of kind \"anthropic\"",
@@ -430,7 +427,7 @@ fn our_variables_override_those_of_opentelemetry() {
     for (file, complaint) in [
         ("[telemetry]\nsample_ratio = 1.5", "1.5 is not between 0 and 1"),
         ("[telemetry]\notlp_endpoint = \"collector:4318\"", "must be an http or https URL"),
-        ("[server]\nexpose = [\"keys\"]", "unknown variant `…`"),
+        ("[server]\nexpose = [\"keys\"]", "unknown variant"),
     ] {
         let error = from_file(file).unwrap_err().to_string();
         assert!(error.contains(complaint), "{error}");

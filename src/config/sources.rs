@@ -10,6 +10,8 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use toml::de::{DeTable, DeValue};
 
+use crate::bounds::told::without_value;
+
 /// Sections that can be written as one value, and the key that it is the value of.
 const SHORTHANDS: &[(&str, &str)] = &[("tools.workspace", "dir")];
 
@@ -199,23 +201,40 @@ impl Sources {
                 }
                 _ => {
                     let message = error.inner().to_string().replace("unknown field", "unknown key");
-                    return Err(self.error(&key, self.masked(&key, message)));
+                    return Err(self.error(&key, self.masked(&key, &message)));
                 }
             }
         }
     }
 
-    /// A message without the value of this key, which may be a secret.
-    fn masked(&self, key: &str, message: String) -> String {
-        let value =
-            self.root.pointer(&format!("/{}", key.replace(['.', '['], "/").replace(']', "")));
-        match value {
-            Some(Value::String(text)) => {
-                message.replace(&format!("{text:?}"), "\"…\"").replace(&format!("`{text}`"), "`…`")
-            }
-            Some(Value::Number(number)) => message.replace(&format!("`{number}`"), "`…`"),
-            _ => message,
+    /// A message without the value of this key and what is in it, which may be a secret.
+    fn masked(&self, key: &str, message: &str) -> String {
+        let mut node = &self.root;
+        for segment in key.split(['.', '[']).map(|segment| segment.trim_end_matches(']')) {
+            let inner = match node {
+                Value::Object(fields) => fields.get(segment),
+                Value::Array(items) => segment.parse::<usize>().ok().and_then(|i| items.get(i)),
+                _ => None,
+            };
+            // A name may have dots itself.
+            let Some(inner) = inner else { break };
+            node = inner;
         }
+        let mut masked = message.to_owned();
+        let mut open = vec![node];
+        while let Some(node) = open.pop() {
+            match node {
+                Value::String(text) => {
+                    masked = masked.replace(&format!("{text:?}"), "\"…\"");
+                    masked = masked.replace(&format!("`{text}`"), "`…`");
+                }
+                Value::Number(number) => masked = masked.replace(&format!("`{number}`"), "`…`"),
+                Value::Array(items) => open.extend(items),
+                Value::Object(fields) => open.extend(fields.values()),
+                Value::Null | Value::Bool(_) => {}
+            }
+        }
+        without_value(&masked)
     }
 
     /// The origin of this key, or else of its section.

@@ -56,7 +56,7 @@ pub(super) fn resolve(
             (Ok(network), _) => networks.push(network),
             (Err(_), Ok(host)) if !entry.contains(['/', ':', '*']) => hosts.push(host),
             _ => {
-                let message = format!("{entry:?} is neither a host nor a network like 10.0.0.0/8");
+                let message = "an entry is neither a host nor a network like 10.0.0.0/8";
                 return Err(sources.error("webhooks.allow", message));
             }
         }

@@ -96,9 +96,10 @@ pub struct AuditRecord {
     pub at: DateTime<Utc>,
     pub call_id: Uuid,
     pub tool: String,
-    /// The rule that decided; `none` if no rule objected.
+    /// The rule that decided; of what was allowed, the one whose entry allows it, `tools` where it was
+    /// only offered.
     pub rule: String,
-    /// The pattern of that rule which decided, if it was one.
+    /// The pattern of that rule which decided, or the entry, if it was one.
     pub pattern: Option<String>,
     /// `allowed`, `warned`, `escalated` or `blocked`.
     pub decision: String,

@@ -65,6 +65,11 @@ impl CommandRules {
         effect.unwrap_or(CommandEffect { effect: Effect::Once, destructive: true, runs_others })
     }
 
+    /// The rule that lets a program run.
+    pub(super) fn allowed_by(&self, argv: &[String]) -> Option<String> {
+        self.allow.iter().find(|rule| rule.matches(argv)).map(Rule::told)
+    }
+
     /// Whether nothing may run.
     pub(super) fn are_none(&self) -> bool {
         self.allow.is_empty() && self.require_approval.is_empty()

@@ -9,6 +9,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::allowance::{self, Allowance};
 use super::command::CommandRules;
 use super::flow::FlowRules;
 use super::network::NetworkRules;
@@ -157,6 +158,8 @@ pub enum Verdict {
         pattern: Option<String>,
         /// The warning, or the reason of the escalation and who approved.
         reason: Option<String>,
+        /// What allows the call, where no rule had anything to say to it and one names it.
+        allowance: Option<Allowance>,
     },
     Stop(Objection),
 }
@@ -190,11 +193,11 @@ pub struct Permit {
     labels: Labels,
 }
 
-/// What the rules say to something that follows from a permitted call.
+/// What the rules say to something that follows from a permitted call: a request, a file.
 #[derive(Debug)]
-pub struct FileRuling {
+pub struct LaterRuling {
     pub decision: Decision,
-    /// The rule that objected, else `none`.
+    /// The rule that decided.
     pub rule: &'static str,
     pub pattern: Option<String>,
     pub reason: Option<String>,
@@ -266,29 +269,30 @@ impl Permit {
     }
 
     /// What the rules say to a request of a program that the call has started, and why.
-    pub fn ruling_on(&self, target: &Target) -> (Decision, Option<String>) {
-        match self.network.objection(target) {
+    pub fn ruling_on(&self, target: &Target) -> LaterRuling {
+        let (decision, reason, pattern) = match self.network.objected(target) {
             None => match self.network.observed(target) {
-                None => (Decision::Allowed, None),
-                Some((why, _)) => (Decision::Warned, Some(why)),
+                None => (Decision::Allowed, None, self.network.allowed_by(target)),
+                Some((why, entry)) => (Decision::Warned, Some(why), Some(entry)),
             },
-            Some(why) if self.network.observes => (Decision::Warned, Some(why)),
-            Some(why) => (Decision::Blocked, Some(why)),
-        }
+            Some((why, entry)) if self.network.observes => (Decision::Warned, Some(why), entry),
+            Some((why, entry)) => (Decision::Blocked, Some(why), entry),
+        };
+        LaterRuling { decision, rule: "network", pattern, reason }
     }
 
     /// What the rules say to a file that the call would make, which was not known of when it was
     /// judged. None can wait for an approval.
-    pub fn ruling_on_new_file(&self, path: &str) -> FileRuling {
+    pub fn ruling_on_new_file(&self, path: &str) -> LaterRuling {
         self.ruling_on_file(path, &OF_FILES)
     }
 
     /// What the path rules say to a file that programs have made or changed.
-    pub fn ruling_on_made(&self, path: &str) -> FileRuling {
+    pub fn ruling_on_made(&self, path: &str) -> LaterRuling {
         self.ruling_on_file(path, &["path"])
     }
 
-    fn ruling_on_file(&self, path: &str, rules: &[&str]) -> FileRuling {
+    fn ruling_on_file(&self, path: &str, rules: &[&str]) -> LaterRuling {
         let action = Action::new(ActionKind::Write { path: path.to_owned() }, Effect::Once);
         let call = Call {
             tool: &self.tool,
@@ -302,16 +306,16 @@ impl Permit {
         let question = Question { policy: &self.policy, scopes: &[], call: &call };
         let judged = strictest(&question, RULES.iter().filter(|(name, _)| rules.contains(name)));
         match judged {
-            None => FileRuling {
+            None => LaterRuling {
                 decision: Decision::Allowed,
-                rule: "none",
-                pattern: None,
+                rule: "path",
+                pattern: self.paths.written_by(path),
                 reason: None,
             },
             Some((decision, (rule, reason, pattern))) => {
                 let decision =
                     if decision > Decision::Warned { Decision::Blocked } else { decision };
-                FileRuling { decision, rule, pattern, reason: Some(reason) }
+                LaterRuling { decision, rule, pattern, reason: Some(reason) }
             }
         }
     }
@@ -412,6 +416,7 @@ impl Gate {
         let question = Question { policy: &self.policy, scopes, call: &call };
         let strictest = strictest(&question, RULES.iter());
         let approved_by = call.approved_by;
+        let allowance = if strictest.is_none() { allowance::of(&question) } else { None };
         let permit = Permit {
             actions: call.actions,
             paths: Arc::clone(&self.policy.paths),
@@ -429,12 +434,16 @@ impl Gate {
                 rule: "none",
                 pattern: None,
                 reason: None,
+                allowance,
             };
         };
         match decision {
-            Decision::Allowed => Verdict::Pass { permit, decision, rule, pattern, reason: None },
+            Decision::Allowed => {
+                Verdict::Pass { permit, decision, rule, pattern, reason: None, allowance }
+            }
             Decision::Warned => {
-                Verdict::Pass { permit, decision, rule, pattern, reason: Some(reason) }
+                let reason = Some(reason);
+                Verdict::Pass { permit, decision, rule, pattern, reason, allowance }
             }
             Decision::Escalated => {
                 let asks = format!("The {rule} rule asks for an approval: {reason}.");
@@ -445,6 +454,7 @@ impl Gate {
                         rule,
                         pattern,
                         reason: Some(format!("{asks} Approved by {by}.")),
+                        allowance,
                     },
                     None => Verdict::Stop(Objection { decision, rule, pattern, reason: asks }),
                 }

@@ -569,3 +569,48 @@ fn how_long_a_decision_with_rules_in_every_section_takes() {
         println!("{tool}: median {median:?}, 99 % {most:?}");
     }
 }
+
+#[test]
+fn what_allows_a_call_is_the_entry_that_is_most_about_it() {
+    let policy = Policy {
+        tool_policies: vec![tools("file_*", Allow, false)],
+        allow_hosts: vec!["*.example.com".into()],
+        read: vec!["in/**".into()],
+        write: vec!["out/**".into()],
+        commands: Commands {
+            allow: vec![CommandRule {
+                command: "ls".into(),
+                args: Some("-l".into()),
+                effect: Read,
+                destructive: false,
+                observes: false,
+            }],
+            ..Commands::default()
+        },
+        ..permissive()
+    };
+    let gate = Gate::new(&policy).unwrap();
+    let ls = ActionKind::Exec { argv: vec!["/bin/ls".into(), "-l".into()], declared: false };
+    for (tool, actions, expected) in [
+        ("file_ops", vec![action("r in/a"), action("w out/a")], Some(("path", "in/**"))),
+        ("file_ops", vec![action("w out/a")], Some(("path", "out/**"))),
+        (
+            "browser",
+            vec![action("w out/a"), action("f https://a.example.com/x")],
+            Some(("network", "*.example.com")),
+        ),
+        ("shell", vec![action("r in/a"), Action::new(ls, Read)], Some(("command", "ls -l"))),
+        ("file_x", vec![action("c file_x")], Some(("tool_policy", "file_*"))),
+        ("recall", vec![action("c recall")], None),
+    ] {
+        let scopes = ["tools:execute".to_owned()];
+        let Verdict::Pass { decision, allowance, .. } =
+            gate.judge(&scopes, call(tool, Read, actions))
+        else {
+            panic!("{tool}")
+        };
+        let allowance = allowance.map(|it| (it.rule, it.pattern.unwrap()));
+        let expected = expected.map(|(rule, pattern)| (rule, pattern.to_owned()));
+        assert_eq!((decision, allowance), (Allowed, expected), "{tool}");
+    }
+}

@@ -5,6 +5,7 @@
 //! one ordered list, one file each. The gate does no I/O and executes nothing; a call that passes
 //! gets a [`Permit`], which only the gate creates and every tool requires.
 
+mod allowance;
 mod autonomy;
 mod command;
 mod flow;
@@ -21,9 +22,10 @@ use crate::run::{Autonomy, Effect, FlowRule};
 use strum::IntoStaticStr;
 
 pub use crate::run::{Action, ActionKind};
+pub use allowance::Allowance;
 pub use command::{CommandEffect, CommandRules};
 pub use flow::mistake_of_rule;
-pub use gate::{Call, FileRuling, Gate, Objection, Permit, PolicyError, Verdict, is_rule};
+pub use gate::{Call, Gate, LaterRuling, Objection, Permit, PolicyError, Verdict, is_rule};
 pub use path::{Whole, seen_from};
 
 /// Whether an active skill allows a tool.

@@ -46,6 +46,13 @@ impl NetworkRules {
         !self.allow.is_empty()
     }
 
+    /// The entry that allows a request to that place.
+    pub(super) fn allowed_by(&self, target: &Target) -> Option<String> {
+        let Target { host, port, .. } = target;
+        let allowing = self.allow.iter().find(|(_, hosts)| hosts.permits(host, *port));
+        allowing.map(|(written, _)| written.clone())
+    }
+
     /// What speaks against a request to that place.
     pub(super) fn objection(&self, target: &Target) -> Option<String> {
         self.objected(target).map(|(why, _)| why)

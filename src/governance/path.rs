@@ -108,6 +108,16 @@ impl PathRules {
         !self.private.are_none()
     }
 
+    /// The pattern that lets a path be read.
+    pub(super) fn read_by(&self, path: &str) -> Option<String> {
+        self.read.matching(path).map(str::to_owned)
+    }
+
+    /// The pattern that lets a path be written.
+    pub(super) fn written_by(&self, path: &str) -> Option<String> {
+        self.write.matching(path).map(str::to_owned)
+    }
+
     pub(super) fn may_write(&self, workspace: &str, path: &str) -> bool {
         self.write.matching(path).is_some() && self.denied_by(workspace, path).is_none()
     }

@@ -27,6 +27,13 @@ impl ToolPolicies {
         };
         rules.iter().map(compile).collect::<Result<_, _>>().map(Self)
     }
+
+    /// The glob that allows a tool.
+    pub(super) fn allowing(&self, tool: &str) -> Option<String> {
+        let mut allowing = self.0.iter().filter(|rule| rule.policy == ToolPolicy::Allow);
+        let rule = allowing.find(|rule| rule.tools.is_match(tool))?;
+        Some(rule.tools.written().to_owned())
+    }
 }
 
 pub(super) fn judge(question: &Question<'_>) -> Ruling {

@@ -51,8 +51,15 @@ impl Runtime {
         let (loaded, plan) = self.plan_of(&claimed, &journal)?;
         let of_caller = plan.client_tools.tool(&asked.tool);
         let wrong = plan.client_tools.errors(&asked.tool, arguments);
-        let errors =
-            wrong.unwrap_or_else(|| loaded.executor.argument_errors(&asked.tool, arguments));
+        let errors = if let Some(errors) = wrong {
+            errors
+        } else {
+            let executor = Arc::clone(&loaded.executor);
+            let (tool, arguments) = (asked.tool.clone(), arguments.clone());
+            let look = move || executor.argument_errors(&tool, &arguments);
+            let looked = tokio::task::spawn_blocking(look).await;
+            looked.map_err(|_| AnswerError::Broken("its tool failed".into()))?
+        };
         if !errors.is_empty() {
             let in_body = |error: ValidationError| ValidationError {
                 pointer: format!("/arguments{}", error.pointer),

@@ -212,7 +212,12 @@ pub(super) fn executor(
         }
         call_options(&definition.tool_options, tool, defaults)
     };
-    Ok(Executor::new(tools, gate, options).map_err(|e| error(&e))?.intercepted(interceptors))
+    let entry = |tool: &str| {
+        let means = |entry: &&String| *entry == tool || glob::means(entry, tool) == Some(true);
+        definition.tools.iter().find(means).cloned()
+    };
+    let executor = Executor::new(tools, gate, options).map_err(|e| error(&e))?;
+    Ok(executor.listed(entry).intercepted(interceptors))
 }
 
 /// Each is there, and for a host that the agent's programs may ask.

@@ -1,5 +1,7 @@
 //! Reading one run: its row, its journal, and its parts.
 
+use std::collections::HashMap;
+
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
@@ -110,6 +112,26 @@ impl Store {
         );
         let all = all.bind("tenant", tenant).bind("runs", runs);
         journal(&self.backend.read(Work::Data, all).await?)
+    }
+
+    /// How many bytes the journals of these runs have.
+    pub async fn journal_sizes(
+        &self,
+        tenant: &str,
+        runs: &[Uuid],
+    ) -> Result<HashMap<Uuid, u64>, StoreError> {
+        let sizes = Query::new(
+            "SELECT run_id, CAST(sum(octet_length(events)) AS bigint) AS bytes FROM run_events \
+             WHERE run_id IN :runs AND run_id IN \
+             (SELECT id FROM runs WHERE id IN :runs AND tenant = :tenant) GROUP BY run_id",
+        );
+        let sizes = sizes.bind("tenant", tenant).bind("runs", runs);
+        let rows = self.backend.read(Work::Data, sizes).await?;
+        let size = |row: &Row| {
+            let bytes = u64::try_from(row.read::<i64>("bytes")?).unwrap_or(u64::MAX);
+            Ok((row.read("run_id")?, bytes))
+        };
+        rows.iter().map(size).collect()
     }
 
     /// Iterations in order; the cursor is the offset.

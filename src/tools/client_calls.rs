@@ -95,7 +95,12 @@ impl Executor {
         let shown_arguments = shown(&arguments, canonical_json(arguments.clone()));
         let own_tools = [format!("tools:{}", call.name)];
         match self.judge(&own_tools, question) {
-            Verdict::Pass { decision, rule, pattern, reason, .. } => {
+            Verdict::Pass { decision, rule, pattern, reason, allowance, .. } => {
+                let (rule, pattern) = match (decision, allowance) {
+                    (Decision::Allowed, Some(allowance)) => (allowance.rule, allowance.pattern),
+                    (Decision::Allowed, None) => ("client_tools", None),
+                    _ => (rule, pattern),
+                };
                 let reason = reason.unwrap_or_else(|| "The caller executes this tool.".to_owned());
                 let why = Objection { decision, rule, pattern, reason };
                 let audit = not_executed(call, why, shown_arguments);

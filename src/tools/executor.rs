@@ -33,12 +33,14 @@ use crate::bounds::schema::Schema;
 use crate::event::{
     CallFailure, Circumstances, ToolCallCompleted, ToolCallStarted, ValidationError,
 };
-use crate::governance::{Action, Call, Decision, Gate, Verdict};
+use crate::governance::{Action, Allowance, Call, Decision, Gate, Verdict};
 use crate::message::{CallTarget, ToolCall, canonical_json};
 use crate::run::{Consumption, Delegation, Effect, Labels};
 
 /// The wait before a failed call is repeated; it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// What allows a call that no rule names: the tool was offered.
+const LISTED: &str = "tools";
 /// The longest such wait.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
@@ -55,6 +57,16 @@ struct Offered {
     hash: String,
     arguments: Schema,
     options: CallOptions,
+    /// The entry of the definition's list of tools that means it.
+    entry: Option<String>,
+}
+
+impl Offered {
+    /// What allows a call of it; where no list names it, that it was offered.
+    fn allowance(&self, decision: Decision, named: Option<Allowance>) -> Option<Allowance> {
+        let listed = || Allowance { rule: LISTED, pattern: self.entry.clone() };
+        (decision == Decision::Allowed).then(|| named.unwrap_or_else(listed))
+    }
 }
 
 /// A tool's input schema is none.
@@ -173,7 +185,13 @@ impl Executor {
         let offer = |tool: Arc<dyn Tool>| match Schema::of_tool(&tool.info().input_schema) {
             Ok(arguments) => {
                 let hash = tool.info().hash(&tool.does());
-                Ok(Offered { arguments, hash, options: options(&tool.info().name), tool })
+                Ok(Offered {
+                    arguments,
+                    hash,
+                    options: options(&tool.info().name),
+                    entry: None,
+                    tool,
+                })
             }
             Err(e) => Err(SchemaError { tool: tool.info().name.clone(), message: e.to_string() }),
         };
@@ -188,6 +206,15 @@ impl Executor {
     #[must_use]
     pub fn intercepted(self, interceptors: Interceptors) -> Self {
         Self { interceptors, ..self }
+    }
+
+    /// The same, with the entry of the definition's list of tools that means each.
+    #[must_use]
+    pub fn listed(mut self, entry: impl Fn(&str) -> Option<String>) -> Self {
+        for offered in &mut self.tools {
+            offered.entry = entry(&offered.tool.info().name);
+        }
+        self
     }
 
     /// Judges a call, which is not executed.
@@ -227,11 +254,12 @@ impl Executor {
         self.named(tool).map_or(Ok(()), |offered| arguments::check(&offered.arguments, arguments))
     }
 
-    /// What is wrong with arguments, with JSON pointers into them. Those of an unknown tool are not
-    /// judged.
+    /// What is wrong with arguments, for their schema and for the tool, with JSON pointers into them.
+    /// Those of an unknown tool are not judged. May take its time, so it belongs on the blocking pool.
     pub fn argument_errors(&self, tool: &str, arguments: &Value) -> Vec<ValidationError> {
-        self.named(tool)
-            .map_or_else(Vec::new, |offered| arguments::errors(&offered.arguments, arguments))
+        let Some(offered) = self.named(tool) else { return Vec::new() };
+        let errors = arguments::errors(&offered.arguments, arguments);
+        if errors.is_empty() { offered.tool.mistakes(arguments) } else { errors }
     }
 
     /// Takes a call up to the point where it may be executed, or answers it. An approval replaces
@@ -286,7 +314,7 @@ impl Executor {
             directory: scope.workspace.directory(),
         };
         Ok(match self.gate.judge(&scope.caller.scopes, question) {
-            Verdict::Pass { permit, decision, rule, pattern, reason } => {
+            Verdict::Pass { permit, decision, rule, pattern, reason, allowance } => {
                 let started = ToolCallStarted {
                     call_id: call.id,
                     tool: call.name.clone(),
@@ -309,6 +337,7 @@ impl Executor {
                     context,
                     rule,
                     pattern,
+                    allowance: offered.allowance(decision, allowance),
                     is_concurrent,
                     shown_arguments,
                 })

@@ -351,7 +351,7 @@ async fn a_call_that_passes_is_announced_executed_and_audited() {
     let audit = audit.unwrap();
     assert_eq!(
         (audit.rule.as_str(), audit.decision.as_str(), audit.outcome.as_str()),
-        ("none", "allowed", "succeeded")
+        ("tools", "allowed", "succeeded")
     );
     assert!(audit.duration_ms.is_some());
     for (what, effect) in

@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 use super::quota::OverQuota;
 use super::workspace::{Kind, PathError, Resolved};
 use super::{Changed, Defaults, Standing, Tool, ToolContext, ToolError, ToolInfo, Workspace, pdf};
+use crate::event::ValidationError;
 use crate::governance::{Action, ActionKind, Permit};
 use crate::run::Effect;
 use reading::Begun;
@@ -126,6 +127,17 @@ impl Tool for FileOps {
         &self.info
     }
 
+    fn mistakes(&self, arguments: &Value) -> Vec<ValidationError> {
+        let checked = Operation::parse(arguments)
+            .map_or_else(|error| vec![("", Err(error))], Operation::checked);
+        let wrong = |(pointer, checked): (&str, Result<(), ToolError>)| {
+            checked
+                .err()
+                .map(|e| ValidationError { pointer: pointer.to_owned(), message: e.to_string() })
+        };
+        checked.into_iter().filter_map(wrong).collect()
+    }
+
     async fn actions(
         &self,
         arguments: &Value,
@@ -191,6 +203,22 @@ impl<'a> Operation<'a> {
         })
     }
 
+    /// Its arguments that have a form of their own, each with its pointer.
+    fn checked(self) -> Vec<(&'static str, Result<(), ToolError>)> {
+        match self {
+            Self::Glob { pattern, .. } => {
+                vec![("/pattern", finding::compile_glob(pattern).map(drop))]
+            }
+            Self::Search { pattern, glob, .. } => vec![
+                ("/pattern", finding::compile_pattern(pattern).map(drop)),
+                ("/glob", glob.map_or(Ok(()), |glob| finding::compile_file_glob(glob).map(drop))),
+            ],
+            Self::Edit { old, new, .. } => vec![("/new", writing::check_edit(old, new))],
+            Self::Patch { patch } => vec![("/patch", patching::check(patch))],
+            _ => Vec::new(),
+        }
+    }
+
     /// What this would do. Looks at links and at what exists, touches nothing.
     fn actions(self, workspace: &Workspace) -> Result<Vec<Action>, ToolError> {
         let read = |path: &str| Ok::<_, PathError>(reads(workspace.resolve(path)?.path));
@@ -203,11 +231,14 @@ impl<'a> Operation<'a> {
                 let Resolved { path, kind } = workspace.resolve(path)?;
                 let destructive =
                     kind == Some(Kind::File) && !writing::holds(workspace, &path, content);
-                vec![writes_lines(path, Effect::Idempotent, destructive, content.lines().count())]
+                let lines = content.lines().count();
+                let write = writes_lines(path, Effect::Idempotent, destructive, lines);
+                vec![with_directories(workspace, write)]
             }
             Self::Append { path, content } => {
                 let path = workspace.resolve(path)?.path;
-                vec![writes_lines(path, Effect::Once, false, content.lines().count())]
+                let append = writes_lines(path, Effect::Once, false, content.lines().count());
+                vec![with_directories(workspace, append)]
             }
             Self::Edit { path, old, new, replace_all } => {
                 let path = workspace.resolve(path)?.path;
@@ -221,8 +252,7 @@ impl<'a> Operation<'a> {
             }
             Self::Mkdir { path } => {
                 let path = workspace.resolve(path)?.path;
-                let makes = writing::missing_above(workspace, &path);
-                vec![Action { makes, ..writes(path, Effect::Idempotent, false) }]
+                vec![with_directories(workspace, writes(path, Effect::Idempotent, false))]
             }
             Self::Move { path, to } => {
                 let (from, to) = (workspace.resolve_entry(path)?, workspace.resolve_entry(to)?);
@@ -233,7 +263,10 @@ impl<'a> Operation<'a> {
                     !matches!(to.kind, None | Some(Kind::Directory)) && to.path != from.path;
                 let mut actions = vec![
                     writes(from.path.clone(), Effect::Once, false),
-                    writes(to.path.clone(), Effect::Once, onto_something),
+                    with_directories(
+                        workspace,
+                        writes(to.path.clone(), Effect::Once, onto_something),
+                    ),
                     reads(from.path.clone()),
                 ];
                 if from.kind == Some(Kind::Directory) {
@@ -317,6 +350,15 @@ fn writes(path: String, effect: Effect, destructive: bool) -> Action {
 
 fn writes_lines(path: String, effect: Effect, destructive: bool, lines: usize) -> Action {
     Action { lines: lines as u64, ..writes(path, effect, destructive) }
+}
+
+/// The same with the directories that have to be made for it.
+fn with_directories(workspace: &Workspace, action: Action) -> Action {
+    let makes = match &action.what {
+        ActionKind::Write { path } => writing::missing_above(workspace, path),
+        _ => Vec::new(),
+    };
+    Action { makes, ..action }
 }
 
 /// The path of one of the permitted actions.

@@ -49,7 +49,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use crate::event::SkillActivated;
+use crate::event::{SkillActivated, ValidationError};
 use crate::governance::{Action, Permit};
 use crate::run::{Caller, Effect, Labels, SandboxLevel};
 
@@ -199,6 +199,12 @@ pub enum ToolError {
 pub trait Tool: Send + Sync {
     /// What is known of it.
     fn info(&self) -> &ToolInfo;
+
+    /// Why it would refuse arguments that match its schema, whatever there is to work on. May take
+    /// its time, so it belongs on the blocking pool.
+    fn mistakes(&self, _arguments: &Value) -> Vec<ValidationError> {
+        Vec::new()
+    }
 
     /// The skill that a successful call with these arguments makes active.
     fn activates(&self, _arguments: &Value) -> Option<SkillActivated> {

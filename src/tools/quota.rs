@@ -41,18 +41,19 @@ impl Default for QuotaLimits {
 pub struct Growth {
     before: u64,
     after: u64,
-    /// Files.
+    /// Files and directories.
     adds: u64,
-    /// Directories that may be new with them.
-    directories: u64,
 }
 
 impl Growth {
     /// A file that has so many bytes afterwards; `before` is none where it is new.
-    pub fn of(path: &str, before: Option<u64>, after: u64) -> Self {
-        let adds = u64::from(before.is_none());
-        let directories = adds * path.matches('/').count() as u64;
-        Self { before: before.unwrap_or(0), after, adds, directories }
+    pub fn of_file(before: Option<u64>, after: u64) -> Self {
+        Self { before: before.unwrap_or(0), after, adds: u64::from(before.is_none()) }
+    }
+
+    /// Directories.
+    pub fn of_directories(count: usize) -> Self {
+        Self { adds: count as u64, ..Self::default() }
     }
 }
 
@@ -123,14 +124,13 @@ impl Quota {
     ) -> Result<(), OverQuota> {
         let mut change = Growth::default();
         for growth in growths {
-            let Growth { before, after, adds, directories } = growth;
+            let Growth { before, after, adds } = growth;
             if after > before && after > self.limits.max_file {
                 return Err(OverQuota::File(after, self.limits.max_file));
             }
             change.before = change.before.saturating_add(before);
             change.after = change.after.saturating_add(after);
             change.adds += adds;
-            change.directories += directories;
         }
         // A directory that cannot be looked at cannot be written either.
         let Ok(metadata) = root.dir_metadata() else { return Ok(()) };
@@ -158,9 +158,9 @@ impl Quota {
         if let Some(over) = self.over(figure.used, change) {
             return Err(over);
         }
-        let Growth { before, after, adds, directories } = change;
+        let Growth { before, after, adds } = change;
         figure.used.bytes = figure.used.bytes.saturating_sub(before).saturating_add(after);
-        figure.used.files = figure.used.files.saturating_add(adds + directories);
+        figure.used.files = figure.used.files.saturating_add(adds);
         figure.is_exact &= adds == 0;
         Ok(())
     }
@@ -186,7 +186,7 @@ impl Quota {
     }
 
     fn over(&self, used: Used, change: Growth) -> Option<OverQuota> {
-        let Growth { before, after, adds, .. } = change;
+        let Growth { before, after, adds } = change;
         let bytes = used.bytes.saturating_sub(before).saturating_add(after);
         let files = used.files.saturating_add(adds);
         if after > before && bytes > self.limits.bytes {
@@ -235,7 +235,7 @@ mod tests {
     }
 
     fn new(bytes: u64) -> Growth {
-        Growth::of("file", None, bytes)
+        Growth::of_file(None, bytes)
     }
 
     #[test]
@@ -250,14 +250,10 @@ mod tests {
         assert_eq!(workspace.admit(new(30)), Ok(()));
         std::fs::write(root.path().join("t/new"), [0; 30]).unwrap();
         assert_eq!(workspace.admit(new(11)), Err(OverQuota::Bytes(101, 100)));
-        assert_eq!(workspace.admit(Growth::of("d/e", None, 0)), Ok(()), "the fifth");
+        assert_eq!(workspace.admit(Growth::of_file(None, 0)), Ok(()), "the fifth");
         std::fs::write(root.path().join("t/d/e"), "").unwrap();
         assert_eq!(workspace.admit(new(0)), Err(OverQuota::Files(6, 5)));
-        assert_eq!(
-            workspace.admit(Growth::of("d/there", Some(60), 55)),
-            Ok(()),
-            "it becomes smaller"
-        );
+        assert_eq!(workspace.admit(Growth::of_file(Some(60), 55)), Ok(()), "it becomes smaller");
         workspace.freed(55);
         assert_eq!(workspace.admit(new(50)), Ok(()));
     }
@@ -270,6 +266,6 @@ mod tests {
         }
         assert_eq!(measured(&workspace.root(), 10).files, 11);
         assert_eq!(workspace.admit(new(1)), Err(OverQuota::Files(12, 10)));
-        assert_eq!(workspace.admit(Growth::of("1", Some(1), 2)), Ok(()), "a file that is there");
+        assert_eq!(workspace.admit(Growth::of_file(Some(1), 2)), Ok(()), "a file that is there");
     }
 }

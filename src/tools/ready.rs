@@ -7,7 +7,7 @@ use super::results::{Finished, finished, not_admitted};
 use super::subagent;
 use crate::clock;
 use crate::event::{AuditRecord, Circumstances, RunEvent, ToolCallCompleted, ToolCallStarted};
-use crate::governance::Permit;
+use crate::governance::{Allowance, Permit};
 use crate::message::{CallTarget, ToolCall};
 use crate::run::{Consumption, Delegation, Effect, Labels};
 
@@ -22,6 +22,8 @@ pub struct Ready {
     pub(super) context: ToolContext,
     pub(super) rule: &'static str,
     pub(super) pattern: Option<String>,
+    /// What allows the call, where no rule had anything to say to it.
+    pub(super) allowance: Option<Allowance>,
     pub(super) is_concurrent: bool,
     /// For the audit log.
     pub(super) shown_arguments: String,
@@ -101,13 +103,17 @@ impl Ready {
         duration_ms: u64,
         result: Option<&str>,
     ) -> AuditRecord {
+        let (rule, pattern) = match &self.allowance {
+            Some(allowance) => (allowance.rule, &allowance.pattern),
+            None => (self.rule, &self.pattern),
+        };
         AuditRecord {
             labels: Labels::default(),
             at: clock::now(),
             call_id: self.started.call_id,
             tool: self.started.tool.clone(),
-            rule: self.rule.to_owned(),
-            pattern: self.pattern.clone(),
+            rule: rule.to_owned(),
+            pattern: pattern.clone(),
             decision: self.started.decision.clone(),
             reason: self.started.reason.clone(),
             arguments: self.shown_arguments.clone(),

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use super::audit_arguments::shown;
 use crate::clock;
 use crate::event::{AuditRecord, NetworkUse, SharedRequests};
-use crate::governance::{Decision, FileRuling};
+use crate::governance::{Decision, LaterRuling};
 use crate::message::canonical_json;
 use crate::outbound::Announce;
 use crate::run::{Labels, Refusal, Reserved, Target};
@@ -171,14 +171,16 @@ impl Requests {
         &self,
         method: &str,
         target: Target,
-        (decision, reason): (Decision, Option<String>),
+        ruling: LaterRuling,
     ) -> Result<Admitted, String> {
-        let is_objected = decision > Decision::Warned;
+        let is_objected = ruling.decision > Decision::Warned;
         let refused = if is_objected { None } else { self.reserve().await.err() };
         match refused {
-            None => self.admit(method, target, (decision, reason)),
+            None => self.admit(method, target, ruling),
             Some(why) => {
-                let refused = (Decision::Blocked, Some(why.clone()));
+                let reason = Some(why.clone());
+                let refused =
+                    LaterRuling { decision: Decision::Blocked, reason, pattern: None, ..ruling };
                 self.admit(method, target, refused).and(Err(why))
             }
         }
@@ -227,7 +229,7 @@ impl Requests {
         &self,
         method: &str,
         target: Target,
-        (decision, reason): (Decision, Option<String>),
+        LaterRuling { decision, rule, pattern, reason }: LaterRuling,
     ) -> Result<Admitted, String> {
         let mut told = self.0.lock();
         if told.asked.len() >= MAX_REQUESTS {
@@ -236,8 +238,8 @@ impl Requests {
         let mut asked = Asked {
             at: told.next(),
             what: What::Request { method: method.to_owned(), target },
-            rule: "network",
-            pattern: None,
+            rule,
+            pattern,
             decision,
             reason,
             outcome: "",
@@ -247,6 +249,7 @@ impl Requests {
             told.totals.over_budget = true;
             asked.decision = Decision::Blocked;
             asked.reason = Some(USED_UP.to_owned());
+            asked.pattern = None;
         }
         let refused = asked.decision > Decision::Warned;
         asked.outcome = if refused { "blocked" } else { "cancelled" };
@@ -274,8 +277,8 @@ impl Requests {
 
     /// Notes what the rules say to a file that came of a request; unless it is blocked, what became of it
     /// is to be told.
-    pub(super) fn file(&self, path: &str, bytes: u64, url: &str, ruling: FileRuling) -> Admitted {
-        let FileRuling { decision, rule, pattern, reason } = ruling;
+    pub(super) fn file(&self, path: &str, bytes: u64, url: &str, ruling: LaterRuling) -> Admitted {
+        let LaterRuling { decision, rule, pattern, reason } = ruling;
         let mut told = self.0.lock();
         let outcome = if decision > Decision::Warned { "blocked" } else { "failed" };
         let what = What::File { path: path.to_owned(), bytes, url: without_query(url) };
@@ -286,8 +289,8 @@ impl Requests {
 
     /// Notes what the rules say to something that programs have left in the workspace, and what became
     /// of it.
-    pub(super) fn left(&self, path: &str, ruling: FileRuling, outcome: &'static str) {
-        let FileRuling { decision, rule, pattern, reason } = ruling;
+    pub(super) fn left(&self, path: &str, ruling: LaterRuling, outcome: &'static str) {
+        let LaterRuling { decision, rule, pattern, reason } = ruling;
         let mut told = self.0.lock();
         if told.asked.len() >= MAX_REQUESTS {
             return;
@@ -328,10 +331,9 @@ impl Requests {
             let Asked { at, what, rule, pattern, decision, reason, outcome } = asked;
             let arguments = what.shown();
             let canonical = canonical_json(arguments.clone());
-            let objects = decision != Decision::Allowed;
             AuditRecord {
                 at,
-                rule: if objects { rule } else { "none" }.to_owned(),
+                rule: rule.to_owned(),
                 pattern,
                 decision: decision.as_str().to_owned(),
                 reason,

@@ -5,25 +5,27 @@
 //! put in its place in one step. Which paths a caller may reach is decided elsewhere. Everything
 //! here blocks.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use cap_std::fs::{Dir, File, Metadata, MetadataExt};
+use cap_std::fs::{File, Metadata, MetadataExt};
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 
 use super::Workspace;
 use super::quota::{Growth, OverQuota};
 use super::staged::Staged;
-use super::workspace::Kind;
+use super::workspace::{Kind, MadeAll, Way};
 
 /// Files and directories that are looked at for one page of a list.
 const MAX_WALKED: usize = 200_000;
 /// Bytes that are hashed for one page of a list.
 const MAX_HASHED: u64 = 256 << 20;
+/// Bytes of a file that is hashed: a larger one has a weak tag, of its size, times and place.
+pub const MAX_HASHED_FILE: u64 = 64 << 20;
 /// Hashes that are kept.
 const KEPT: usize = 20_000;
 /// A file that was changed this lately may change again without its time showing it.
@@ -56,6 +58,15 @@ impl Version {
             changed: (metadata.ctime(), metadata.ctime_nsec()),
         }
     }
+
+    fn weak_tag(&self) -> Arc<str> {
+        let Self { place: (device, inode), size, modified, changed } = self;
+        let (modified, changed) = (
+            format!("{:x}.{:x}", modified.0, modified.1),
+            format!("{:x}.{:x}", changed.0, changed.1),
+        );
+        format!("W/\"{size:x}-{modified}-{changed}-{device:x}.{inode:x}\"").into()
+    }
 }
 
 /// A file in a list.
@@ -76,7 +87,7 @@ pub struct OpenedFile {
     pub path: String,
     pub size: u64,
     pub modified: SystemTime,
-    /// The quoted SHA-256 of its content.
+    /// The quoted SHA-256 of its content; a weak tag where it is large.
     pub etag: Arc<str>,
 }
 
@@ -157,9 +168,11 @@ impl StoredFiles {
             let file = workspace.open_file(&path).ok()?;
             let metadata = file.metadata().ok().filter(Metadata::is_file)?;
             let modified = metadata.modified().ok()?.into_std();
+            let is_hashed = metadata.len() <= MAX_HASHED_FILE;
             let etag = self.known(&metadata).or_else(|| {
-                hashed += metadata.len();
-                (hashed <= MAX_HASHED).then(|| self.etag(&file.into_std(), &metadata).ok())?
+                hashed += if is_hashed { metadata.len() } else { 0 };
+                (is_hashed && hashed <= MAX_HASHED)
+                    .then(|| self.etag(&file.into_std(), &metadata).ok())?
             });
             Some(ListedFile { path, size: metadata.len(), modified, etag })
         });
@@ -194,10 +207,10 @@ impl StoredFiles {
     ///
     /// # Errors
     /// [`ChangeError`].
-    pub fn place(
+    pub fn place<'f>(
         &self,
         workspace: &Workspace,
-        files: &[NewFile],
+        files: &'f [NewFile],
         condition: Option<&Condition>,
     ) -> Result<Vec<bool>, ChangeError> {
         let _alone = self.changing.lock();
@@ -207,18 +220,24 @@ impl StoredFiles {
             self.check(before.as_ref(), condition)?;
         }
         let pairs = || files.iter().zip(&there);
-        workspace.admit_all(pairs().map(|(file, before)| {
-            Growth::of(&file.path, before.as_ref().map(|(metadata, _)| metadata.len()), file.size)
-        }))?;
-        let places = files.iter().map(|file| {
-            let in_the_way = |error: io::Error| match error.kind() {
+        let way = |file: &'f NewFile| {
+            workspace.way(&file.path).map_err(|error| match error.kind() {
                 io::ErrorKind::NotADirectory => through_file(&file.path),
                 _ => error.into(),
-            };
-            workspace.holder_made(&file.path).map_err(in_the_way)
+            })
+        };
+        let ways = files.iter().map(way).collect::<Result<Vec<_>, ChangeError>>()?;
+        let directories: BTreeSet<&str> = ways.iter().flat_map(Way::missing).collect();
+        let grown = pairs().map(|(file, before)| {
+            Growth::of_file(before.as_ref().map(|(metadata, _)| metadata.len()), file.size)
         });
-        let places: Vec<(Arc<Dir>, &str)> = places.collect::<Result<_, ChangeError>>()?;
-        for ((file, before), (dir, name)) in pairs().zip(&places) {
+        workspace.admit_all(grown.chain([Growth::of_directories(directories.len())]))?;
+        let mut places = MadeAll::default();
+        for way in ways {
+            places.add(way.make()?);
+        }
+        for ((file, before), place) in pairs().zip(places.iter()) {
+            let (dir, name) = (place.dir(), place.name());
             match before {
                 Some((metadata, _)) => {
                     file.staged.inherit(metadata)?;
@@ -230,6 +249,7 @@ impl StoredFiles {
                 })?,
             }
         }
+        places.keep();
         Ok(there.iter().map(Option::is_none).collect())
     }
 
@@ -269,10 +289,13 @@ impl StoredFiles {
         self.hashes.lock().get(&Version::of(metadata)).cloned()
     }
 
-    /// Wherever the file is read from, it is hashed from its beginning.
+    /// The entity tag of a file. Wherever it is read from, it is hashed from its beginning.
     fn etag(&self, file: &std::fs::File, metadata: &Metadata) -> io::Result<Arc<str>> {
         if let Some(known) = self.known(metadata) {
             return Ok(known);
+        }
+        if metadata.len() > MAX_HASHED_FILE {
+            return Ok(Version::of(metadata).weak_tag());
         }
         let mut hash = Sha256::new();
         let mut chunk = vec![0; CHUNK];

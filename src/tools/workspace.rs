@@ -8,6 +8,8 @@
 //!
 //! It does not decide what may be read or written, and knows no operation.
 
+mod way;
+
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -17,6 +19,7 @@ use cap_std::ambient_authority;
 use cap_std::fs::{Dir, File, Metadata, OpenOptions};
 
 use super::quota::{Growth, OverQuota, Quota};
+pub use way::{Made, MadeAll, Way};
 
 /// Bytes of a path.
 pub const MAX_PATH: usize = 4096;
@@ -233,24 +236,26 @@ impl Workspace {
     /// # Errors
     /// What the system says; `.` has no holder and is invalid input.
     pub fn holder<'p>(&self, path: &'p str) -> io::Result<(Arc<Dir>, &'p str)> {
-        self.walk(path, |dir, name| dir.open_dir_nofollow(name))
+        let (parent, name) = split(path);
+        if name == "." {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "this is the workspace itself",
+            ));
+        }
+        let mut dir = Arc::clone(&self.root);
+        for part in parent.split('/').filter(|part| *part != ".") {
+            dir = Arc::new(dir.open_dir_nofollow(part)?);
+        }
+        Ok((dir, name))
     }
 
-    /// As [`Workspace::holder`], with directories made where they are missing.
+    /// The same where directories may be missing, which are not made yet.
     ///
     /// # Errors
-    /// What the system says.
-    pub fn holder_made<'p>(&self, path: &'p str) -> io::Result<(Arc<Dir>, &'p str)> {
-        self.walk(path, |dir, name| match dir.open_dir_nofollow(name) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                match dir.create_dir(name) {
-                    Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
-                    _ => {}
-                }
-                dir.open_dir_nofollow(name)
-            }
-            opened => opened,
-        })
+    /// What the system says; `.` has no holder and is invalid input.
+    pub fn way<'p>(&self, path: &'p str) -> io::Result<Way<'p>> {
+        Way::to(&self.root, path)
     }
 
     /// A resolved path opened for reading. Never waits (for the other end of a FIFO, say).
@@ -272,25 +277,6 @@ impl Workspace {
         }
         let (dir, name) = self.holder(path)?;
         dir.open_dir_nofollow(name).map(Arc::new)
-    }
-
-    fn walk<'p>(
-        &self,
-        path: &'p str,
-        step: impl Fn(&Dir, &str) -> io::Result<Dir>,
-    ) -> io::Result<(Arc<Dir>, &'p str)> {
-        let (parent, name) = split(path);
-        if name == "." {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "this is the workspace itself",
-            ));
-        }
-        let mut dir = Arc::clone(&self.root);
-        for part in parent.split('/').filter(|part| *part != ".") {
-            dir = Arc::new(step(&dir, part)?);
-        }
-        Ok((dir, name))
     }
 
     /// What is at a path whose directories are resolved.

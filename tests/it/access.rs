@@ -222,6 +222,27 @@ async fn edited_arguments_are_judged_before_the_approval_is_taken(db: Db) {
         assert!(text(error, "message").contains(why), "{arguments}: {error:#}");
         assert_eq!(service.get(&run).await.body["status"], "awaiting_approval", "{arguments}");
     }
+    // Nor is it taken for arguments that the tool itself would refuse.
+    let nested = format!("{}{}", "{".repeat(20), "}".repeat(20));
+    let finds = |pattern: &str, glob: &str| json!({"operation": "search", "pattern": pattern, "glob": glob});
+    for (arguments, pointer) in [
+        (json!({"operation": "glob", "pattern": nested}), "/arguments/pattern"),
+        (json!({"operation": "glob", "pattern": "x".repeat(400_000)}), "/arguments/pattern"),
+        (finds("(", "*.md"), "/arguments/pattern"),
+        (finds("x", &nested), "/arguments/glob"),
+        (json!({"operation": "patch", "patch": "no patch"}), "/arguments/patch"),
+        (
+            json!({"operation": "edit", "path": "notes.txt", "old": "a", "new": "a"}),
+            "/arguments/new",
+        ),
+        (json!({"operation": "write", "path": "notes.txt"}), "/arguments"),
+    ] {
+        let refused = service.post(&approve, &json!({"arguments": arguments})).await;
+        assert_eq!(refusal(&refused), (422, "INVALID_INPUTS"), "{:#}", refused.body);
+        assert_eq!(refused.body["errors"][0]["pointer"], pointer, "{:#}", refused.body);
+        assert!(refused.body.to_string().len() < 2_000, "{:.300}", refused.body.to_string());
+        assert_eq!(service.get(&run).await.body["status"], "awaiting_approval", "{pointer}");
+    }
     assert_eq!(file(&service, "secret/key.txt"), "key\n");
     let edited = json!({"arguments": write("notes.txt", "edited\n")});
     assert_eq!(service.post(&approve, &edited).await.status, 200);
@@ -573,6 +594,12 @@ async fn errors_do_not_print_configured_values() {
         ("TOOLLOOP_RUNTIME__LEASE", "sk-hush"),
         ("TOOLLOOP_MODELS__X__KIND", "sk-hush"),
         ("TOOLLOOP_MODELS__OPENAI__BASE_URL", "sk-hush"),
+        ("TOOLLOOP_MODELS__OPENAI__HEADERS", "{ authorization = { bearer = \"sk-hush\" } }"),
+        ("TOOLLOOP_WEBHOOKS__ALLOW", "[\"sk-hush/*\"]"),
+        ("TOOLLOOP_SERVER__CORS_ORIGINS", "[\"sk-hush\"]"),
+        ("TOOLLOOP_SERVER__EXPOSE", "[\"sk-hush\"]"),
+        ("TOOLLOOP_TOOLS__SHELL__ENV", "[\"sk-hush\"]"),
+        ("TOOLLOOP_RUNTIME__QUEUE_WORKERS", "[\"sk-hush\"]"),
     ] {
         let output = command(dir.path()).arg("check").env(variable, value).output().await.unwrap();
         let said = [output.stdout, output.stderr].concat();
@@ -580,17 +607,39 @@ async fn errors_do_not_print_configured_values() {
         assert!(!said.contains("sk-hush"), "{variable}: {said}");
         assert!(!output.status.success() && said.contains(variable), "{variable}: {said}");
     }
-    let service = Setup::new()
-        .agent("broken", "model: sk-live-hush\ninstructions: x\n")
-        .agent("worse", "model: [sk-live-hush]\n")
-        .start(Db::Sqlite)
-        .await;
+    let agent = "model: scripted/hello\nenable_double_confirmation: false\n";
+    let broken = [
+        "model: hush-1234\ninstructions: x\n".to_owned(),
+        "model: [hush-1234]\n".to_owned(),
+        format!("{agent}provider_options: hush-1234\n"),
+        format!("{agent}limits: {{max_attempts: hush-1234}}\n"),
+        format!("{agent}governance: {{autonomy: hush-1234}}\n"),
+        format!("{agent}governance: hush-1234\n"),
+        format!("{agent}tool_choice: hush-1234\n"),
+        format!("{agent}output: {{validator: {{url: 'hush-1234'}}}}\n"),
+        format!("{agent}output: {{validator: {{url: 'ftp://me:hush-1234@x'}}}}\n"),
+        format!("{agent}output: {{validator: {{url: 'http://me:hush-1234@x'}}}}\n"),
+    ];
+    let agents = broken.iter().enumerate();
+    let setup =
+        agents.fold(Setup::new(), |setup, (n, yaml)| setup.agent(&format!("bad-{n}"), yaml));
+    let dir = setup.scenario("hello", "steps: [{text: hi, delay_ms: 'hush-1234'}]").lay_out();
+    let tools = "base_url: http://127.0.0.1:1\nheaders: hush-1234\ntools: []\n";
+    std::fs::create_dir_all(dir.path().join("tools")).unwrap();
+    std::fs::write(dir.path().join("tools/web.yaml"), tools).unwrap();
+    let output = command(dir.path()).arg("check").output().await.unwrap();
+    let said = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+    assert!(!said.contains("hush-1234"), "{said}");
+    for file in ["bad-0.yaml", "bad-9.yaml", "web.yaml", "hello.yaml"] {
+        assert!(said.contains(file), "{file}: {said}");
+    }
+    std::fs::remove_file(dir.path().join("tools/web.yaml")).unwrap(); // no service starts with it
+    let service = Setup::new().start_in(dir, Db::Sqlite).await;
     let ready = answer(service.http.get(service.url("/readyz"))).await.body;
-    assert_eq!(ready["definitions"].as_array().unwrap().len(), 2, "{ready:#}");
-    assert!(
-        !ready.to_string().contains("hush") && ready.to_string().contains("model"),
-        "{ready:#}"
-    );
+    assert!(ready["definitions"].as_array().unwrap().len() >= broken.len(), "{ready:#}");
+    for text in [ready.to_string(), service.log()] {
+        assert!(!text.contains("hush-1234") && text.contains("bad-9"), "{text}");
+    }
 }
 
 #[tokio::test]

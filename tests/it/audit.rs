@@ -22,6 +22,7 @@ use toolloop::store::{self, Closed, Closing};
 use crate::service::{Db, Service, Setup, Signal, command, on_both_stores};
 
 on_both_stores! {
+    what_was_allowed_names_the_rule_and_its_entry,
     the_chain_is_verified_where_it_is_asked_for,
     a_key_wants_every_stretch_signed,
     a_changed_definition_is_recorded,
@@ -114,7 +115,10 @@ async fn the_chain_is_verified_where_it_is_asked_for(db: Db) {
     let blocked = service.get("/v1/audit?decision=blocked").await.body;
     let record = &blocked["data"][0];
     assert_eq!((&record["rule"], &record["pattern"]), (&json!("path"), &json!("secret/**")));
-    assert_eq!(service.get("/v1/audit?rule=path").await.body["data"], blocked["data"]);
+    assert_eq!(
+        service.get("/v1/audit?rule=path&decision=blocked").await.body["data"],
+        blocked["data"]
+    );
     let hash = record["definition_hash"].as_str().unwrap();
     assert_eq!(hash, service.get("/v1/agents/reader").await.body["hash"].as_str().unwrap());
     assert!(record["result_bytes"].is_null(), "{record:#}");
@@ -271,4 +275,58 @@ async fn a_chain_that_is_replaced_under_a_service_is_not_signed(db: Db) {
     let (code, said) = toolloop(&service, &["audit", "verify"]).await;
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("stretch 1: it was closed 2 times"), "{said}");
+}
+
+/// A parked call that is approved keeps the rule that asked, and a call of a child is the child's.
+async fn what_was_allowed_names_the_rule_and_its_entry(db: Db) {
+    let agent = "
+model: scripted/worker
+tools: ['file_*', 'recall', 'agent:reader']
+memory: {}
+enable_double_confirmation: false
+governance:
+  autonomy: full
+  tool_policies: {'rec*': allow}
+  paths: {read: [notes.txt, 'in/**'], write: ['out/**']}
+";
+    let scenario = r#"
+steps:
+  - tool_calls: [{tool: file_ops, arguments: {operation: read, path: notes.txt}}]
+  - tool_calls: [{tool: file_ops, arguments: {operation: write, path: out/a, content: x}}]
+  - tool_calls: [{tool: recall, arguments: {query: x}}]
+  - tool_calls: [{tool: 'agent:reader', arguments: {}}]
+  - tool_calls: [{tool: file_ops, arguments: {operation: read, path: other.txt}}]
+  - text: done
+"#;
+    let service = Setup::new()
+        .agent("worker", agent)
+        .scenario("worker", scenario)
+        .agent("reader", READER)
+        .scenario("reader", READS)
+        .file("notes.txt", "seventeen\n")
+        .start(db)
+        .await;
+    let run = service.run("worker", &json!({})).await;
+    assert_eq!(run["status"], "completed", "{run:#}");
+    let path = format!("/v1/audit?run_id={}", run["run_id"].as_str().unwrap());
+    let audit = service.get(&path).await.body;
+    let told = |record: &Value| {
+        json!([record["tool"], record["decision"], record["rule"], record["pattern"]])
+    };
+    let records: Vec<Value> = audit["data"].as_array().unwrap().iter().rev().map(told).collect();
+    assert_eq!(
+        json!(records),
+        json!([
+            ["file_ops", "allowed", "path", "notes.txt"],
+            ["file_ops", "allowed", "path", "out/**"],
+            ["recall", "allowed", "tool_policy", "rec*"],
+            ["agent:reader", "allowed", "tools", "agent:reader"],
+            ["file_ops", "blocked", "path", null],
+        ]),
+        "{audit:#}"
+    );
+    for (rule, count) in [("path", 3), ("tool_policy", 1), ("tools", 1), ("none", 0)] {
+        let found = service.get(&format!("{path}&rule={rule}")).await.body;
+        assert_eq!(found["data"].as_array().unwrap().len(), count, "{rule}: {found:#}");
+    }
 }

@@ -467,6 +467,38 @@ async fn broken_bodies_are_refused(db: Db) {
     assert_eq!(put(&service, "/v1/agents/shared/files/in/x", &encoded, b"x").await.status, 415);
 }
 
+/// Hashing it would take minutes.
+#[tokio::test]
+async fn a_large_file_has_a_weak_tag() {
+    let service = setup().start(Db::Sqlite).await;
+    let url = "/v1/agents/shared/files/in/large";
+    assert_eq!(put(&service, url, &[], b"abc").await.status, 201);
+    let path = service.dir.path().join("workspace/default/shared/in/large");
+    let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+    file.set_len(100 << 30).unwrap();
+    let looked = tokio::time::timeout(std::time::Duration::from_secs(60), async {
+        let head = ask(&service, Method::HEAD, url, &[], b"").await;
+        assert_eq!(head.status, 200);
+        let tag = head.headers["etag"].to_str().unwrap().to_owned();
+        assert!(tag.starts_with("W/\""), "{tag}");
+        let known = [("if-none-match", tag.as_str())];
+        assert_eq!(ask(&service, Method::GET, url, &known, b"").await.status, 304);
+        let part = ask(&service, Method::GET, url, &[("range", "bytes=0-3")], b"").await;
+        assert_eq!((part.status, &part.bytes[..]), (206, &b"abc\0"[..]));
+        let known = [("if-match", tag.as_str())];
+        assert_eq!(ask(&service, Method::DELETE, url, &known, b"").await.status, 412);
+        let listed = get(&service, "/v1/agents/shared/files?prefix=in/large").await.json();
+        assert_eq!(listed["data"][0]["etag"], Value::Null, "{listed:#}");
+        file.set_len(101 << 30).unwrap();
+        let head = ask(&service, Method::HEAD, url, &[], b"").await;
+        assert_ne!(head.headers["etag"], tag.as_str());
+        file.set_len(3).unwrap();
+        let small = ask(&service, Method::HEAD, url, &[], b"").await;
+        assert!(!small.headers["etag"].to_str().unwrap().starts_with("W/"));
+    });
+    looked.await.expect("the file is hashed");
+}
+
 #[tokio::test]
 async fn a_workspace_holds_no_more_than_its_quota() {
     let limits =

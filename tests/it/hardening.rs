@@ -368,6 +368,60 @@ async fn clients_beyond_max_connections_are_served_probes_only() {
 }
 
 #[tokio::test]
+async fn probes_are_answered_however_many_connections_strangers_hold() {
+    const STRANGERS: usize = 1500;
+    let service = start("[server]\nmax_connections = 4").await;
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
+    let mut held = Vec::with_capacity(STRANGERS);
+    let probed = async {
+        for n in 0..STRANGERS {
+            let said =
+                ["", "GET /healthz HTTP/1.1\r\nHost: x\r\nX-Half", "PRI * HTTP/2.0\r\n\r\nSM"];
+            held.push(send(&service, said[n % said.len()]).await);
+        }
+        for path in ["/healthz", "/readyz", "/v1/runs"] {
+            let answer = one_answer(&mut send(&service, get(path)).await).await;
+            let refused = path == "/v1/runs";
+            assert_eq!(answer.status, if refused { 503 } else { 200 }, "{path}: {answer:?}");
+            assert_eq!(answer.headers["connection"], "close");
+            assert_eq!(answer.body["code"] == "OVERLOADED", refused, "{answer:?}");
+        }
+        // Nor does a body that never comes keep one.
+        let head = "POST /v1/keys HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n";
+        for _ in 0..STRANGERS {
+            held.push(send(&service, head).await);
+        }
+        let answer = one_answer(&mut send(&service, get("/healthz")).await).await;
+        assert_eq!(answer.status, 200);
+    };
+    timeout(AT_MOST, probed).await.expect("the probes wait for the strangers");
+}
+
+#[tokio::test]
+async fn a_request_names_one_host() {
+    let service = start("").await;
+    for (version, hosts, status) in [
+        ("1.1", "Host: x\r\n", 200),
+        ("1.1", "Host:\r\n", 200),
+        ("1.1", "Host: [::1]:80\r\n", 200),
+        ("1.1", "", 400),
+        ("1.1", "Host: x\r\nHost: x\r\n", 400),
+        ("1.1", "Host: x\r\nhost: y\r\n", 400),
+        ("1.1", "Host: x, y\r\n", 400),
+        ("1.1", "Host: a@x\r\n", 400),
+        ("1.0", "Host: x\r\n", 200),
+        ("1.0", "", 200),
+        ("1.0", "Host: x\r\nHost: y\r\n", 400),
+    ] {
+        let request = format!("GET /healthz HTTP/{version}\r\n{hosts}\r\n");
+        let answer = one_answer(&mut send(&service, request).await).await;
+        assert_eq!(answer.status, status, "HTTP/{version} {hosts:?}: {answer:?}");
+        assert_eq!(answer.body["code"] == "INVALID_PARAMETER", status == 400, "{answer:?}");
+    }
+}
+
+#[tokio::test]
 async fn ten_thousand_idle_connections_do_not_affect_other_clients() {
     let service = start("[server]\nheader_timeout = \"10m\"\nidle_timeout = \"10m\"").await;
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);

@@ -4,11 +4,11 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use reqwest::StatusCode;
+use reqwest::{Method, StatusCode};
 use serde_json::{Map, Value, json};
 
 use crate::mock_model::{MockModel, Reply};
-use crate::service::{Db, Service, Setup, on_both_stores};
+use crate::service::{Db, Service, Setup, answer, on_both_stores};
 
 on_both_stores! {
     a_body_holds_a_bounded_number_of_values,
@@ -19,6 +19,7 @@ on_both_stores! {
     globs_and_patterns_of_a_model_are_answered,
     replacing_everything_has_a_bounded_result_and_counts_every_line,
     every_directory_that_is_made_counts,
+    what_a_quota_refuses_leaves_no_directory,
     refusals_repeat_little_of_what_was_sent,
     absurd_usage_is_counted_within_reason,
     a_run_that_looks_full_of_secrets_is_served,
@@ -261,6 +262,83 @@ async fn every_directory_that_is_made_counts(db: Db) {
     let path = format!("/v1/runs/{}", run["run_id"].as_str().unwrap());
     let used = service.get(&path).await.body["budget"]["used"].clone();
     assert_eq!(used["files_modified"], 3, "{used:#}");
+
+    // So do those that another operation makes on its way, and a refused one makes none.
+    let deep = |name: &str| format!("{name}/{}x", "d/".repeat(1_000));
+    let patch = format!("--- /dev/null\n+++ b/{}\n@@ -0,0 +1 @@\n+x\n", deep("p"));
+    let there = json!({"operation": "write", "path": "f", "content": "x"});
+    for (deep_call, few, counted) in [
+        (
+            json!({"operation": "write", "path": deep("w"), "content": "x"}),
+            json!({"operation": "write", "path": "a/b/c", "content": "x"}),
+            4,
+        ),
+        (
+            json!({"operation": "append", "path": deep("n"), "content": "x"}),
+            json!({"operation": "append", "path": "a/b/c", "content": "x"}),
+            4,
+        ),
+        (
+            json!({"operation": "move", "path": "f", "to": deep("m")}),
+            json!({"operation": "mkdir", "path": "a/b/c"}),
+            4,
+        ),
+        (
+            json!({"operation": "patch", "patch": patch}),
+            json!({"operation": "patch", "patch": "--- /dev/null\n+++ b/a/b/c\n@@ -0,0 +1 @@\n+x\n--- /dev/null\n+++ b/a/b/d\n@@ -0,0 +1 @@\n+x\n"}),
+            5,
+        ),
+    ] {
+        let steps = [&there, &few, &deep_call].map(call).concat();
+        let service = guide(&format!("{steps}  - text: done\n")).start(db).await;
+        let run = service.run("guide", &json!({})).await;
+        assert_eq!(run["termination_reason"], "budget_exceeded", "{deep_call:.80}: {run:#}");
+        let path = format!("/v1/runs/{}", run["run_id"].as_str().unwrap());
+        let used = service.get(&path).await.body["budget"]["used"].clone();
+        assert_eq!(used["files_modified"], counted, "{used:#}");
+        assert_eq!(in_workspace(&service), ["a", "f"], "{deep_call:.80}");
+    }
+}
+
+/// What lies in the workspace itself.
+fn in_workspace(service: &Service) -> Vec<String> {
+    let there = std::fs::read_dir(service.dir.path().join("workspace/default")).unwrap();
+    let mut names: Vec<String> =
+        there.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+async fn what_a_quota_refuses_leaves_no_directory(db: Db) {
+    let deep = |name: &str| format!("{name}/{}x", "d/".repeat(12));
+    let patch = format!("--- /dev/null\n+++ b/{}\n@@ -0,0 +1 @@\n+x\n", deep("p"));
+    let calls = [
+        json!({"operation": "write", "path": "f", "content": "x"}),
+        json!({"operation": "mkdir", "path": deep("k")}),
+        json!({"operation": "write", "path": deep("w"), "content": "x"}),
+        json!({"operation": "append", "path": deep("n"), "content": "x"}),
+        json!({"operation": "move", "path": "f", "to": deep("m")}),
+        json!({"operation": "patch", "patch": patch}),
+        json!({"operation": "write", "path": "a/b/large", "content": "x".repeat(2_000)}),
+        json!({"operation": "mkdir", "path": "fits/in"}),
+    ];
+    let steps = calls.each_ref().map(call).concat();
+    let config = "[tools.file_ops]\nworkspace_files = 10\nmax_file = \"1KiB\"";
+    let service = guide(&format!("{steps}  - text: done\n")).config(config).start(db).await;
+    let run = service.run("guide", &json!({})).await;
+    assert_eq!(run["status"], "completed", "{run:#}");
+    let results = results_of(&service, &run).await;
+    for refused in &results[1..6] {
+        assert!(refused.contains("files and directories; at most 10"), "{results:#?}");
+    }
+    assert!(results[6].contains("at most 1024"), "{results:#?}");
+    assert_eq!(in_workspace(&service), ["f", "fits"], "{results:#?}");
+
+    let files = format!("/v1/runs/{}/files/", run["run_id"].as_str().unwrap());
+    let put = service.request(Method::PUT, &format!("{files}{}", deep("u")));
+    let refused = answer(put.body("x")).await;
+    assert_eq!(refused.status, StatusCode::PAYLOAD_TOO_LARGE, "{:#}", refused.body);
+    assert_eq!(in_workspace(&service), ["f", "fits"]);
 }
 
 async fn refusals_repeat_little_of_what_was_sent(db: Db) {

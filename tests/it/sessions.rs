@@ -24,6 +24,7 @@ on_both_stores! {
     the_same_request_is_no_rival_of_itself,
     a_session_belongs_to_its_agent_and_its_tenant,
     a_session_is_shown_and_deleted,
+    a_session_of_large_messages_is_shown_within_bounds,
 }
 
 const CHAT: &str = "
@@ -496,4 +497,44 @@ async fn a_session_is_shown_and_deleted(db: Db) {
     }
     let run = service.run("chat", &said("3", "ticket/42 ü")).await;
     assert_eq!(loaded(&service, &run).await, None);
+}
+
+async fn a_session_of_large_messages_is_shown_within_bounds(db: Db) {
+    const RUNS: usize = 16;
+    let steps = "steps: [{text: \"{{ 'y' * 600000 }}\"}]";
+    let service = setup()
+        .agent("loud", &CHAT.replace("chat", "loud"))
+        .scenario("loud", steps)
+        .start(db)
+        .await;
+    for number in 0..RUNS {
+        let body = said(&number.to_string(), "large");
+        let run = service.run("loud", &with(body, "inputs", json!({"say": number}))).await;
+        assert_eq!(run["status"], "completed", "{run:#}");
+    }
+    let session = service.get("/v1/sessions/large").await.body;
+    assert_eq!(session["runs"].as_array().unwrap().len(), RUNS);
+    let shown = session["messages"].as_array().unwrap();
+    let left_out = usize::try_from(session["runs_without_messages"].as_u64().unwrap()).unwrap();
+    assert!((2..RUNS).contains(&left_out), "{left_out}");
+    assert_eq!(shown.len(), (RUNS - left_out) * 2, "the newest are shown");
+    assert_eq!(shown[shown.len() - 2]["content"], format!("{{\"say\":{}}}", RUNS - 1));
+
+    let (mut all, mut cursor, mut pages) = (Vec::new(), String::new(), 0);
+    loop {
+        let page = format!("/v1/sessions/large/messages?limit=200{cursor}");
+        let page = service.get(&page).await.body;
+        pages += 1;
+        for message in page["data"].as_array().unwrap() {
+            all.push((message["run_id"].clone(), message["role"].clone()));
+        }
+        let Some(next) = page["next_cursor"].as_str() else { break };
+        cursor = format!("&cursor={next}");
+    }
+    assert!(pages > 1, "{pages}");
+    let runs = session["runs"].as_array().unwrap().iter();
+    let expected: Vec<(Value, Value)> = runs
+        .flat_map(|run| ["user", "assistant"].map(|role| (run["run_id"].clone(), json!(role))))
+        .collect();
+    assert_eq!(all, expected, "each once and in order");
 }

@@ -533,6 +533,6 @@ async fn the_audit_log_tells(service: &Service, run: &Value) {
     assert_eq!(*request, expected, "without the query");
     let allowed = of("127.0.0.2", "allowed");
     assert_eq!(allowed.len(), 3, "{audit:#}");
-    assert!(allowed.iter().all(|it| it["rule"] == "none" && it["outcome"] == "succeeded"));
+    assert!(allowed.iter().all(|it| it["rule"] == "network" && it["outcome"] == "succeeded"));
     assert_eq!(of("127.0.0.2", "blocked").len(), 2, "{audit:#}");
 }

@@ -90,7 +90,7 @@ fn check_reflection(d: &Definition, output: &OutputSection, reflection: &Reflect
 }
 
 fn check_url(key: &str, text: &str) -> Check {
-    let wrong = |why: &str| Err(DefinitionError::at(key, format!("{text:?} {why}")));
+    let wrong = |why: &str| Err(DefinitionError::at(key, why));
     let Ok(url) = Url::parse(text) else { return wrong("is not a URL") };
     if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none() {
         return wrong("does not begin with http:// or https:// and a host");

@@ -221,6 +221,7 @@ fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
                 codes.push(Code::FileConflict);
             }
         }
+        Some("list_runs") => codes.push(Code::Overloaded),
         Some("redeliver_webhook") => codes.push(Code::WebhooksDisabled),
         Some("delete_session") => codes.push(Code::SessionBusy),
         Some("revoke_key") => codes.push(Code::ProtectedKey),

@@ -20,7 +20,7 @@ use uuid::Uuid;
 use super::key_cache::Auth;
 use super::metrics::{method_label, route_label};
 use super::open_requests::Counted;
-use super::origin::check_local;
+use super::origin::{check_host, check_local};
 use super::outgoing;
 use super::outgoing::X_RUN_ID;
 use super::problem::{Code, Problem};
@@ -113,13 +113,15 @@ pub(crate) async fn edge(State(app): State<App>, mut request: Request, next: Nex
 
 /// Rejects request heads that are too large (the server's own limits are higher, so that the client
 /// gets a problem document instead of a bare 431), requests on connections that are reserved for
-/// probes, and those of foreign pages where there is no authentication.
+/// probes, those that do not say whom they mean, and those of foreign pages where there is no
+/// authentication.
 fn check_head(app: &App, request: &Request) -> Result<(), Problem> {
     let is_reserved = request.extensions().get::<Reserved>().is_some();
     if is_reserved && !PROBES.contains(&request.uri().path()) {
         let detail = "The service has as many connections as it can take.";
         return Err(Problem::new(Code::Overloaded, detail));
     }
+    check_host(request.version(), request.headers())?;
     if matches!(app.auth, Auth::None) {
         check_local(request.uri(), request.headers(), &app.settings.cors)?;
     }

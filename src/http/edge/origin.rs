@@ -9,12 +9,28 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use axum::http::header::{HOST, ORIGIN};
 use axum::http::uri::Authority;
-use axum::http::{HeaderMap, HeaderName, Uri};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Uri, Version};
 
 use super::cors::CorsOrigins;
 use super::problem::{Code, Problem};
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+
+/// Refuses a request that names no host or several ones (RFC 9112, section 3.2): what stands before the
+/// service could have taken it for another one's.
+pub(super) fn check_host(version: Version, headers: &HeaderMap) -> Result<(), Problem> {
+    let mut named = headers.get_all(HOST).iter();
+    let is_host = |host: &HeaderValue| {
+        let host = host.to_str().unwrap_or("@");
+        host.is_empty() || host.parse::<Authority>().is_ok_and(|_| !host.contains('@'))
+    };
+    let is_needed = version == Version::HTTP_11;
+    let is_one = named.next().map_or(!is_needed, is_host) && named.next().is_none();
+    if is_one {
+        return Ok(());
+    }
+    Err(Problem::new(Code::InvalidParameter, "The request must have one header Host, with a host."))
+}
 
 /// Refuses a request for another host than a loopback one, and one of a page of another origin that
 /// is not listed.

@@ -1,12 +1,13 @@
 //! The HTTP server: accepts connections, bounds their number, size and time, and closes them.
 //!
 //! HTTP/1.1 and HTTP/2 without TLS, detected from the first bytes. Beyond `max_connections`, a few
-//! connections are reserved for probes; other requests on them are refused at once, and no client
-//! keeps one for long. When the process has no file descriptors left, clients wait in the kernel's
+//! connections are reserved for probes; other requests on them are refused at once, and a client that
+//! says nothing loses its one to the next ([`reserve`]). When the process has no file descriptors left, clients wait in the kernel's
 //! accept queue. A client that is too slow to send a request head or to read its response loses its
 //! connection ([`timing`], [`stall`]); the time to send a body is bounded by [`super::extract`]. The
 //! limits on a request head are enforced by [`super::layer`], which can explain the error.
 
+mod reserve;
 mod response_body;
 mod stall;
 mod timing;
@@ -22,8 +23,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::header::CONNECTION;
-use axum::http::{HeaderValue, Request, Version};
+use axum::http::Request;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -35,6 +35,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tower::Service;
 
+use self::reserve::{Eviction, Reserve, ReservedPlace};
 use self::response_body::ResponseBody;
 use self::stall::{Socket, Streams};
 use self::timing::{ConnectionTiming, OpenRequest};
@@ -60,9 +61,7 @@ const REMINDER: Duration = Duration::from_mins(1);
 /// File descriptors that are reserved for the store, files and model calls.
 const RESERVED_FILES: u64 = 256;
 
-/// Connections that are accepted while `max_connections` are open, to answer probes.
-const RESERVE: usize = 16;
-/// Time to send the head of a request on one of them, and until the next one.
+/// Time to send the head of a request on a reserved connection, and until the next one.
 const RESERVED_PAUSE: Duration = Duration::from_secs(1);
 /// How long each of them is open at most.
 const RESERVED_TIME: Duration = Duration::from_secs(5);
@@ -76,9 +75,9 @@ pub(super) struct Peer(pub(super) IpAddr);
 pub(super) struct Reserved;
 
 /// A connection's right to be open.
-struct Slot {
-    _permit: OwnedSemaphorePermit,
-    is_reserved: bool,
+enum Slot {
+    Regular(OwnedSemaphorePermit),
+    Reserved(ReservedPlace),
 }
 
 /// Timeouts and the connection limit.
@@ -152,24 +151,20 @@ fn protocols(limits: &Limits) -> auto::Builder<Streams> {
 
 async fn accept(listener: TcpListener, server: &Arc<Server>, slots: &Arc<Semaphore>) -> Infallible {
     let (mut full, mut failing) = (Reminder::default(), Reminder::default());
-    let reserve = Arc::new(Semaphore::new(RESERVE));
+    let reserve = Reserve::new();
     loop {
-        if slots.available_permits() == 0 && full.is_due() {
-            tracing::warn!("server.max_connections is reached; new connections serve only probes");
-        }
-        let slot = tokio::select! {
-            biased;
-            slot = Arc::clone(slots).acquire_owned() => slot.map(|slot| (slot, false)),
-            slot = Arc::clone(&reserve).acquire_owned() => slot.map(|slot| (slot, true)),
-        };
-        let Ok((mut permit, mut is_reserved)) = slot else { return pending().await };
         match listener.accept().await {
             Ok((stream, client)) => {
-                // Until the client came, a regular one may have become free.
-                if let (true, Ok(regular)) = (is_reserved, Arc::clone(slots).try_acquire_owned()) {
-                    (permit, is_reserved) = (regular, false);
-                }
-                let slot = Slot { _permit: permit, is_reserved };
+                let slot = if let Ok(permit) = Arc::clone(slots).try_acquire_owned() {
+                    Slot::Regular(permit)
+                } else {
+                    if full.is_due() {
+                        tracing::warn!(
+                            "server.max_connections is reached; new connections serve only probes"
+                        );
+                    }
+                    Slot::Reserved(reserve.place().await)
+                };
                 let peer = Peer(client.ip().to_canonical());
                 drop(tokio::spawn(connection(Arc::clone(server), stream, peer, slot)));
             }
@@ -191,27 +186,38 @@ fn gave_up(error: &std::io::Error) -> bool {
 }
 
 async fn connection(server: Arc<Server>, stream: TcpStream, peer: Peer, slot: Slot) {
-    if !slot.is_reserved {
-        return serve_connection(&server, stream, peer, server.limits, false).await;
-    }
+    let place = match slot {
+        Slot::Regular(_permit) => {
+            return serve_connection(&server, stream, peer, server.limits, None).await;
+        }
+        Slot::Reserved(place) => place,
+    };
     let limits = Limits {
         header_timeout: server.limits.header_timeout.min(RESERVED_PAUSE),
         idle_timeout: server.limits.idle_timeout.min(RESERVED_PAUSE),
         ..server.limits
     };
-    let serving = serve_connection(&server, stream, peer, limits, true);
-    let _ = tokio::time::timeout(RESERVED_TIME, serving).await;
+    let eviction = &*place.eviction;
+    tokio::select! {
+        biased;
+        () = eviction.now.cancelled() => {}
+        () = serve_connection(&server, stream, peer, limits, Some(eviction)) => {}
+        () = tokio::time::sleep(RESERVED_TIME) => {}
+    }
 }
 
+/// Serves a connection until it ends; one that is reserved for probes, until it has to make room.
 async fn serve_connection(
     server: &Server,
     stream: TcpStream,
     peer: Peer,
     limits: Limits,
-    is_reserved: bool,
+    eviction: Option<&Eviction>,
 ) {
     let _ = stream.set_nodelay(true);
-    let timing = Arc::new(ConnectionTiming::new());
+    let is_reserved = eviction.is_some();
+    let timing =
+        eviction.map_or_else(|| Arc::new(ConnectionTiming::new()), |own| Arc::clone(&own.timing));
     let socket =
         TokioIo::new(Socket::new(stream, Arc::clone(&timing), server.limits.write_timeout));
     let service = service_fn(|mut request: Request<Incoming>| {
@@ -225,17 +231,24 @@ async fn serve_connection(
         let timing = Arc::clone(&timing);
         async move {
             let mut response = answer.await?;
-            unread.drain_or_close(&mut response, &timing).await;
-            if is_reserved && response.version() <= Version::HTTP_11 {
-                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            if is_reserved {
+                unread.close(&mut response, &timing);
+            } else {
+                unread.drain_or_close(&mut response, &timing).await;
             }
             Ok::<_, Infallible>(response.map(|body| ResponseBody::new(body, open)))
         }
     });
     let mut protocol = pin!(server.protocols.serve_connection(socket, service));
     let mut closing = pin!(server.closing.cancelled());
+    let mut evicted = pin!(async {
+        match eviction {
+            Some(eviction) => eviction.when_idle.cancelled().await,
+            None => pending().await,
+        }
+    });
     let mut timer = pin!(tokio::time::sleep(limits.header_timeout));
-    let mut is_closing = false;
+    let (mut is_closing, mut is_evicted) = (false, false);
     let ended = poll_fn(|context| {
         if !is_closing && closing.as_mut().poll(context).is_ready() {
             is_closing = true;
@@ -244,6 +257,10 @@ async fn serve_connection(
         loop {
             if let Poll::Ready(ended) = protocol.as_mut().poll(context) {
                 return Poll::Ready(ended.map_err(|error| error.to_string()));
+            }
+            is_evicted = is_evicted || evicted.as_mut().poll(context).is_ready();
+            if is_evicted && !timing.is_answering() {
+                return Poll::Ready(Err("it made room for another one".to_owned()));
             }
             // Reset the timer only if it fires too late; otherwise when it has fired.
             let deadline = timing.deadline(&limits);

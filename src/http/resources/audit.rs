@@ -40,10 +40,12 @@ pub(crate) struct AuditView {
     /// The tool's name; null without a call.
     #[schema(example = "file_ops")]
     tool: Option<String>,
-    /// The policy rule that decided; null without a call.
+    /// The policy rule that decided; null without a call. Of what was allowed, the rule with the entry
+    /// that allows it: `command`, `network`, `path` or `tool_policy`, else `tools` (or `client_tools`),
+    /// which offered the tool.
     #[schema(example = "path")]
     rule: Option<String>,
-    /// The pattern of that rule which decided, if it was one.
+    /// The pattern or entry of that rule which decided, if it was one.
     #[schema(example = "secret/**")]
     pattern: Option<String>,
     /// The hash of the definition that the run executes; null without a run.
@@ -105,7 +107,7 @@ impl From<AuditRow> for AuditView {
         ("action" = Option<AuditActionWord>, Query, description = "Records of this kind."),
         ("run_id" = Option<Uuid>, Query, description = "Records of this run."),
         ("tool" = Option<String>, Query, description = "Calls of this tool."),
-        ("rule" = Option<String>, Query, description = "Calls on which this rule decided; `none`: no rule objected.", example = "path"),
+        ("rule" = Option<String>, Query, description = "Calls on which this rule decided, those that it allowed included.", example = "path"),
         ("decision" = Option<Decision>, Query, description = "Records with this decision."),
         ("subject" = Option<String>, Query, description = "Records of this key id or token subject."),
         ("outcome" = Option<CallOutcome>, Query, description = "Records with this outcome."),

@@ -41,7 +41,7 @@ use crate::http::edge::problem::{Code, Problem};
 use crate::http::state::App;
 use crate::run::Caller;
 use crate::runtime::Files;
-use crate::tools::stored_files::{ListedFile, OpenedFile};
+use crate::tools::stored_files::{ListedFile, MAX_HASHED_FILE, OpenedFile};
 
 const CHUNK: usize = 64 << 10;
 
@@ -234,7 +234,7 @@ macro_rules! files_of {
         #[utoipa::path(
             get, path = $file, tag = $tag, security(("bearer" = ["files:read"])),
             summary = concat!("Get a file of ", $what),
-            description = "Its content, or a range of it; `HEAD` answers the headers alone. `If-None-Match` answers 304 while the file is the same, `If-Match` 412 once it is another one.",
+            description = "Its content, or a range of it; `HEAD` answers the headers alone. `If-None-Match` answers 304 while the file is the same, `If-Match` 412 once it is another one. A file above 64 MiB has a weak entity tag, of its size, times and place, which `If-Match` never finds.",
             params(
                 ($id = $kind, Path, description = $about),
                 ("path" = String, Path, description = "The file's path in the workspace."),
@@ -244,7 +244,7 @@ macro_rules! files_of {
             ),
             responses(
                 (status = 200, description = "The content.", content((inline(Bytes) = "application/octet-stream"), (inline(Bytes) = "*/*")),
-                    headers(("etag" = String, description = "The quoted SHA-256 of the content."))),
+                    headers(("etag" = String, description = "The quoted SHA-256 of the content; a weak tag above 64 MiB."))),
                 (status = 206, description = "A range of it.", content((inline(Bytes) = "application/octet-stream"), (inline(Bytes) = "*/*"))),
                 (status = 304, description = "The client has it already."),
             ),
@@ -273,9 +273,9 @@ macro_rules! files_of {
             request_body(content = inline(Bytes), content_type = "application/octet-stream", description = "The content."),
             responses(
                 (status = 201, description = "The file is new.",
-                    headers(("etag" = String, description = "The quoted SHA-256 of the content."), ("location" = String, description = "The URL of the file."))),
+                    headers(("etag" = String, description = "The quoted SHA-256 of the content; absent above 64 MiB."), ("location" = String, description = "The URL of the file."))),
                 (status = 204, description = "The file was replaced.",
-                    headers(("etag" = String, description = "The quoted SHA-256 of the content."))),
+                    headers(("etag" = String, description = "The quoted SHA-256 of the content; absent above 64 MiB."))),
             ),
         )]
         pub(crate) async fn $put(
@@ -412,7 +412,8 @@ async fn put(
     let status = if is_new { StatusCode::CREATED } else { StatusCode::NO_CONTENT };
     let mut response = status.into_response();
     let headers = response.headers_mut();
-    add(headers, ETAG, Some(file.etag));
+    // The tag of a larger one is not that of what was sent.
+    add(headers, ETAG, (file.size <= MAX_HASHED_FILE).then_some(file.etag));
     add(headers, LOCATION, is_new.then(|| owner.url(&path)));
     Ok(response)
 }

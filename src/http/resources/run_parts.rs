@@ -271,6 +271,12 @@ impl Message {
     pub(crate) fn result_of(&self) -> Option<Uuid> {
         self.tool_call_id
     }
+
+    /// Bytes, about.
+    pub(crate) fn size(&self) -> usize {
+        let arguments = self.tool_calls.iter().map(|call| call.arguments.to_string().len());
+        self.content.len() + arguments.sum::<usize>()
+    }
 }
 
 /// A tool call in a message.

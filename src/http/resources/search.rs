@@ -4,17 +4,23 @@
 //! at [`RUNS`] runs at most, or for [`PATIENCE`], and its cursor goes on from there. The database
 //! finds what may match, in what is stored; what matches is decided here, in what is served, so that
 //! no secret can be found out by searching for it.
+//!
+//! A search holds a connection to the database for long, so that few are made at the same time, and
+//! no tenant makes all of them.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Weak};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde_json::Value;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
 use super::page::time_cursor;
 use super::redacted;
 use crate::http::edge::extract::invalid_parameter;
-use crate::http::edge::problem::Problem;
+use crate::http::edge::problem::{Code, Problem};
 use crate::http::state::App;
 use crate::store::{Page, RunCursor, RunFilter, RunRecord};
 
@@ -28,6 +34,44 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const NARROWING: usize = 4;
 /// Words that are looked for.
 const MAX_WORDS: usize = 64;
+
+/// Searches at the same time; with SQLite, one of its four connections that read is left for others.
+const PLACES: usize = 3;
+/// Those of one tenant.
+const OF_A_TENANT: usize = 2;
+/// How long a search waits for its turn.
+const TURN: Duration = Duration::from_secs(5);
+
+static SEARCHING: Semaphore = Semaphore::const_new(PLACES);
+/// By tenant, while one searches or waits.
+static TENANTS: LazyLock<Mutex<HashMap<String, Weak<Semaphore>>>> = LazyLock::new(Mutex::default);
+
+/// A search's turn.
+struct Turn {
+    _place: SemaphorePermit<'static>,
+    _of_tenant: OwnedSemaphorePermit,
+}
+
+/// Waits for a turn, those of the same tenant first among themselves.
+async fn turn(tenant: &str) -> Result<Turn, Problem> {
+    let own = {
+        let mut tenants = TENANTS.lock();
+        let own = tenants.get(tenant).and_then(Weak::upgrade).unwrap_or_else(|| {
+            tenants.retain(|_, searching| searching.strong_count() > 0);
+            Arc::new(Semaphore::new(OF_A_TENANT))
+        });
+        tenants.insert(tenant.to_owned(), Arc::downgrade(&own));
+        own
+    };
+    let both = async {
+        let of_tenant = own.acquire_owned().await.ok()?;
+        Some(Turn { _place: SEARCHING.acquire().await.ok()?, _of_tenant: of_tenant })
+    };
+    let turn = tokio::time::timeout(TURN, both).await.ok().flatten();
+    turn.ok_or_else(|| {
+        Problem::new(Code::Overloaded, "Too many searches through runs are made at the moment.")
+    })
+}
 
 /// What a search found.
 #[derive(Default)]
@@ -52,6 +96,7 @@ pub(crate) async fn search(
     if words.len() > MAX_WORDS {
         return Err(invalid_parameter("q", &format!("has more than {MAX_WORDS} words")));
     }
+    let _turn = turn(tenant).await?;
     let words: Arc<[String]> = words.into();
     let mut longest: Vec<&str> = words.iter().map(String::as_str).collect();
     longest.sort_by_key(|word| std::cmp::Reverse(word.len()));
@@ -128,6 +173,21 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn no_tenant_has_all_turns_and_who_waits_for_long_is_refused() {
+        let (first, second) = (turn("a").await.unwrap(), turn("a").await.unwrap());
+        let refused = turn("a").await.err().unwrap();
+        assert_eq!(refused.code(), Code::Overloaded);
+        let other = turn("b").await.unwrap();
+        assert!(turn("c").await.is_err());
+        drop(first);
+        let third = turn("c").await.unwrap();
+        assert!(turn("a").await.is_err());
+        drop((second, third, other));
+        drop(turn("a").await.unwrap());
+        assert!(TENANTS.lock().len() <= 3);
+    }
 
     #[test]
     fn texts_and_numbers_are_searched_and_names_are_not() {

@@ -2,7 +2,8 @@
 //! of the event that brought it.
 //!
 //! Messages are told from the journals of the session's runs, oldest first. A cursor is a place in
-//! one run, so that a page costs the journals that it shows, however long the session is.
+//! one run, so that a page costs the journals that it shows, however long the session is. A page of
+//! large messages has fewer of them.
 
 use std::collections::HashMap;
 
@@ -15,6 +16,7 @@ use uuid::Uuid;
 
 use super::page::{LISTS, ListParams, Listing, by_time_and, time_cursor};
 use super::run_parts::{Message, messages_of};
+use super::sessions::MAX_JOURNALS;
 use crate::event::Event;
 use crate::http::edge::auth::{Scoped, SessionsRead};
 use crate::http::edge::extract::{Name, Params};
@@ -23,8 +25,10 @@ use crate::http::state::{App, Shared};
 use crate::runtime::{TurnSource, own_turns, turn_sources};
 use crate::store::{Page, RunCursor};
 
-/// How many journals are read in one query.
+/// How many runs are looked at in one query.
 const CHUNK: u32 = 8;
+/// Bytes of messages behind which a page ends.
+const MAX_PAGE: usize = 4 << 20;
 
 /// A message of a session.
 #[derive(Debug, Serialize, ToSchema)]
@@ -59,8 +63,7 @@ pub(crate) async fn list_session_messages(
     if app.store.session(&caller.tenant, &id, 0).await?.is_none() {
         return Err(Problem::not_found("session"));
     }
-    let rows = messages_from(&app, &caller.tenant, &id, &page).await?;
-    Ok(Json(Listing::of(rows, &page, |(cursor, _)| cursor.clone(), |(_, message)| message)))
+    Ok(Json(messages_from(&app, &caller.tenant, &id, &page).await?))
 }
 
 /// A message of a run, by its number.
@@ -77,19 +80,31 @@ impl Place {
     }
 }
 
-/// As many messages behind the cursor as the page takes, each with the cursor of what follows it.
+/// As many messages behind the cursor as the page takes.
 async fn messages_from(
     app: &Shared,
     tenant: &str,
     session: &str,
     page: &Page<RunCursor>,
-) -> Result<Vec<(String, SessionMessage)>, Problem> {
-    let limit = page.limit as usize;
+) -> Result<Listing<SessionMessage>, Problem> {
+    let size = page.limit as usize - 1;
     let place = page.after.as_ref().and_then(|after| Place::read(&after.id));
     let mut next = page.after.as_ref().zip(place).map(|(after, place)| (after.at, place.run));
-    let mut found = Vec::new();
-    while found.len() < limit {
-        let runs = app.store.session_runs(tenant, session, next, CHUNK).await?;
+    let (mut data, mut bytes, mut last) = (Vec::new(), 0, None);
+    loop {
+        let mut runs = app.store.session_runs(tenant, session, next, CHUNK).await?;
+        let is_end = runs.len() < CHUNK as usize;
+        let ids: Vec<Uuid> = runs.iter().map(|run| run.id).collect();
+        let sizes = app.store.journal_sizes(tenant, &ids).await?;
+        let mut sum = 0;
+        let are_enough = |id: &Uuid| {
+            sum += sizes.get(id).copied().unwrap_or(0);
+            sum > MAX_JOURNALS
+        };
+        // One at least, however large it is.
+        let read = ids.iter().position(are_enough).unwrap_or(ids.len()).max(1);
+        let is_end = is_end && read >= runs.len();
+        runs.truncate(read);
         let ids: Vec<Uuid> = runs.iter().map(|run| run.id).collect();
         let events = app.store.journals(tenant, &ids).await?;
         let journals: HashMap<Uuid, &[Event]> = events
@@ -101,15 +116,19 @@ async fn messages_from(
             let skipped = place.filter(|place| place.run == run.id).map_or(0, |place| place.index);
             let messages = told(run.id, journals.get(&run.id).copied().unwrap_or_default())?;
             for (index, message) in messages.into_iter().enumerate().skip(skipped) {
-                let cursor = time_cursor(run.created_at, &format!("{}.{}", run.id, index + 1));
-                found.push((cursor, message));
+                if data.len() == size || bytes > MAX_PAGE {
+                    return Ok(Listing { data, next_cursor: last });
+                }
+                bytes += message.message.size();
+                last = Some(time_cursor(run.created_at, &format!("{}.{}", run.id, index + 1)));
+                data.push(message);
             }
         }
-        let Some(last) = runs.last().filter(|_| runs.len() == CHUNK as usize) else { break };
-        next = Some((last.created_at, Uuid::from_u128(last.id.as_u128().saturating_add(1))));
+        let Some(seen) = runs.last().filter(|_| !is_end) else {
+            return Ok(Listing { data, next_cursor: None });
+        };
+        next = Some((seen.created_at, Uuid::from_u128(seen.id.as_u128().saturating_add(1))));
     }
-    found.truncate(limit);
-    Ok(found)
 }
 
 /// The messages of one run, each with its event.

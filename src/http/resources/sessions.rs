@@ -26,6 +26,8 @@ use crate::store::{ListedSession, Page, RunFilter, RunRecord, SessionDeleted};
 const SHOWN: u32 = 200;
 /// How many journals are read in one query.
 const CHUNK: usize = 20;
+/// Bytes of the journals whose messages are shown.
+pub(super) const MAX_JOURNALS: u64 = 4 << 20;
 
 /// A conversation that several runs share.
 #[derive(Debug, Serialize, ToSchema)]
@@ -39,8 +41,12 @@ pub(crate) struct SessionView {
     agent: String,
     /// The newest 200 runs, oldest first.
     runs: Vec<SessionRun>,
-    /// The conversation of these runs, without system prompts.
+    /// The conversation of these runs, without system prompts, as far back as it has 4 MiB in the
+    /// journals. `GET /sessions/{id}/messages` lists all of it.
     messages: Vec<Message>,
+    /// How many of these runs, the oldest, have no messages here, since all would be too large.
+    #[schema(example = 0)]
+    runs_without_messages: usize,
     /// When its first run was accepted.
     created_at: DateTime<Utc>,
     /// When its newest run was accepted.
@@ -152,14 +158,34 @@ pub(crate) async fn get_session(
         app.store.runs(&caller.tenant, &filter, &Page { limit: SHOWN, after: None }).await?;
     runs.retain(|run| run.parent_run_id.is_none());
     runs.reverse();
+    let told = newest_within(&app, &caller.tenant, &runs).await?;
     Ok(Json(SessionView {
         session_id: id,
         agent: session.agent,
-        messages: messages_of_runs(&app, &caller.tenant, &runs).await?,
+        messages: messages_of_runs(&app, &caller.tenant, told).await?,
+        runs_without_messages: runs.len() - told.len(),
         runs: runs.into_iter().map(SessionRun::from).collect(),
         created_at: session.created_at,
         last_run_at: session.last_run_at,
     }))
+}
+
+/// The newest of these runs, as many as have journals of [`MAX_JOURNALS`] together.
+async fn newest_within<'r>(
+    app: &Shared,
+    tenant: &str,
+    runs: &'r [RunRecord],
+) -> Result<&'r [RunRecord], Problem> {
+    let ids: Vec<Uuid> = runs.iter().map(|run| run.id).collect();
+    let sizes = app.store.journal_sizes(tenant, &ids).await?;
+    let mut left = MAX_JOURNALS;
+    let fits = |id: &&Uuid| {
+        let less = left.checked_sub(sizes.get(*id).copied().unwrap_or(0));
+        left = less.unwrap_or(0);
+        less.is_some()
+    };
+    let count = ids.iter().rev().take_while(fits).count();
+    Ok(&runs[runs.len() - count..])
 }
 
 /// The conversation of these runs up to now.

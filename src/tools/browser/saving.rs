@@ -17,8 +17,8 @@ use crate::tools::file_ops::blocking;
 use crate::tools::quota::Growth;
 use crate::tools::requests::Admitted;
 use crate::tools::staged::Staged;
-use crate::tools::workspace::open_for_reading;
-use crate::tools::{ToolContext, ToolError, Workspace};
+use crate::tools::workspace::{Way, open_for_reading};
+use crate::tools::{ToolContext, ToolError};
 
 /// Where the files go, in the workspace.
 const DIRECTORY: &str = "downloads";
@@ -50,16 +50,23 @@ pub(super) async fn picture(picture: Vec<u8>, context: &ToolContext) -> Result<S
         let failed = |error: io::Error| {
             ToolError::ForModel(format!("{place:?} cannot be written: {}", error.kind()))
         };
-        let write = |workspace: &Workspace| {
-            let (dir, name) = workspace.holder_made(&place)?;
-            let (staged, mut file) = Staged::create(&dir)?;
+        let write = |way: Way<'_>| {
+            let made = way.make()?;
+            let (staged, mut file) = Staged::create(made.dir())?;
             file.write_all(&picture)?;
             file.sync_data()?;
-            staged.replace(&dir, name)
+            staged.replace(made.dir(), made.name())?;
+            made.keep();
+            Ok(())
         };
-        let growth = Growth::of(&place, None, picture.len() as u64);
-        workspace.admit(growth).map_err(|over| ToolError::ForModel(format!("{over}.")))?;
-        write(&workspace).map_err(failed)?;
+        let way = workspace.way(&place).map_err(failed)?;
+        let growths = [
+            Growth::of_file(None, picture.len() as u64),
+            Growth::of_directories(way.missing().len()),
+        ];
+        let over = |over| ToolError::ForModel(format!("{over}."));
+        workspace.admit_all(growths).map_err(over)?;
+        write(way).map_err(failed)?;
         Ok(picture.len())
     };
     let written: Result<Result<usize, ToolError>, _> = tokio::task::spawn_blocking(writing).await;
@@ -135,9 +142,13 @@ impl Saving<'_> {
             if !self.context.changed.may_add(&path) {
                 return Err("the run's budget of files is used up (max_files_modified)".into());
             }
-            workspace.admit(Growth::of(&path, None, size)).map_err(|over| over.to_string())?;
-            let (holder, name) = workspace.holder_made(&path).map_err(system)?;
-            let (staged, mut file) = Staged::create(&holder).map_err(system)?;
+            let way = workspace.way(&path).map_err(system)?;
+            let directories = Growth::of_directories(way.missing().len());
+            workspace
+                .admit_all([Growth::of_file(None, size), directories])
+                .map_err(|over| over.to_string())?;
+            let made = way.make().map_err(system)?;
+            let (staged, mut file) = Staged::create(made.dir()).map_err(system)?;
             let copied = io::copy(&mut (&mut source).take(size), &mut file).map_err(system)?;
             if copied != size {
                 return Err("it changed while it was read".into());
@@ -146,8 +157,9 @@ impl Saving<'_> {
             if self.stop.is_cancelled() || !self.context.standing.holds() {
                 return Err("the call was given up".into());
             }
-            match staged.place(&holder, name) {
+            match staged.place(made.dir(), made.name()) {
                 Ok(()) => {
+                    made.keep();
                     self.context.requests.written(admitted);
                     self.context.changed.add(created(&path));
                     return Ok((path, size));

@@ -25,7 +25,7 @@ use url::Url;
 
 use super::chromium::Chromium;
 use crate::bounds::address;
-use crate::governance::{Decision, Permit};
+use crate::governance::{Decision, LaterRuling, Permit};
 use crate::outbound::{AddressPolicy, Client, Request, Response, Terms};
 use crate::run::Target;
 use crate::tools::requests::Requests;
@@ -181,7 +181,12 @@ impl Traffic {
         let body = body_of(held);
         let ruling = match body {
             Some(_) => access.permit.ruling_on(&target),
-            None => (Decision::Blocked, Some(NO_BODY.to_owned())),
+            None => LaterRuling {
+                decision: Decision::Blocked,
+                rule: "network",
+                pattern: None,
+                reason: Some(NO_BODY.to_owned()),
+            },
         };
         let admitted = access.requests.ask(method.as_str(), target, ruling).await.ok()?;
         let request = Request { method, url, headers, body: body? };

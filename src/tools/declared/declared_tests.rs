@@ -99,7 +99,7 @@ fn broken_files_are_told_with_line_and_key() {
         (one("method: POST, path: /x, body_format: form"), "tools[0].body_format: has no meaning without `body`"),
         (one("method: POST, path: /x, body_format: form, body: {a: {b: 1}}"), "tools[0].body.a: a form holds no objects; use `body_format: json`"),
         (one("method: POST, path: /x, body_format: form, body: 'a={{ args.a }}'"), "tools[0].body: with `body_format: form` must be an object or one expression"),
-        (one("method: POST, path: /x, body_format: fom, body: {}"), "unknown variant `fom` (did you mean `form`?), expected one of json, form"),
+        (one("method: POST, path: /x, body_format: fom, body: {}"), "unknown variant (did you mean `form`?), expected one of json, form"),
         (one("method: POST, path: /x, body_fromat: form, body: {}"), "did you mean `body_format`?"),
         ("tools: [{name: a, command: [date], body_format: form}]".to_owned(), "tools[0].body_format: has no meaning with `command`"),
         (one("method: GET, path: /x, query: {k: '{{ env.NONE }}'}"), "tools[0].query.k: the environment variable NONE is not set"),

@@ -19,6 +19,7 @@ use super::file::{Entry, ResponseSection};
 use super::mapping::{self, Mapping, Secrets};
 use super::{Environment, Wrong};
 use crate::bounds::address;
+use crate::event::ValidationError;
 use crate::governance::{Action, ActionKind, Permit};
 use crate::message::tool_schema::ToolSchema;
 use crate::outbound::{
@@ -141,14 +142,14 @@ impl HttpTool {
         })
     }
 
-    fn request(&self, arguments: &Value, context: &ToolContext) -> Result<Request, String> {
+    fn request(&self, arguments: &Value, effect_key: &str) -> Result<Request, String> {
         let url = self.mapping.address(&self.base, arguments)?;
         let url = self.mapping.with_query(url, arguments, &self.secrets)?;
         let mut headers = self.headers.clone();
         headers.extend(self.mapping.headers(arguments, &self.secrets)?);
         let body = self.mapping.body(arguments, &mut headers)?;
         if self.info.effect != Effect::Read
-            && let Ok(key) = HeaderValue::try_from(&context.effect_key)
+            && let Ok(key) = HeaderValue::try_from(effect_key)
         {
             headers.insert(IDEMPOTENCY_KEY, key);
         }
@@ -218,6 +219,11 @@ impl Tool for HttpTool {
         self.does.clone()
     }
 
+    fn mistakes(&self, arguments: &Value) -> Vec<ValidationError> {
+        let wrong = |message| ValidationError { pointer: String::new(), message };
+        self.request(arguments, "").err().map(wrong).into_iter().collect()
+    }
+
     async fn actions(&self, arguments: &Value, _: &ToolContext) -> Result<Vec<Action>, ToolError> {
         let url = self.mapping.address(&self.base, arguments).map_err(ToolError::ForModel)?;
         let target = Target::of(&url, true);
@@ -235,7 +241,7 @@ impl Tool for HttpTool {
         arguments: Value,
         context: &ToolContext,
     ) -> Result<String, ToolError> {
-        let request = self.request(&arguments, context).map_err(ToolError::ForModel)?;
+        let request = self.request(&arguments, &context.effect_key).map_err(ToolError::ForModel)?;
         let mut tries = 0;
         let sent = loop {
             tries += 1;

@@ -149,17 +149,8 @@ pub(super) fn search(
     permit: &Permit,
     stop: &CancellationToken,
 ) -> Result<String, ToolError> {
-    let regex = Pattern::compile(pattern, Author::Caller)
-        .map_err(|refused| ToolError::ForModel(format!("the pattern {refused}")))?;
-    let glob = glob
-        .map(|glob| {
-            if glob.contains('/') {
-                compile_glob(glob)
-            } else {
-                compile_glob(&format!("**/{glob}"))
-            }
-        })
-        .transpose()?;
+    let regex = compile_pattern(pattern)?;
+    let glob = glob.map(compile_file_glob).transpose()?;
     let mut search = Search {
         pattern: regex,
         stop,
@@ -401,7 +392,17 @@ fn walk(
     Ok(walked)
 }
 
-fn compile_glob(pattern: &str) -> Result<Glob, ToolError> {
+pub(super) fn compile_pattern(pattern: &str) -> Result<Pattern, ToolError> {
+    Pattern::compile(pattern, Author::Caller)
+        .map_err(|refused| ToolError::ForModel(format!("the pattern {refused}")))
+}
+
+/// A glob on files, which without a `/` means them wherever they are.
+pub(super) fn compile_file_glob(glob: &str) -> Result<Glob, ToolError> {
+    if glob.contains('/') { compile_glob(glob) } else { compile_glob(&format!("**/{glob}")) }
+}
+
+pub(super) fn compile_glob(pattern: &str) -> Result<Glob, ToolError> {
     let relative = pattern.strip_prefix("./").unwrap_or(pattern);
     Glob::of_paths(relative).map_err(|refused| {
         ToolError::ForModel(format!("the pattern {} {refused}", quoted(pattern)))

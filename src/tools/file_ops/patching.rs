@@ -13,7 +13,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::diff::{Before, compared};
 use super::writing::{MAX_EDITED, same_version, writable};
-use super::{Permit, ToolError, Workspace, reads, refused, stopped, writes_lines};
+use super::{
+    Permit, ToolError, Workspace, reads, refused, stopped, with_directories, writes_lines,
+};
 use crate::bounds::Refused;
 use crate::bounds::patch::{FilePatch, PatchKind, parse};
 use crate::event::FileChange;
@@ -22,7 +24,7 @@ use crate::run::Effect;
 use crate::tools::Changed;
 use crate::tools::quota::Growth;
 use crate::tools::staged::Staged;
-use crate::tools::workspace::open_for_reading;
+use crate::tools::workspace::{MadeAll, Way, open_for_reading};
 
 /// Bytes of all files of a patch, before it and after it.
 const MAX_TOTAL: usize = 64 * 1024 * 1024;
@@ -39,10 +41,15 @@ fn resolved(workspace: &Workspace, file: &FilePatch<'_>) -> Result<String, ToolE
     })
 }
 
+/// Whether it is a patch.
+pub(super) fn check(patch: &str) -> Result<(), ToolError> {
+    parse(patch).map(drop).map_err(told)
+}
+
 /// What a patch would do.
 pub(super) fn actions(workspace: &Workspace, patch: &str) -> Result<Vec<Action>, ToolError> {
     let mut actions = Vec::new();
-    let mut seen = BTreeSet::new();
+    let (mut seen, mut made) = (BTreeSet::new(), BTreeSet::new());
     for file in parse(patch).map_err(told)? {
         let real = resolved(workspace, &file)?;
         if !seen.insert(real.clone()) {
@@ -50,7 +57,15 @@ pub(super) fn actions(workspace: &Workspace, patch: &str) -> Result<Vec<Action>,
         }
         let lines = file.added.max(file.removed);
         let destructive = file.what == PatchKind::Delete;
-        actions.push(writes_lines(real.clone(), Effect::Once, destructive, lines));
+        let write = writes_lines(real.clone(), Effect::Once, destructive, lines);
+        actions.push(match file.what {
+            PatchKind::Create => {
+                let mut create = with_directories(workspace, write);
+                create.makes.retain(|directory| made.insert(directory.clone()));
+                create
+            }
+            PatchKind::Modify | PatchKind::Delete => write,
+        });
         if file.what != PatchKind::Create {
             actions.push(reads(real));
         }
@@ -62,7 +77,8 @@ pub(super) fn actions(workspace: &Workspace, patch: &str) -> Result<Vec<Action>,
 struct Planned {
     path: String,
     what: PatchKind,
-    dir: Arc<Dir>,
+    /// What holds it; none where it is not made yet.
+    dir: Option<Arc<Dir>>,
     name: String,
     before: Option<(Metadata, String)>,
     after: String,
@@ -83,7 +99,6 @@ pub(super) fn apply(
     let files = parse(patch).map_err(told)?;
     let mut total = 0;
     let mut planned = Vec::with_capacity(files.len());
-    // Directories are made only where everything else fits.
     let (new, existing): (Vec<_>, Vec<_>) =
         files.iter().partition(|file| file.what == PatchKind::Create);
     for file in existing.into_iter().chain(new) {
@@ -95,12 +110,24 @@ pub(super) fn apply(
         }
         planned.push(one);
     }
-    workspace.admit_all(planned.iter().filter_map(Planned::growth))?;
+    let makes = permit.actions().iter().flat_map(|action| &action.makes);
+    let directories = Growth::of_directories(makes.collect::<BTreeSet<_>>().len());
+    workspace.admit_all(planned.iter().filter_map(Planned::growth).chain([directories]))?;
+    let missing: Vec<String> =
+        planned.iter().filter(|one| one.dir.is_none()).map(|one| one.path.clone()).collect();
+    let mut made = MadeAll::default();
+    for path in &missing {
+        let way = workspace.way(path).and_then(Way::make).map_err(|e| refused(path, &e))?;
+        if let Some(one) = planned.iter_mut().find(|one| one.path == *path) {
+            one.dir = Some(Arc::clone(way.dir()));
+        }
+        made.add(way);
+    }
     let staged = planned.iter().map(|one| match one.what {
         PatchKind::Delete => Ok(None),
         PatchKind::Create | PatchKind::Modify => {
             let existing = one.before.as_ref().map(|(metadata, _)| metadata);
-            let staged = Staged::with(&one.dir, &one.after, existing);
+            let staged = one.dir().and_then(|dir| Staged::with(dir, &one.after, existing));
             staged.map(Some).map_err(|e| refused(&one.path, &e))
         }
     });
@@ -119,6 +146,7 @@ pub(super) fn apply(
     for one in &planned {
         changed.add(one.change());
     }
+    made.keep();
     let done = planned.iter().map(Planned::told).collect::<Vec<_>>().join("\n");
     Ok(done)
 }
@@ -126,23 +154,18 @@ pub(super) fn apply(
 fn plan(workspace: &Workspace, file: &FilePatch<'_>) -> Result<Planned, ToolError> {
     let path = resolved(workspace, file)?;
     let what = file.what;
-    let holder = if what == PatchKind::Create {
-        // Fits or not: found out before a directory is made.
-        file.apply("").map_err(told)?;
-        workspace.holder_made(&path)
-    } else {
-        workspace.holder(&path)
+    let (dir, name) = {
+        let way = workspace.way(&path).map_err(|e| refused(&path, &e))?;
+        (way.holder().cloned(), way.name().to_owned())
     };
-    let (dir, name) = holder.map_err(|e| refused(&path, &e))?;
-    let name = name.to_owned();
-    let before = if what == PatchKind::Create {
-        if dir.symlink_metadata(&name).is_ok() {
+    let before = match (&dir, what) {
+        (Some(dir), PatchKind::Create) if dir.symlink_metadata(&name).is_ok() => {
             let message = format!("{path:?} exists already, and the patch would create it");
             return Err(ToolError::ForModel(message));
         }
-        None
-    } else {
-        Some(content(&path, &dir, &name)?)
+        (_, PatchKind::Create) => None,
+        (Some(dir), _) => Some(content(&path, dir, &name)?),
+        (None, _) => return Err(refused(&path, &io::ErrorKind::NotFound.into())),
     };
     let text = before.as_ref().map_or("", |(_, text)| text.as_str());
     let after = file.apply(text).map_err(told)?;
@@ -177,12 +200,15 @@ impl Planned {
     /// How much more it takes; a file that is deleted is counted when the workspace is measured.
     fn growth(&self) -> Option<Growth> {
         let before = self.before.as_ref().map(|(metadata, _)| metadata.len());
-        (self.what != PatchKind::Delete)
-            .then(|| Growth::of(&self.path, before, self.after.len() as u64))
+        (self.what != PatchKind::Delete).then(|| Growth::of_file(before, self.after.len() as u64))
+    }
+
+    fn dir(&self) -> io::Result<&Arc<Dir>> {
+        self.dir.as_ref().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
     fn is_unchanged(&self) -> Result<(), ToolError> {
-        let now = self.dir.symlink_metadata(&self.name).ok();
+        let now = self.dir().and_then(|dir| dir.symlink_metadata(&self.name)).ok();
         let is_same = match (&self.before, now) {
             (None, None) => true,
             (Some((before, _)), Some(now)) => same_version(before, &now),
@@ -198,18 +224,20 @@ impl Planned {
     }
 
     fn take_place(&self, staged: Option<Staged>) -> io::Result<()> {
+        let dir = self.dir()?;
         match (staged, self.what) {
-            (Some(staged), PatchKind::Create) => staged.place(&self.dir, &self.name),
-            (Some(staged), _) => staged.replace(&self.dir, &self.name),
-            (None, _) => self.dir.remove_file(&self.name),
+            (Some(staged), PatchKind::Create) => staged.place(dir, &self.name),
+            (Some(staged), _) => staged.replace(dir, &self.name),
+            (None, _) => dir.remove_file(&self.name),
         }
     }
 
     fn take_back(&self) -> io::Result<()> {
+        let dir = self.dir()?;
         match &self.before {
-            None => self.dir.remove_file(&self.name),
+            None => dir.remove_file(&self.name),
             Some((metadata, text)) => {
-                Staged::with(&self.dir, text, Some(metadata))?.replace(&self.dir, &self.name)
+                Staged::with(dir, text, Some(metadata))?.replace(dir, &self.name)
             }
         }
     }

@@ -17,7 +17,7 @@ use crate::event::{ChangeKind, FileChange};
 use crate::tools::Changed;
 use crate::tools::quota::Growth;
 use crate::tools::staged::{Staged, rename_without_loss};
-use crate::tools::workspace::open_for_reading;
+use crate::tools::workspace::{Made, Way, open_for_reading};
 
 /// Bytes of a file that is edited.
 pub(super) const MAX_EDITED: u64 = 16 * 1024 * 1024;
@@ -53,32 +53,35 @@ pub(super) fn write(
     stop: &CancellationToken,
     changed: &Changed,
 ) -> Result<String, ToolError> {
-    let (dir, name) = workspace.holder_made(path).map_err(|e| refused(path, &e))?;
-    let existing = match dir.symlink_metadata(name) {
-        Ok(metadata) => Some(writable(path, metadata)?),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => None,
-        Err(e) => return Err(refused(path, &e)),
+    let way = workspace.way(path).map_err(|e| refused(path, &e))?;
+    let existing = match way.holder().map(|dir| dir.symlink_metadata(way.name())) {
+        Some(Ok(metadata)) => Some(writable(path, metadata)?),
+        Some(Err(e)) if e.kind() != io::ErrorKind::NotFound => return Err(refused(path, &e)),
+        Some(Err(_)) | None => None,
     };
     let before = existing.as_ref().map(Metadata::len);
-    workspace.admit(Growth::of(path, before, content.len() as u64))?;
-    let staged = Staged::with(&dir, content, existing.as_ref()).map_err(|e| refused(path, &e))?;
+    let made = admitted(workspace, way, Growth::of_file(before, content.len() as u64))?;
+    let (dir, name) = (made.dir(), made.name());
+    let staged = Staged::with(dir, content, existing.as_ref()).map_err(|e| refused(path, &e))?;
     if stop.is_cancelled() {
         return Err(stopped());
     }
     let done = format!("Wrote {} bytes to {path}.", content.len());
     if permit.allows_destruction() {
-        let before = Before::of(&dir, name, MAX_EDITED);
-        staged.replace(&dir, name).map_err(|e| refused(path, &e))?;
+        let before = Before::of(dir, name, MAX_EDITED);
+        staged.replace(dir, name).map_err(|e| refused(path, &e))?;
         changed.add(compared(path, &before, Some(content.as_bytes())));
+        made.keep();
         return Ok(done);
     }
-    match staged.place(&dir, name) {
+    match staged.place(dir, name) {
         Ok(()) => {
             changed.add(compared(path, &Before::Nothing, Some(content.as_bytes())));
+            made.keep();
             Ok(done)
         }
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
-            if open_for_reading(&dir, name).is_ok_and(|file| holds_text(file, content)) {
+            if open_for_reading(dir, name).is_ok_and(|file| holds_text(file, content)) {
                 return Ok(format!("{path} holds exactly this text already."));
             }
             Err(ToolError::ForModel(format!(
@@ -96,11 +99,13 @@ pub(super) fn append(
     content: &str,
     changed: &Changed,
 ) -> Result<String, ToolError> {
-    let (dir, name) = workspace.holder_made(path).map_err(|e| refused(path, &e))?;
-    let length = dir.symlink_metadata(name).ok().map(|metadata| metadata.len());
+    let way = workspace.way(path).map_err(|e| refused(path, &e))?;
+    let length = way.holder().and_then(|dir| dir.symlink_metadata(way.name()).ok());
+    let length = length.map(|metadata| metadata.len());
     let after = length.unwrap_or(0) + content.len() as u64;
-    workspace.admit(Growth::of(path, length, after))?;
-    let earlier = Before::of(&dir, name, MAX_COMPARED as u64);
+    let made = admitted(workspace, way, Growth::of_file(length, after))?;
+    let (dir, name) = (made.dir(), made.name());
+    let earlier = Before::of(dir, name, MAX_COMPARED as u64);
     let mut options = OpenOptions::new();
     options.append(true).create(true).follow(FollowSymlinks::No).nonblock(true);
     let mut file = dir.open_with(name, &options).map_err(|e| match e.raw_os_error() {
@@ -113,6 +118,7 @@ pub(super) fn append(
         .and_then(|()| file.sync_data())
         .map_err(|e| refused(path, &e))?;
     changed.add(appended(path, earlier, content));
+    made.keep();
     let length = before.len() + content.len() as u64;
     Ok(format!("Appended {} bytes to {path}, which is {length} bytes long now.", content.len()))
 }
@@ -139,6 +145,14 @@ pub(super) fn occurrences(workspace: &Workspace, path: &str, text: &str) -> usiz
     content.map_or(1, |content| content.matches(text).count().max(1))
 }
 
+/// Whether there is anything to replace.
+pub(super) fn check_edit(old: &str, new: &str) -> Result<(), ToolError> {
+    if old == new {
+        return Err(ToolError::ForModel("old and new are the same text; nothing to edit".into()));
+    }
+    Ok(())
+}
+
 /// Replaces text in a file.
 pub(super) fn edit(
     workspace: &Workspace,
@@ -149,9 +163,7 @@ pub(super) fn edit(
     stop: &CancellationToken,
     changed: &Changed,
 ) -> Result<String, ToolError> {
-    if old == new {
-        return Err(ToolError::ForModel("old and new are the same text; nothing to edit".into()));
-    }
+    check_edit(old, new)?;
     let (dir, name) = workspace.holder(path).map_err(|e| refused(path, &e))?;
     let file = open_for_reading(&dir, name).map_err(|e| refused(path, &e))?;
     let before = file.metadata().map_err(|e| refused(path, &e)).and_then(|m| writable(path, m))?;
@@ -183,7 +195,7 @@ pub(super) fn edit(
             "{path:?} would have {length} bytes after {count} replacements, more than {MAX_EDITED}"
         )));
     }
-    workspace.admit(Growth::of(path, Some(before.len()), length))?;
+    workspace.admit(Growth::of_file(Some(before.len()), length))?;
     let after = text.replace(old, new);
     let staged = Staged::with(&dir, &after, Some(&before)).map_err(|e| refused(path, &e))?;
     if stop.is_cancelled() {
@@ -204,9 +216,20 @@ pub(super) fn edit(
 
 /// The directories above a path that are not there.
 pub(super) fn missing_above(workspace: &Workspace, path: &str) -> Vec<String> {
-    let above = path.match_indices('/').map(|(end, _)| &path[..end]);
-    let first = above.clone().position(|dir| workspace.open_dir(dir).is_err());
-    above.skip(first.unwrap_or(usize::MAX)).map(str::to_owned).collect()
+    workspace
+        .way(path)
+        .map_or_else(|_| Vec::new(), |way| way.missing().map(str::to_owned).collect())
+}
+
+/// Counts what comes with a change and the directories that it needs, and makes these.
+fn admitted<'p>(
+    workspace: &Workspace,
+    way: Way<'p>,
+    growth: Growth,
+) -> Result<Made<'p>, ToolError> {
+    workspace.admit_all([growth, Growth::of_directories(way.missing().len())])?;
+    let path = way.path();
+    way.make().map_err(|e| refused(path, &e))
 }
 
 /// Makes a directory.
@@ -216,20 +239,24 @@ pub(super) fn mkdir(
     changed: &Changed,
 ) -> Result<String, ToolError> {
     if path != "." {
-        let (dir, name) = workspace.holder_made(path).map_err(|e| refused(path, &e))?;
-        let is_there = || dir.symlink_metadata(name).is_ok_and(|metadata| metadata.is_dir());
-        if !is_there() {
-            workspace.admit(Growth::of(path, None, 0))?;
-        }
-        match dir.create_dir(name) {
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && is_there() => {}
-            made => {
-                made.map_err(|e| refused(path, &e))?;
+        let way = workspace.way(path).map_err(|e| refused(path, &e))?;
+        let there = way.holder().and_then(|dir| dir.symlink_metadata(way.name()).ok());
+        let adds = usize::from(!there.is_some_and(|metadata| metadata.is_dir()));
+        let made = admitted(workspace, way, Growth::of_directories(adds))?;
+        match made.dir().create_dir(made.name()) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && is_directory(&made) => {}
+            done => {
+                done.map_err(|e| refused(path, &e))?;
                 changed.add(FileChange::plain(path, ChangeKind::Created));
             }
         }
+        made.keep();
     }
     Ok(format!("{path} is a directory."))
+}
+
+fn is_directory(made: &Made<'_>) -> bool {
+    made.dir().symlink_metadata(made.name()).is_ok_and(|metadata| metadata.is_dir())
 }
 
 /// Moves a file or directory.
@@ -250,8 +277,9 @@ pub(super) fn rename(
             "{from:?} cannot be moved to {to:?}, which is itself or within it"
         )));
     }
-    let (to_dir, to_name) = workspace.holder_made(to).map_err(|e| refused(to, &e))?;
-    let there = to_dir.symlink_metadata(to_name).ok().map(|m| Kind::of(&m));
+    let way = workspace.way(to).map_err(|e| refused(to, &e))?;
+    let there = way.holder().and_then(|dir| dir.symlink_metadata(way.name()).ok());
+    let there = there.map(|metadata| Kind::of(&metadata));
     match there {
         Some(Kind::Directory) => {
             let hint =
@@ -261,13 +289,16 @@ pub(super) fn rename(
         Some(Kind::Special) => return Err(special(to)),
         Some(Kind::File | Kind::Link) | None => {}
     }
-    let lost = permit.allows_destruction().then(|| content_of(&to_dir, to_name, there)).flatten();
+    let made = admitted(workspace, way, Growth::default())?;
+    let (to_dir, to_name) = (made.dir(), made.name());
+    let lost = permit.allows_destruction().then(|| content_of(to_dir, to_name, there)).flatten();
     let moved = if permit.allows_destruction() {
-        from_dir.rename(from_name, &to_dir, to_name)
+        from_dir.rename(from_name, to_dir, to_name)
     } else {
-        rename_without_loss(&from_dir, from_name, &to_dir, to_name)
+        rename_without_loss(&from_dir, from_name, to_dir, to_name)
     };
     moved.map_err(|e| refused(to, &e))?;
+    made.keep();
     if let Some(lost) = lost {
         changed.add(deleted(to, &lost));
     }

@@ -97,6 +97,11 @@ impl ConnectionTiming {
         }
     }
 
+    /// Whether a request has no complete response yet.
+    pub(super) fn is_answering(&self) -> bool {
+        self.state().requests > 0
+    }
+
     /// In this phase the connection can be closed without a graceful shutdown.
     pub(super) fn awaits_request_head(&self) -> bool {
         matches!(self.state().phase, Phase::Connected | Phase::ReadingHead)

@@ -79,9 +79,20 @@ impl UnreadBody {
         if may_drain && matches!(tokio::time::timeout(DRAIN_TIMEOUT, drain(rest)).await, Ok(true)) {
             return;
         }
-        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-        timing.linger();
+        close(response, timing);
     }
+
+    /// Closes the connection after this response, whatever is unread. HTTP/2 keeps it.
+    pub(super) fn close<B>(self, response: &mut Response<B>, timing: &ConnectionTiming) {
+        if self.version < Version::HTTP_2 {
+            close(response, timing);
+        }
+    }
+}
+
+fn close<B>(response: &mut Response<B>, timing: &ConnectionTiming) {
+    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    timing.linger();
 }
 
 /// Whether the body ended within [`DRAIN_BYTES`].

@@ -1,0 +1,175 @@
+//! The directories that are made on the way to a path.
+//!
+//! What is missing is known before anything is made, so that it can be counted and refused; and what
+//! was made goes again where nothing came of the change that it was made for.
+
+use std::io;
+use std::sync::Arc;
+
+use cap_fs_ext::DirExt;
+use cap_std::fs::Dir;
+
+/// A resolved path whose directories may be missing.
+#[derive(Debug)]
+pub struct Way<'p> {
+    /// The last directory that is there.
+    base: Arc<Dir>,
+    path: &'p str,
+    /// Where the paths of the missing directories end.
+    missing: Vec<usize>,
+}
+
+/// The directory that holds a path's last name. Directories that were made go again when it is dropped
+/// without being [kept](Made::keep).
+#[derive(Debug)]
+pub struct Made<'p> {
+    dir: Arc<Dir>,
+    way: Way<'p>,
+    /// Those of the missing directories from here on were made.
+    from: usize,
+    is_kept: bool,
+}
+
+impl<'p> Way<'p> {
+    pub(super) fn to(root: &Arc<Dir>, path: &'p str) -> io::Result<Self> {
+        if path == "." {
+            let message = "this is the workspace itself";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+        }
+        let mut way = Self { base: Arc::clone(root), path, missing: Vec::new() };
+        let mut start = 0;
+        for (end, _) in path.match_indices('/') {
+            if way.missing.is_empty() {
+                match way.base.open_dir_nofollow(&path[start..end]) {
+                    Ok(dir) => way.base = Arc::new(dir),
+                    Err(e) if e.kind() == io::ErrorKind::NotFound => way.missing.push(end),
+                    Err(e) => return Err(e),
+                }
+            } else {
+                way.missing.push(end);
+            }
+            start = end + 1;
+        }
+        Ok(way)
+    }
+
+    /// The directory that holds the last name, where it is there.
+    pub fn holder(&self) -> Option<&Arc<Dir>> {
+        self.missing.is_empty().then_some(&self.base)
+    }
+
+    /// The whole path.
+    pub fn path(&self) -> &'p str {
+        self.path
+    }
+
+    /// The path's last name.
+    pub fn name(&self) -> &'p str {
+        self.path.rsplit('/').next().unwrap_or(self.path)
+    }
+
+    /// The paths of the directories that are missing, the upper ones first.
+    pub fn missing(&self) -> impl ExactSizeIterator<Item = &'p str> {
+        let path = self.path;
+        self.missing.iter().map(move |end| &path[..*end])
+    }
+
+    /// Makes what is missing.
+    ///
+    /// # Errors
+    /// What the system says; nothing is left of what was made then.
+    pub fn make(self) -> io::Result<Made<'p>> {
+        let mut made = Made { dir: Arc::clone(&self.base), way: self, from: 0, is_kept: false };
+        for index in 0..made.way.missing.len() {
+            let name = made.way.name_of(index);
+            match made.dir.create_dir(name) {
+                Ok(()) => {}
+                // Somebody else's, and so is what lies above it.
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => made.from = index + 1,
+                Err(e) => {
+                    made.way.missing.truncate(index);
+                    return Err(e);
+                }
+            }
+            let next = made.dir.open_dir_nofollow(name);
+            match next {
+                Ok(dir) => made.dir = Arc::new(dir),
+                Err(e) => {
+                    made.way.missing.truncate(index + 1);
+                    return Err(e);
+                }
+            }
+        }
+        Ok(made)
+    }
+
+    /// The name of a missing directory.
+    fn name_of(&self, index: usize) -> &'p str {
+        let path = self.missing.get(index).map_or(self.path, |end| &self.path[..*end]);
+        path.rsplit('/').next().unwrap_or(path)
+    }
+
+    /// The directory above a missing one.
+    fn above(&self, index: usize) -> io::Result<Arc<Dir>> {
+        (0..index).try_fold(Arc::clone(&self.base), |dir, above| {
+            dir.open_dir_nofollow(self.name_of(above)).map(Arc::new)
+        })
+    }
+}
+
+impl<'p> Made<'p> {
+    pub fn dir(&self) -> &Arc<Dir> {
+        &self.dir
+    }
+
+    /// The path's last name.
+    pub fn name(&self) -> &'p str {
+        self.way.name()
+    }
+
+    /// What was made stays.
+    pub fn keep(mut self) {
+        self.is_kept = true;
+    }
+}
+
+impl Drop for Made<'_> {
+    fn drop(&mut self) {
+        if self.is_kept {
+            return;
+        }
+        for index in (self.from..self.way.missing.len()).rev() {
+            let above = self.way.above(index);
+            // What others have put there meanwhile keeps its directory.
+            if above.and_then(|above| above.remove_dir(self.way.name_of(index))).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// The same for several paths, one after the other.
+#[derive(Debug, Default)]
+pub struct MadeAll<'p>(Vec<Made<'p>>);
+
+impl<'p> MadeAll<'p> {
+    pub fn add(&mut self, made: Made<'p>) {
+        self.0.push(made);
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Made<'p>> {
+        self.0.iter()
+    }
+
+    /// What was made stays.
+    pub fn keep(mut self) {
+        self.0.drain(..).for_each(Made::keep);
+    }
+}
+
+impl Drop for MadeAll<'_> {
+    fn drop(&mut self) {
+        // What was made later may lie in what was made before.
+        while self.0.pop().is_some() {}
+    }
+}

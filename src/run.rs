@@ -367,6 +367,7 @@ pub struct Budget {
     /// written.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1_000_000), extend("default" = 50))]
+    #[schema(example = 50)]
     pub max_files_modified: Option<u64>,
     /// Lines that tools write or replace.
     #[schemars(range(min = 0, max = 1_000_000_000))]

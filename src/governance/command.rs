@@ -175,17 +175,22 @@ impl Rule {
         named && self.arguments.as_ref().is_none_or(|pattern| pattern.is_match(&shown(arguments)))
     }
 
-    /// Whether one of the words names its program, and what follows are its arguments. Where that is said
-    /// too often to look at each, it is.
+    /// Whether one of the words names its program, wherever that lies, and what follows are its
+    /// arguments. Where that is said too often to look at each, it is.
     fn is_named_in(&self, words: &[String]) -> bool {
-        let names = |at: &usize| {
-            let word = words.get(*at..=*at).unwrap_or_default();
-            self.written.command.as_str() == word.first().map_or("", String::as_str)
-                || self.written.command == name_of(word)
-        };
-        let places: Vec<usize> = (0..words.len()).filter(names).take(MOST_NAMED + 1).collect();
-        let is_meant = |at: &usize| self.matches(words.get(*at..).unwrap_or_default());
-        places.len() > MOST_NAMED || places.iter().any(is_meant)
+        let name = last_part(&self.written.command);
+        let mut named = 0;
+        (0..words.len()).any(|at| {
+            let Some((word, arguments)) = words.get(at..).and_then(<[String]>::split_first) else {
+                return false;
+            };
+            if last_part(word) != name {
+                return false;
+            }
+            named += 1;
+            let pattern = self.arguments.as_ref();
+            named > MOST_NAMED || pattern.is_none_or(|it| it.is_match(&shown(arguments)))
+        })
     }
 
     fn told(&self) -> String {
@@ -211,7 +216,10 @@ fn compiled(setting: &'static str, rules: &[CommandRule]) -> Result<Vec<Rule>, P
 
 /// The program's name without its directory.
 fn name_of(argv: &[String]) -> &str {
-    let program = argv.first().map(String::as_str).unwrap_or_default();
+    last_part(argv.first().map(String::as_str).unwrap_or_default())
+}
+
+fn last_part(program: &str) -> &str {
     program.rsplit('/').next().unwrap_or_default()
 }
 

@@ -65,7 +65,7 @@ impl Runtime {
             match tokio::task::spawn_blocking(forget).await {
                 Ok(Ok(0)) | Err(_) => {}
                 Ok(Ok(deleted)) => {
-                    tracing::info!(deleted, "kept in the quarantine for long enough")
+                    tracing::info!(deleted, "kept in the quarantine for long enough");
                 }
                 Ok(Err(error)) => tracing::warn!(%error, "the quarantine cannot be read"),
             }

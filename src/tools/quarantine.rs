@@ -89,7 +89,7 @@ pub fn forget(workspaces: &Path, kept: Duration) -> io::Result<u64> {
     for (name, _) in listed(&all)? {
         let Ok(tenant) = all.open_dir_nofollow(&name) else { continue };
         for (id, _) in listed(&tenant)? {
-            if !put_at(&id).is_some_and(|at| at < before) {
+            if put_at(&id).is_none_or(|at| at >= before) {
                 continue;
             }
             match remove(&tenant, &id) {

@@ -187,7 +187,7 @@ async fn what_is_put_aside_is_deleted_when_it_is_old(db: Db) {
         .await;
     let run = service.run("worker", &json!({})).await;
     assert_eq!(audited(&service, &run).await.len(), 2, "{run:#}");
-    let until = Instant::now() + Duration::from_secs(60);
+    let until = Instant::now() + Duration::from_mins(1);
     let count = || std::fs::read_dir(top(&service).join("default")).unwrap().count();
     while count() > 0 {
         assert!(Instant::now() < until, "it stays: {}", service.log());

@@ -316,6 +316,7 @@ impl Parts {
             rate_limit: rate_limit(config),
             webhooks: Webhooks::of(&config.webhooks, Client::new()),
             workspace: config.tools.workspace.dir.clone(),
+            quarantine_retention: config.tools.workspace.quarantine_retention,
             is_workspace_shared: config.tools.workspace.store == WorkspaceStore::Shared,
             quota: Arc::new(Quota::new(QuotaLimits {
                 max_file: config.tools.file_ops.max_file as u64,

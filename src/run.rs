@@ -363,9 +363,12 @@ pub struct Budget {
     /// US dollars for all model calls; needs a price for every model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_cost_usd: Option<Usd>,
-    /// Different files that tools create, change, move or delete.
-    #[schemars(range(min = 0, max = 1_000_000))]
-    pub max_files_modified: u64,
+    /// Different files that tools create, change, move or delete; those of programs only where this is
+    /// written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1_000_000), extend("default" = 50))]
+    #[schema(example = 50)]
+    pub max_files_modified: Option<u64>,
     /// Lines that tools write or replace.
     #[schemars(range(min = 0, max = 1_000_000_000))]
     pub max_lines_changed: u64,
@@ -382,14 +385,34 @@ impl Default for Budget {
             max_tool_calls: 200,
             max_total_tokens: None,
             max_cost_usd: None,
-            max_files_modified: 50,
+            max_files_modified: None,
             max_lines_changed: 5000,
             stop_conditions: Vec::new(),
         }
     }
 }
 
+/// Files that a run may modify, where nothing else is written.
+const MAX_FILES: u64 = 50;
+
 impl Budget {
+    /// How many files may be modified.
+    pub fn files(&self) -> u64 {
+        self.max_files_modified.unwrap_or(MAX_FILES)
+    }
+
+    /// How many of the files that were modified count: what a build or a checkout makes is known only
+    /// afterwards, and is bounded where somebody wrote a bound.
+    pub fn counted_files(&self, used: &Consumption) -> u64 {
+        if self.max_files_modified.is_some() { used.files() } else { used.files_of_tools() }
+    }
+
+    /// As it is shown, with what holds where nothing is written.
+    #[must_use]
+    pub fn shown(self) -> Self {
+        Self { max_files_modified: Some(self.files()), ..self }
+    }
+
     /// Takes the smaller of each two caps.
     #[must_use]
     pub fn narrowed_by(self, wanted: &BudgetOverrides) -> Self {
@@ -406,7 +429,10 @@ impl Budget {
                 .chain(wanted.max_total_tokens)
                 .min(),
             max_cost_usd: self.max_cost_usd.into_iter().chain(wanted.max_cost_usd).min(),
-            max_files_modified: least(self.max_files_modified, wanted.max_files_modified),
+            max_files_modified: wanted
+                .max_files_modified
+                .map(|wanted| wanted.min(self.files()))
+                .or(self.max_files_modified),
             max_lines_changed: least(self.max_lines_changed, wanted.max_lines_changed),
             stop_conditions: self.stop_conditions,
         }
@@ -633,7 +659,7 @@ impl BudgetOverrides {
             max_tool_calls: less(self.max_tool_calls, Some(budget.max_tool_calls)),
             max_total_tokens: less(self.max_total_tokens, budget.max_total_tokens),
             max_cost_usd: less(self.max_cost_usd, budget.max_cost_usd),
-            max_files_modified: less(self.max_files_modified, Some(budget.max_files_modified)),
+            max_files_modified: less(self.max_files_modified, budget.max_files_modified),
             max_lines_changed: less(self.max_lines_changed, Some(budget.max_lines_changed)),
         }
     }

@@ -230,7 +230,7 @@ fn check_ranges(d: &Definition) -> Check {
         budget.max_cost_usd.unwrap_or(million),
         least..=million,
     )?;
-    within("governance.budget.max_files_modified", budget.max_files_modified, 0..=1_000_000)?;
+    within("governance.budget.max_files_modified", budget.files(), 0..=1_000_000)?;
     within("governance.budget.max_lines_changed", budget.max_lines_changed, 0..=1_000_000_000)?;
     within("history.max_runs", d.history.max_runs, 0..=1_000)?;
     within("history.max_tokens", d.history.max_tokens, 0..=10_000_000)?;

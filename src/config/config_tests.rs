@@ -154,9 +154,13 @@ fn paths_are_relative_to_the_file_or_the_current_directory() {
 fn a_workspace_is_a_directory_or_a_table() {
     let file = "[tools.workspace]\ndir = \"w\"\nstore = \"shared\"";
     let of = |env: &[(&str, &str)]| load(file, env, &Flags::default()).unwrap().tools.workspace;
-    assert_eq!(of(&[]), Workspace { dir: "conf/w".into(), store: WorkspaceStore::Shared });
-    let moved = of(&[("TOOLLOOP_TOOLS__WORKSPACE", "v")]);
-    assert_eq!(moved, Workspace { dir: "v".into(), store: WorkspaceStore::Shared });
+    let shared = |dir: &str| Workspace {
+        dir: dir.into(),
+        store: WorkspaceStore::Shared,
+        quarantine_retention: Some(Duration::from_hours(30 * 24)),
+    };
+    assert_eq!(of(&[]), shared("conf/w"));
+    assert_eq!(of(&[("TOOLLOOP_TOOLS__WORKSPACE", "v")]), shared("v"));
     let moved = of(&[("TOOLLOOP_TOOLS__WORKSPACE__STORE", "local")]);
     assert_eq!(moved.store, WorkspaceStore::Local);
     for (file, at) in [

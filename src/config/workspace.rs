@@ -2,9 +2,12 @@
 //! place of the table is `dir` alone.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
+
+use super::values;
 
 /// `[tools.workspace]`
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, JsonSchema)]
@@ -14,6 +17,10 @@ pub struct Workspace {
     pub dir: PathBuf,
     /// Where the files are kept.
     pub store: WorkspaceStore,
+    /// How long what was taken out of a workspace is kept in `<dir>/.quarantine`; `never` deletes none.
+    #[serde(deserialize_with = "values::retention::<1_000, 3_153_600_000, _>")]
+    #[schemars(schema_with = "values::retention_schema")]
+    pub quarantine_retention: Option<Duration>,
 }
 
 /// Where the runs' files are kept.

@@ -53,11 +53,14 @@ impl Totals {
                 for change in c.changes.iter().flatten() {
                     if self.consumption.files_modified.insert(change.path.clone()) {
                         self.consumption.files_written += 1;
+                        self.consumption.files_of_programs += u64::from(c.sandbox.is_some());
                     }
                 }
                 let consumed = &mut self.consumption;
                 consumed.files_unlisted = consumed.files_unlisted.saturating_add(c.changes_omitted);
                 consumed.files_written = consumed.files_written.saturating_add(c.changes_omitted);
+                let of_programs = if c.sandbox.is_some() { c.changes_omitted } else { 0 };
+                consumed.files_of_programs = consumed.files_of_programs.saturating_add(of_programs);
             }
             RunEvent::ToolCallBlocked(_) => self.tool_calls_made += 1,
             RunEvent::RunQueued {}

@@ -3,7 +3,8 @@
 //! A program needs a rule in `allow` or in `require_approval`; a rule in `deny` beats both, and one
 //! that asks beats one that allows. Without rules nothing runs but what the operator declared as a
 //! tool, of which only `deny` is asked. Programs that run others need a
-//! rule with an argument pattern; options that make a program write or run something need one that
+//! rule with an argument pattern, and are judged by what their arguments name, too: what denies or asks for a
+//! program there holds for them. Options that make a program write or run something need a rule that
 //! names them. Arguments are judged as they are executed, joined so that no argument can pass for
 //! two. What a program then reaches is the sandbox's concern.
 
@@ -14,6 +15,9 @@ use super::{ActionKind, CommandRule, Decision, Policy};
 use crate::bounds::command_line::shown;
 use crate::bounds::pattern::{Author, Pattern};
 use crate::run::Effect;
+
+/// Words of one command that are looked at for one rule.
+const MOST_NAMED: usize = 100;
 
 /// The compiled rules.
 #[derive(Debug, Clone, Default)]
@@ -89,6 +93,16 @@ impl CommandRules {
             let why = format!("{line} may not run, it is denied by {}", rule.told());
             return Ruling::Matched(Decision::Blocked, why, rule.told());
         }
+        let words = if declared { Vec::new() } else { words_for(name, argv) };
+        let is_named = |rule: &&Rule| !rule.written.observes && rule.is_named_in(&words);
+        if let Some(rule) = self.deny.iter().find(is_named) {
+            let why = format!(
+                "{line} may not run: it names {}, which is denied by {}",
+                rule.written.command,
+                rule.told()
+            );
+            return Ruling::Matched(Decision::Blocked, why, rule.told());
+        }
         let observed = denies(true).map(|rule| {
             let why = format!("{line} would be denied by {}, which only observes", rule.told());
             Ruling::Observed(Decision::Blocked, why, rule.told())
@@ -134,7 +148,18 @@ impl CommandRules {
                 format!("{line} needs an approval by the rule {}", rule.told()),
                 rule.told(),
             ),
-            None => passes,
+            None => match self.require_approval.iter().find(is_named) {
+                Some(rule) => Ruling::Matched(
+                    Decision::Escalated,
+                    format!(
+                        "{line} needs an approval: it names {}, by the rule {}",
+                        rule.written.command,
+                        rule.told()
+                    ),
+                    rule.told(),
+                ),
+                None => passes,
+            },
         }
     }
 
@@ -153,6 +178,24 @@ impl Rule {
         let named =
             if command.contains('/') { program == command } else { name_of(argv) == command };
         named && self.arguments.as_ref().is_none_or(|pattern| pattern.is_match(&shown(arguments)))
+    }
+
+    /// Whether one of the words names its program, wherever that lies, and what follows are its
+    /// arguments. Where that is said too often to look at each, it is.
+    fn is_named_in(&self, words: &[String]) -> bool {
+        let name = last_part(&self.written.command);
+        let mut named = 0;
+        (0..words.len()).any(|at| {
+            let Some((word, arguments)) = words.get(at..).and_then(<[String]>::split_first) else {
+                return false;
+            };
+            if last_part(word) != name {
+                return false;
+            }
+            named += 1;
+            let pattern = self.arguments.as_ref();
+            named > MOST_NAMED || pattern.is_none_or(|it| it.is_match(&shown(arguments)))
+        })
     }
 
     fn told(&self) -> String {
@@ -178,8 +221,22 @@ fn compiled(setting: &'static str, rules: &[CommandRule]) -> Result<Vec<Rule>, P
 
 /// The program's name without its directory.
 fn name_of(argv: &[String]) -> &str {
-    let program = argv.first().map(String::as_str).unwrap_or_default();
+    last_part(argv.first().map(String::as_str).unwrap_or_default())
+}
+
+fn last_part(program: &str) -> &str {
     program.rsplit('/').next().unwrap_or_default()
+}
+
+/// The words in the arguments of a program that runs what they say. What it computes cannot be known.
+fn words_for(name: &str, argv: &[String]) -> Vec<String> {
+    let arguments = argv.get(1..).unwrap_or_default();
+    if !programs::runs_others(name) && programs::telling_option(name, arguments).is_none() {
+        return Vec::new();
+    }
+    let is_part = |c: char| c.is_alphanumeric() || "-_./+@:".contains(c);
+    let words = arguments.iter().flat_map(|argument| argument.split(|c| !is_part(c)));
+    words.filter(|word| !word.is_empty()).map(str::to_owned).collect()
 }
 
 /// With the program's name alone, and not more than a reader wants to see.

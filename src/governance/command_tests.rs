@@ -84,6 +84,35 @@ fn deny_beats_asking_and_asking_beats_allowing() {
 }
 
 #[test]
+fn rules_hold_for_what_a_program_is_told_to_run() {
+    let any = ["env .*", "sh .*", "xargs .*", "find -exec", "git", "grep", "sudo .*"];
+    let rules = rules(&any, &["touch", "/usr/bin/rm -rf?\\b", "curl"], &["mkdir"]);
+    #[rustfmt::skip]
+    let table: &[(&[&str], &str)] = &[
+        (&["/usr/bin/env", "touch", "x"],                            "it names touch, which is denied by touch"),
+        (&["/usr/bin/env", "A=b", "/bin/touch", "x"],                "it names touch"),
+        (&["/bin/sh", "-c", "echo a;touch x"],                       "it names touch"),
+        (&["/bin/sh", "-c", "echo $(curl -s x)|cat"],                "it names curl"),
+        (&["/usr/bin/env", "rm", "-r", "x"],                         "it names /usr/bin/rm"),
+        (&["/usr/bin/env", "rm", "x"],                               "allowed"),
+        (&["/usr/bin/xargs", "-n1", "mkdir"],                        "asked"),
+        (&["/usr/bin/sudo", "env", "mkdir", "x", "touch"],           "it names touch"),
+        (&["/usr/bin/find", ".", "-exec", "touch", "x", ";"],        "it names touch"),
+        (&["/usr/bin/env", "echo", "touching", "touch.txt"],         "allowed"),
+        (&["/usr/bin/grep", "touch", "a"],                           "allowed"),
+        (&["/usr/bin/git", "log", "--grep", "touch"],                "allowed"),
+    ];
+    for (words, expected) in table {
+        let told = judged(&rules, words);
+        assert!(told.contains(expected), "{words:?}: {told}");
+    }
+    let many = "mkdir ".repeat(MOST_NAMED + 1);
+    let asks = super::CommandRules { require_approval: Vec::new(), ..rules.clone() };
+    assert_eq!(judged(&asks, &["/bin/sh", "-c", &many]), "allowed");
+    assert_eq!(judged(&rules, &["/bin/sh", "-c", &many]), "asked");
+}
+
+#[test]
 fn a_command_does_what_the_strictest_of_its_rules_says() {
     let mut policy = Policy::default();
     policy.commands.allow = vec![

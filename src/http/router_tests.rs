@@ -74,6 +74,7 @@ async fn state(auth: Auth) -> HttpState {
         webhooks: None,
         quota: std::sync::Arc::default(),
         workspace: std::env::temp_dir(),
+        quarantine_retention: None,
         is_workspace_shared: false,
         sample_ratio: 0.0,
     };

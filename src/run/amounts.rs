@@ -66,7 +66,7 @@ impl Amounts {
             micro_usd: totals.usage.cost_micro_usd.map_or(0, i64::unsigned_abs),
             tool_calls: totals.tool_calls_made.into(),
             iterations: totals.iterations.into(),
-            files: totals.consumption.files(),
+            files: totals.consumption.files_of_tools(),
             lines: totals.consumption.lines_changed,
             requests: totals.consumption.network_requests,
         }
@@ -94,7 +94,7 @@ impl Caps {
             micro_usd: budget.max_cost_usd.map(Usd::micro).map(i64::unsigned_abs),
             tool_calls: budget.max_tool_calls,
             iterations: budget.max_iterations,
-            files: budget.max_files_modified,
+            files: budget.files(),
             lines: budget.max_lines_changed,
             requests: max_network_requests,
         }

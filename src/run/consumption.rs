@@ -28,6 +28,9 @@ pub struct Consumption {
     /// The same of those that are counted and not listed, since one call changed so many.
     #[serde(skip_serializing_if = "is_zero")]
     pub files_unlisted: u64,
+    /// How many of these programs changed, which is known only afterwards.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub files_of_programs: u64,
     /// Lines written or replaced (EF-08).
     #[serde(skip_serializing_if = "is_zero")]
     pub lines_changed: u64,
@@ -41,6 +44,7 @@ impl Consumption {
         network_requests: 0,
         files_modified: BTreeSet::new(),
         files_unlisted: 0,
+        files_of_programs: 0,
         lines_changed: 0,
     };
 
@@ -59,12 +63,18 @@ impl Consumption {
             lines_changed: self.lines_changed.saturating_sub(other.lines_changed),
             files_modified: self.files_modified,
             files_unlisted: self.files_unlisted,
+            files_of_programs: self.files_of_programs,
         }
     }
 
     /// How many files were modified.
     pub fn files(&self) -> u64 {
         self.files_unlisted.saturating_add(self.files_modified.len() as u64)
+    }
+
+    /// How many of them tools modified that say beforehand what they do.
+    pub fn files_of_tools(&self) -> u64 {
+        self.files().saturating_sub(self.files_of_programs)
     }
 
     pub fn add(&mut self, other: &Self) {
@@ -75,6 +85,7 @@ impl Consumption {
         self.lines_changed = self.lines_changed.saturating_add(other.lines_changed);
         self.files_modified.extend(other.files_modified.iter().cloned());
         self.files_unlisted = self.files_unlisted.saturating_add(other.files_unlisted);
+        self.files_of_programs = self.files_of_programs.saturating_add(other.files_of_programs);
     }
 }
 

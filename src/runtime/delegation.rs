@@ -190,9 +190,13 @@ impl Parent {
                 // know its prices.
                 max_total_tokens: self.plan.rules.budget.max_total_tokens,
                 max_cost_usd: self.plan.rules.budget.max_cost_usd,
-                max_files_modified: Some(
-                    self.plan.rules.budget.max_files_modified.saturating_sub(files),
-                ),
+                // What holds where nothing is written, the tree's budget holds for the child, too.
+                max_files_modified: self
+                    .plan
+                    .rules
+                    .budget
+                    .max_files_modified
+                    .map(|max| max.saturating_sub(files)),
                 max_lines_changed: Some(
                     self.plan.rules.budget.max_lines_changed.saturating_sub(used.lines_changed),
                 ),

@@ -132,6 +132,8 @@ pub struct Settings {
     pub webhooks: Option<Webhooks>,
     /// The directory that all runs' files lie beneath.
     pub workspace: PathBuf,
+    /// How long what was taken out of a workspace is kept; for ever where absent.
+    pub quarantine_retention: Option<Duration>,
     /// Whether it has to be one volume for all replicas.
     pub is_workspace_shared: bool,
     /// How much each workspace may hold.

@@ -74,11 +74,11 @@ impl ReplayLimits {
             return Some("max_tool_calls");
         }
         let (used, wanted) = (&totals.consumption, consumes?);
-        let listed = || used.files_modified.union(&wanted.files_modified).count() as u64;
-        let files = || listed() + used.files_unlisted;
+        let new = || wanted.files_modified.difference(&used.files_modified).count() as u64;
+        let files = || budget.counted_files(used).saturating_add(new());
         let lines = used.lines_changed.saturating_add(wanted.lines_changed);
         let requests = used.network_requests.saturating_add(wanted.network_requests);
-        if !wanted.files_modified.is_empty() && files() > budget.max_files_modified {
+        if !wanted.files_modified.is_empty() && files() > budget.files() {
             return Some("max_files_modified");
         }
         if wanted.lines_changed > 0 && lines > budget.max_lines_changed {

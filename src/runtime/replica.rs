@@ -66,6 +66,9 @@ impl Runtime {
         if let Some(retention) = inner.settings.audit_retention {
             tokio::spawn(self.clone().forget_after(retention, Kept::Audit));
         }
+        if let Some(retention) = inner.settings.quarantine_retention {
+            tokio::spawn(self.clone().empty_quarantine(retention));
+        }
         tokio::spawn(self.clone().close_audit());
         tokio::spawn(self.clone().write_logins());
         inner.deliveries.spawn(self.clone().deliver_webhooks());

@@ -1,5 +1,5 @@
-//! Forgetting: ended runs, and entries of the audit log, are deleted when they have been kept for as
-//! long as the operator wants.
+//! Forgetting: ended runs, entries of the audit log, and what was taken out of workspaces, are deleted when they
+//! have been kept for as long as the operator wants.
 //!
 //! All replicas do it, each taking what the others leave. It goes in small batches with pauses, so
 //! that no commit waits long behind one, and takes smaller ones while the store does not keep up.
@@ -11,6 +11,7 @@ use chrono::TimeDelta;
 
 use super::Runtime;
 use crate::store::StoreError;
+use crate::tools::quarantine;
 
 /// Runs or entries that are deleted in one transaction, at most.
 const BATCH: u32 = 500;
@@ -46,6 +47,27 @@ impl Runtime {
                     tracing::warn!(%error, "what is old cannot be deleted at the moment");
                     batch = (batch / 2).max(1);
                 }
+            }
+        }
+    }
+
+    /// Deletes what has been in the quarantine for longer than this, until the service stops.
+    pub(super) async fn empty_quarantine(self, retention: Duration) {
+        let mut look = tokio::time::interval((retention / 10).clamp(Duration::from_secs(1), LOOK));
+        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                () = self.inner.stop.cancelled() => return,
+                _ = look.tick() => {}
+            }
+            let workspaces = self.inner.settings.workspace.clone();
+            let forget = move || quarantine::forget(&workspaces, retention);
+            match tokio::task::spawn_blocking(forget).await {
+                Ok(Ok(0)) | Err(_) => {}
+                Ok(Ok(deleted)) => {
+                    tracing::info!(deleted, "kept in the quarantine for long enough");
+                }
+                Ok(Err(error)) => tracing::warn!(%error, "the quarantine cannot be read"),
             }
         }
     }

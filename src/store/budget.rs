@@ -270,7 +270,7 @@ impl Store {
                 micro_usd: row.read("spent_micro_usd")?,
                 tool_calls: row.read("spent_tool_calls")?,
                 iterations: row.read("spent_iterations")?,
-                files: consumption.files(),
+                files: consumption.files_of_tools(),
                 lines: consumption.lines_changed,
                 requests: consumption.network_requests,
             };

@@ -3,6 +3,8 @@
 //! Counted from their rows, which every write of a run brings up to date. What a tree may take is
 //! in [`super::budget`].
 
+use std::collections::BTreeSet;
+
 use uuid::Uuid;
 
 use super::backend::Work;
@@ -60,7 +62,8 @@ impl Store {
 fn add(below: &mut Descendants, row: &Row) -> Result<(), StoreError> {
     let mut consumption: Consumption = row.read("consumption")?;
     below.files_modified += consumption.files();
-    (consumption.files_modified, consumption.files_unlisted) = Default::default();
+    consumption.files_modified = BTreeSet::new();
+    (consumption.files_unlisted, consumption.files_of_programs) = (0, 0);
     below.consumption.add(&consumption);
     below.usage.add(&Usage::read(row)?);
     below.attempts += u64::from(row.read::<u32>("attempts")?);

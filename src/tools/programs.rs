@@ -1,24 +1,17 @@
 //! Running the programs of a call, for the tools that start them: in the sandbox, and within what the
 //! workspace may hold.
 //!
-//! The service does not see what programs write, so it measures the workspace while they run, more
-//! rarely where that takes long, and looks it through when they have ended (`left_behind`).
+//! The service does not see what programs write, so it measures the workspace while they run
+//! (`filling`), and looks it through when they have ended (`left_behind`).
 
+mod filling;
 mod left_behind;
 
-use std::time::{Duration, Instant};
-
-use super::quota::OverQuota;
 use super::sandbox::reach::Before;
 use super::sandbox::{Job, Ran, Sandbox, SandboxError};
-use super::{ToolContext, ToolError, Workspace};
+use super::{ToolContext, ToolError};
 use crate::governance::Permit;
 use left_behind::LooksThrough;
-
-/// Between two looks at a workspace, at least.
-const PAUSE: Duration = Duration::from_millis(500);
-/// The share of the time that looking may take.
-const SHARE: u32 = 20;
 
 /// Runs programs, which are ended where they fill the workspace beyond its bounds. Where they may
 /// change it, `before` is what was in there.
@@ -35,13 +28,19 @@ pub(super) async fn run(
     let Some(before) = before else {
         return sandbox.run(job).await.map_err(|error| failed(&error));
     };
+    let denied = permit.denied();
+    if denied.by_glob || !denied.trees.is_empty() {
+        there_is_room_aside(context).await?;
+    }
+    let [bytes, _] = context.workspace.bounds();
+    job.largest_file = Some(bytes);
     context.standing.held().await;
     let (held, looks_through) = LooksThrough::after(permit, context, before);
     job.held = Some(held);
     let running = async { sandbox.run(job).await.map_err(|error| failed(&error)) };
     let ran = tokio::select! {
         ran = running => ran,
-        over = filled(&context.workspace) => {
+        over = filling::filled(&context.workspace) => {
             Err(ToolError::ForModel(format!("The programs were ended: {over}.")))
         }
     };
@@ -50,24 +49,23 @@ pub(super) async fn run(
     ran
 }
 
-/// Answers when a workspace holds more than it may and does not become smaller.
-async fn filled(workspace: &Workspace) -> OverQuota {
-    let mut before: Option<u64> = None;
-    let mut pause = PAUSE;
-    loop {
-        tokio::time::sleep(pause).await;
-        let since = Instant::now();
-        let looked_at = workspace.clone();
-        let looked = tokio::task::spawn_blocking(move || looked_at.excess()).await;
-        let excess = looked.ok().flatten();
-        if let Some(over) = excess
-            && before.is_some_and(|before| over.amount() >= before)
-        {
-            return over;
-        }
-        before = excess.map(OverQuota::amount);
-        pause = PAUSE.max(since.elapsed() * SHARE);
+/// Refuses programs whose denied works would have no place to go: the quarantine holds as much as a workspace
+/// may.
+async fn there_is_room_aside(context: &ToolContext) -> Result<(), ToolError> {
+    let workspace = context.workspace.clone();
+    let looked = tokio::task::spawn_blocking(move || workspace.quarantine_is_full()).await;
+    if !looked.unwrap_or(true) {
+        return Ok(());
     }
+    tracing::warn!(
+        tenant = %context.caller.tenant,
+        "programs do not start, since the quarantine of the tenant is full; see docs/tools.md"
+    );
+    Err(ToolError::ForModel(
+        "No program that may change files starts: what programs made under denied names has filled \
+         the quarantine, which an operator must look through. Use file_ops."
+            .into(),
+    ))
 }
 
 /// What a model reads where programs did not run.

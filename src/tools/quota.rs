@@ -16,6 +16,8 @@ use parking_lot::Mutex;
 const FRESH: Duration = Duration::from_mins(1);
 /// A figure that is younger than this, and exact, is not measured again before a refusal.
 const NEW: Duration = Duration::from_secs(1);
+/// How many times as much as there may be is counted, so that it is seen to grow.
+const COUNTED: u64 = 4;
 /// Workspaces whose figures are kept.
 const KEPT: usize = 4096;
 
@@ -74,6 +76,13 @@ pub enum OverQuota {
 }
 
 impl OverQuota {
+    /// Whether it is more than an eighth beyond what is possible.
+    pub fn is_far(self) -> bool {
+        let (Self::File(amount, most) | Self::Bytes(amount, most) | Self::Files(amount, most)) =
+            self;
+        amount > most.saturating_add(most / 8)
+    }
+
     /// The bytes or files that there would be.
     pub fn amount(self) -> u64 {
         let (Self::File(amount, _) | Self::Bytes(amount, _) | Self::Files(amount, _)) = self;
@@ -112,6 +121,11 @@ impl Quota {
         self.limits.max_file
     }
 
+    /// Bytes, and files and directories, of one workspace.
+    pub fn bounds(&self) -> [u64; 2] {
+        [self.limits.bytes, self.limits.files]
+    }
+
     /// Counts changes if there is room for all of them. May walk the workspace, so it belongs on
     /// the blocking pool.
     ///
@@ -142,16 +156,7 @@ impl Quota {
             is_new || self.over(figure.used, change).is_none()
         });
         if !is_enough {
-            let measured = Figure {
-                used: measured(root, self.limits.files),
-                at: Instant::now(),
-                is_exact: true,
-            };
-            let mut figures = self.figures.lock();
-            if figures.len() >= KEPT {
-                figures.clear();
-            }
-            figures.insert(key, measured);
+            self.measure(key, root);
         }
         let mut figures = self.figures.lock();
         let Some(figure) = figures.get_mut(&key) else { return Ok(()) };
@@ -168,7 +173,38 @@ impl Quota {
     /// Whether a workspace holds more than it may, programs' files included. Walks the workspace, so it
     /// belongs on the blocking pool.
     pub fn excess(&self, root: &Dir) -> Option<OverQuota> {
-        let used = measured(root, self.limits.files);
+        let [bytes, files] = self.bounds().map(|most| most.saturating_mul(COUNTED));
+        self.exceeded(measured(root, Used { bytes, files }))
+    }
+
+    /// The same by a figure that may be a minute old.
+    pub fn known_excess(&self, root: &Dir) -> Option<OverQuota> {
+        let metadata = root.dir_metadata().ok()?;
+        let key = (metadata.dev(), metadata.ino());
+        let known = self.figures.lock().get(&key).copied();
+        let known = known.filter(|figure| figure.at.elapsed() < FRESH);
+        self.exceeded(known.unwrap_or_else(|| self.measure(key, root)).used)
+    }
+
+    /// What is known of a workspace does not hold any more.
+    pub fn forget(&self, root: &Dir) {
+        if let Ok(metadata) = root.dir_metadata() {
+            self.figures.lock().remove(&(metadata.dev(), metadata.ino()));
+        }
+    }
+
+    fn measure(&self, key: (u64, u64), root: &Dir) -> Figure {
+        let most = Used { bytes: u64::MAX, files: self.limits.files };
+        let figure = Figure { used: measured(root, most), at: Instant::now(), is_exact: true };
+        let mut figures = self.figures.lock();
+        if figures.len() >= KEPT {
+            figures.clear();
+        }
+        figures.insert(key, figure);
+        figure
+    }
+
+    fn exceeded(&self, used: Used) -> Option<OverQuota> {
         let QuotaLimits { bytes, files, .. } = self.limits;
         if used.bytes > bytes {
             return Some(OverQuota::Bytes(used.bytes, bytes));
@@ -197,16 +233,16 @@ impl Quota {
     }
 }
 
-/// What is in a directory and beneath; the count ends a little above the limit. Links are not
-/// followed, and what cannot be read counts as nothing.
-fn measured(root: &Dir, limit: u64) -> Used {
+/// What is in a directory and beneath; the count ends a little above so much. Links are not followed, and
+/// what cannot be read counts as nothing.
+fn measured(root: &Dir, most: Used) -> Used {
     let mut used = Used::default();
     let Ok(root) = root.try_clone() else { return used };
     let mut open = vec![root];
     while let Some(dir) = open.pop() {
         let Ok(entries) = dir.entries() else { continue };
         for entry in entries.filter_map(io::Result::ok) {
-            if used.files > limit {
+            if used.files > most.files || used.bytes > most.bytes {
                 return used;
             }
             let Ok(metadata) = entry.metadata() else { continue };
@@ -264,7 +300,8 @@ mod tests {
         for number in 0..30 {
             std::fs::write(root.path().join(format!("t/{number}")), "x").unwrap();
         }
-        assert_eq!(measured(&workspace.root(), 10).files, 11);
+        let most = Used { bytes: u64::MAX, files: 10 };
+        assert_eq!(measured(&workspace.root(), most).files, 11);
         assert_eq!(workspace.admit(new(1)), Err(OverQuota::Files(12, 10)));
         assert_eq!(workspace.admit(Growth::of_file(Some(1), 2)), Ok(()), "a file that is there");
     }

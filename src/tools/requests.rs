@@ -84,6 +84,8 @@ enum What {
     /// Something that programs have left in the workspace.
     Left {
         path: String,
+        /// Where it was put, beneath the directory of all workspaces.
+        kept: Option<String>,
     },
 }
 
@@ -95,7 +97,8 @@ impl What {
             Self::File { path, bytes, url } => {
                 json!({"download": {"path": path, "bytes": bytes, "url": url}})
             }
-            Self::Left { path } => json!({"left": {"path": path}}),
+            Self::Left { path, kept: None } => json!({"left": {"path": path}}),
+            Self::Left { path, kept } => json!({"left": {"path": path, "kept": kept}}),
         }
     }
 }
@@ -289,14 +292,20 @@ impl Requests {
 
     /// Notes what the rules say to something that programs have left in the workspace, and what became
     /// of it.
-    pub(super) fn left(&self, path: &str, ruling: LaterRuling, outcome: &'static str) {
+    pub(super) fn left(
+        &self,
+        path: &str,
+        kept: Option<String>,
+        ruling: LaterRuling,
+        outcome: &'static str,
+    ) {
         let LaterRuling { decision, rule, pattern, reason } = ruling;
         let mut told = self.0.lock();
         if told.asked.len() >= MAX_REQUESTS {
             return;
         }
         let at = told.next();
-        let what = What::Left { path: path.to_owned() };
+        let what = What::Left { path: path.to_owned(), kept };
         told.asked.push(Asked { at, what, rule, pattern, decision, reason, outcome });
     }
 

@@ -162,6 +162,7 @@ impl Tool for Shell {
             input: None,
             reach,
             timeout,
+            largest_file: None,
             way_out,
             each_line: None,
             held: None,

@@ -9,6 +9,8 @@ use rustix::fs::{RenameFlags, renameat_with};
 use rustix::io::Errno;
 use uuid::Uuid;
 
+use super::own_writes;
+
 /// How the names of such files begin.
 const PREFIX: &str = ".toolloop-";
 
@@ -26,6 +28,7 @@ impl Staged {
     /// What the system says.
     pub fn create(dir: &Arc<Dir>) -> io::Result<(Self, File)> {
         let name = format!("{PREFIX}{}.tmp", Uuid::new_v4().simple());
+        own_writes::note(dir, &name);
         let file = dir.open_with(&name, OpenOptions::new().write(true).create_new(true))?;
         Ok((Self { dir: Arc::clone(dir), name }, file))
     }

@@ -10,6 +10,7 @@
 
 mod way;
 
+use std::ffi::OsStr;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use cap_fs_ext::{DirExt, FollowSymlinks, OpenOptionsFollowExt, OpenOptionsSyncEx
 use cap_std::ambient_authority;
 use cap_std::fs::{Dir, File, Metadata, OpenOptions};
 
+use super::quarantine::Quarantine;
 use super::quota::{Growth, OverQuota, Quota};
 pub use way::{Made, MadeAll, Way};
 
@@ -37,6 +39,7 @@ pub struct Workspace {
     /// Where it is beneath the tenant's directory, links followed; `.` where it is that.
     directory: Arc<str>,
     quota: Arc<Quota>,
+    quarantine: Quarantine,
 }
 
 /// Why a workspace could not be opened.
@@ -132,6 +135,7 @@ impl Workspace {
             return Err(invalid(directory));
         }
         let failed = |source| WorkspaceError::Io { path: format!("{tenant}/{directory}"), source };
+        let quarantine = Quarantine::of(root, tenant);
         let open_root = || Dir::open_ambient_dir(root, ambient_authority());
         let root = match open_root() {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
@@ -140,7 +144,8 @@ impl Workspace {
             opened => opened,
         };
         let tenant = open_or_make(&root.map_err(failed)?, tenant).map_err(failed)?;
-        let tenant = Self { root: Arc::new(tenant), directory: ".".into(), quota: Arc::default() };
+        let (root, quota) = (Arc::new(tenant), Arc::default());
+        let tenant = Self { root, directory: ".".into(), quota, quarantine };
         if beneath == "." {
             return Ok(tenant);
         }
@@ -176,6 +181,41 @@ impl Workspace {
     /// blocking pool.
     pub fn excess(&self) -> Option<OverQuota> {
         self.quota.excess(&self.root)
+    }
+
+    /// Bytes, and files and directories, that it may hold.
+    pub(super) fn bounds(&self) -> [u64; 2] {
+        self.quota.bounds()
+    }
+
+    /// Bytes and files that the file system has room for, where it says so.
+    pub(super) fn room(&self) -> Option<[u64; 2]> {
+        let told = rustix::fs::fstatvfs(&*self.root).ok()?;
+        Some([told.f_bfree.saturating_mul(told.f_frsize), told.f_ffree])
+    }
+
+    /// Moves an entry of one of its directories, which lies at that path, out of every workspace's reach.
+    /// Answers where it lies now, beneath the directory of all workspaces.
+    ///
+    /// # Errors
+    /// What the system says; it is where it was.
+    pub(super) fn put_aside(&self, dir: &Dir, name: &OsStr, path: &str) -> io::Result<String> {
+        let beneath = match &*self.directory {
+            "." => path.to_owned(),
+            directory => format!("{directory}/{path}"),
+        };
+        let kept = self.quarantine.take(dir, name, &beneath)?;
+        if let Some(aside) = self.quarantine.opened() {
+            self.quota.forget(&aside);
+        }
+        Ok(kept)
+    }
+
+    /// Whether what was put aside is as much as a workspace may hold, as was measured within the last
+    /// minute. May walk through it.
+    pub(super) fn quarantine_is_full(&self) -> bool {
+        let aside = self.quarantine.opened();
+        aside.is_some_and(|aside| self.quota.known_excess(&aside).is_some())
     }
 
     /// Counts a file that is gone.

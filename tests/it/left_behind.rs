@@ -1,8 +1,8 @@
 //! What programs leave in the workspace: changes that are told and counted, and what `paths.deny`
-//! forbids, which is removed. Through the HTTP API, on both stores.
+//! forbids, which is put aside. Through the HTTP API, on both stores.
 //!
 //! Crossings. Gate: rules of the agent, of a parent, and rules that only observe (here). Budgets:
-//! files that programs change end the run (here). Cancel, timeout: what is left is removed before the
+//! files that programs change end the run (here). Cancel, timeout: what is left is put aside before the
 //! run ends (here). Crash of the service: the workspace is not looked through, as the docs say. Console, streaming: the events
 //! carry the changes as those of `file_ops`. Other replica: the workspace is shared.
 
@@ -15,22 +15,23 @@ use crate::script_tools::{events, python};
 use crate::service::{Db, Service, Setup, on_both_stores};
 
 on_both_stores! {
-    what_is_denied_is_removed,
+    what_is_denied_is_taken_out,
     a_program_that_is_given_up_leaves_nothing_denied,
-    a_parents_rules_remove_what_children_make,
+    a_parents_rules_hold_for_what_children_make,
     what_only_observes_stays_and_is_told,
     changes_of_programs_are_told_and_counted,
     changes_of_programs_end_a_run_over_its_budget,
     many_changes_are_counted_and_not_listed,
-    removal_follows_no_link,
+    a_checkout_does_not_end_a_run_unless_a_bound_is_written,
+    putting_aside_follows_no_link,
 }
 
-const DENY: &str = "deny: ['**/.env', 'secret/**', '*.lock']";
+pub const DENY: &str = "deny: ['**/.env', 'secret/**', '*.lock']";
 const COMMANDS: &str = "commands: {allow: [{command: cp}, {command: mkdir}, {command: mv}, {command: touch}, {command: rm}, \
      {command: ln}, {command: sleep}, {command: chmod}, {command: ls, effect: read}, {command: cat, effect: read}]}";
 
 /// An agent that calls tools, one a turn.
-fn with(setup: Setup, name: &str, governance: &str, calls: &[(&str, Value)]) -> Setup {
+pub fn with(setup: Setup, name: &str, governance: &str, calls: &[(&str, Value)]) -> Setup {
     let scripts = if calls.iter().any(|(tool, _)| tool.starts_with("script:")) {
         ", 'script:set/*'"
     } else {
@@ -38,7 +39,7 @@ fn with(setup: Setup, name: &str, governance: &str, calls: &[(&str, Value)]) -> 
     };
     let seconds = if name == "late" { 2 } else { 60 };
     let agent = format!(
-        "model: scripted/{name}\ntools: [shell{scripts}]\nenable_double_confirmation: false\nlimits: \
+        "model: scripted/{name}\ntools: [shell, file_ops{scripts}]\nenable_double_confirmation: false\nlimits: \
          {{tool_call_timeout_seconds: {seconds}, error_threshold: 50, max_iterations: 60, max_iterations_per_attempt: 60}}\ngovernance: {{autonomy: full, \
          {COMMANDS}, {governance}}}\n"
     );
@@ -51,28 +52,28 @@ fn with(setup: Setup, name: &str, governance: &str, calls: &[(&str, Value)]) -> 
         .scenario(name, &format!("steps: [{}, {{text: done}}]", steps.join(", ")))
 }
 
-fn lines(commands: &[&'static str]) -> Vec<(&'static str, Value)> {
+pub fn lines(commands: &[&'static str]) -> Vec<(&'static str, Value)> {
     commands.iter().map(|command| ("shell", json!({"command": command}))).collect()
 }
 
-fn place(service: &Service, path: &str) -> PathBuf {
+pub fn place(service: &Service, path: &str) -> PathBuf {
     service.dir.path().join("workspace/default").join(path)
 }
 
-fn is_there(service: &Service, path: &str) -> bool {
+pub fn is_there(service: &Service, path: &str) -> bool {
     place(service, path).symlink_metadata().is_ok()
 }
 
-async fn completed(service: &Service, run: &Value) -> Vec<Value> {
+pub async fn completed(service: &Service, run: &Value) -> Vec<Value> {
     events(service, run, "tool_call.completed").await
 }
 
-fn content(call: &Value) -> &str {
+pub fn content(call: &Value) -> &str {
     call["content"].as_str().unwrap()
 }
 
 /// Paths with what happened to them.
-fn told(call: &Value) -> Value {
+pub fn told(call: &Value) -> Value {
     let changes = call["changes"].as_array().unwrap();
     changes.iter().map(|change| json!([change["path"], change["change"]])).collect()
 }
@@ -83,7 +84,7 @@ async fn used(service: &Service, run: &Value) -> Value {
 }
 
 /// The audit records of what programs have left.
-async fn audited(service: &Service, run: &Value) -> Vec<Value> {
+pub async fn audited(service: &Service, run: &Value) -> Vec<Value> {
     let path = format!("/v1/audit?limit=200&run_id={}", run["run_id"].as_str().unwrap());
     let all = service.get(&path).await.body["data"].as_array().unwrap().clone();
     let mut of_files: Vec<Value> =
@@ -92,7 +93,7 @@ async fn audited(service: &Service, run: &Value) -> Vec<Value> {
     of_files
 }
 
-async fn what_is_denied_is_removed(db: Db) {
+async fn what_is_denied_is_taken_out(db: Db) {
     let calls = lines(&[
         "cp a.txt .env",
         "mkdir secret && cp a.txt secret/k",
@@ -119,8 +120,9 @@ async fn what_is_denied_is_removed(db: Db) {
     ] {
         let call = &calls[index];
         assert_eq!(call["failure"], "tool_error", "{call:#}");
-        let expected =
-            format!("it was removed with its content: {path}, which is denied by {rule}.");
+        let expected = format!(
+            "it was taken out of the workspace with its content: {path}, which is denied by {rule}."
+        );
         assert!(content(call).contains(&expected), "{expected}: {call:#}");
         assert!(content(call).contains("exit_code"), "what the programs answered: {call:#}");
     }
@@ -188,7 +190,7 @@ async fn a_program_that_is_given_up_leaves_nothing_denied(db: Db) {
     assert_eq!(audited(&service, &run).await.len(), 1);
 }
 
-async fn a_parents_rules_remove_what_children_make(db: Db) {
+async fn a_parents_rules_hold_for_what_children_make(db: Db) {
     let parent = "model: scripted/parent\ntools: ['agent:worker']\ngovernance: {autonomy: full, paths: {deny: \
                   ['**/*.key']}}\nenable_double_confirmation: false\n";
     let calls = lines(&["touch sub/a.key"]);
@@ -308,6 +310,48 @@ async fn many_changes_are_counted_and_not_listed(db: Db) {
     println!("calls with 1,500 files took {durations:?} ms, the run {:?}", since.elapsed());
 }
 
+async fn a_checkout_does_not_end_a_run_unless_a_bound_is_written(db: Db) {
+    let program = "import os\nw = os.environ['TOOLLOOP_WORKSPACE']\nfor i in range(60): open(f'{w}/{i}', 'w')\nprint(1)";
+    let set = format!("tools:\n{}", python("checkout", program, ""));
+    let write =
+        |path: String| ("file_ops", json!({"operation": "write", "path": path, "content": "x"}));
+    let mut calls = vec![("script:set/checkout", json!({}))];
+    calls.extend((0..51).map(|n| write(format!("own{n}"))));
+    let setup = with(Setup::new(), "worker", "paths: {write: ['./**']}", &calls);
+    let delegates = "model: scripted/lead\ntools: ['agent:worker']\ngovernance: {autonomy: full}\nenable_double_confirmation: false\n";
+    let service = with(setup, "few", "paths: {write: ['./**']}", &calls[..2])
+        .tools("set", &set)
+        .agent("lead", delegates)
+        .scenario(
+            "lead",
+            "steps: [{tool_calls: [{tool: 'agent:worker', arguments: {}}]}, {text: done}]",
+        )
+        .start(db)
+        .await;
+    let run = service.run("few", &json!({})).await;
+    assert_eq!(run["status"], "completed", "{run:#}");
+    assert_eq!(used(&service, &run).await["files_modified"], 61);
+    let path = format!("/v1/runs/{}", run["run_id"].as_str().unwrap());
+    assert_eq!(service.get(&path).await.body["budget"]["limits"]["max_files_modified"], 50);
+    // A request can write a bound.
+    let run = service.run("few", &json!({"budget": {"max_files_modified": 55}})).await;
+    let context = &run["error"]["context"];
+    assert_eq!((&context["used"], &context["max"]), (&json!(60), &json!(50)), "{run:#}");
+    // The tools that say what they change keep theirs, in a tree of runs, too.
+    for agent in ["worker", "lead"] {
+        let run = service.run(agent, &json!({})).await;
+        let worker = service.get("/v1/runs?agent=worker").await.body["data"][0].clone();
+        let worker = service.get(&format!("/v1/runs/{}", worker["run_id"].as_str().unwrap())).await;
+        let context = &worker.body["error"]["context"];
+        assert_eq!(
+            (&context["limit"], &context["used"]),
+            (&json!("max_files_modified"), &json!(50)),
+            "{run:#}"
+        );
+        assert_eq!(worker.body["budget"]["used"]["files_modified"], 110);
+    }
+}
+
 const LINKS: &str = r#"
 import os
 w = os.environ["TOOLLOOP_WORKSPACE"]
@@ -328,7 +372,7 @@ for i in range(3000):
 print("made")
 "#;
 
-async fn removal_follows_no_link(db: Db) {
+async fn putting_aside_follows_no_link(db: Db) {
     let set = format!("tools:\n{}", python("links", LINKS, ""));
     let governance = "paths: {write: ['./**'], deny: ['**/.env', 'secret/**', '**/*.lock']}";
     let calls = [("script:set/links", json!({})), ("shell", json!({"command": "ls"}))];
@@ -346,4 +390,48 @@ async fn removal_follows_no_link(db: Db) {
     }
     assert_eq!(std::fs::read_to_string(place(&service, "keep/k")).unwrap(), "kept");
     assert_eq!(calls[1]["failure"], Value::Null, "{:#}", calls[1]);
+}
+
+/// What a call costs beside its programs, by the size of the workspace: `cargo test --test it
+/// left_behind::costs -- --ignored --nocapture`. Milliseconds.
+#[tokio::test]
+#[ignore = "a measurement"]
+async fn costs() {
+    let median = |mut all: Vec<u64>| {
+        all.sort_unstable();
+        all[all.len() / 2]
+    };
+    for files in [10, 1_000, 10_000] {
+        let mut setup = Setup::new();
+        let denies = format!("paths: {{write: ['./**'], {DENY}}}");
+        let agents = [("denies", denies.as_str()), ("free", "paths: {write: ['./**']}")];
+        let kinds = [("writes", "touch a.txt"), ("reads", "cat a.txt")];
+        for (agent, governance) in agents {
+            for (kind, command) in kinds {
+                setup = with(setup, &format!("{agent}-{kind}"), governance, &lines(&[command; 40]));
+            }
+        }
+        let service = setup.file("a.txt", "a").start(Db::Sqlite).await;
+        for file in 0..files {
+            let directory = place(&service, &format!("d{}", file / 100));
+            std::fs::create_dir_all(&directory).unwrap();
+            std::fs::write(directory.join(format!("{file}.txt")), "x").unwrap();
+        }
+        for (agent, _) in agents {
+            for (kind, _) in kinds {
+                let run = service.run(&format!("{agent}-{kind}"), &json!({})).await;
+                let calls = completed(&service, &run).await;
+                let whole = |call: &Value| call["duration_ms"].as_u64().unwrap();
+                let sandbox = |call: &Value| {
+                    let told: Value = serde_json::from_str(content(call)).unwrap();
+                    told["duration_ms"].as_u64().unwrap()
+                };
+                println!(
+                    "{files} files, {agent}, {kind}: {} ms, of which the programs {} ms",
+                    median(calls.iter().map(whole).collect()),
+                    median(calls.iter().map(sandbox).collect())
+                );
+            }
+        }
+    }
 }

@@ -1477,7 +1477,7 @@ fn any_rules() -> impl Strategy<Value = Rules> {
                 },
                 budget: Budget {
                     max_tool_calls: budget,
-                    max_files_modified: budget / 2,
+                    max_files_modified: Some(budget / 2),
                     stop_conditions,
                     ..Budget::default()
                 },

@@ -83,6 +83,7 @@ mod policies;
 mod postgres_cluster;
 mod project;
 mod providers;
+mod quarantine;
 mod rate_limits;
 mod react;
 mod reclaims;

@@ -99,6 +99,7 @@ impl Bench {
             input: None,
             reach,
             timeout: settings.timeout,
+            largest_file: None,
             way_out: None,
             each_line: None,
             held: None,

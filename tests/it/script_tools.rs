@@ -25,6 +25,7 @@ on_both_stores! {
     scripts_end_with_their_run_and_with_the_service,
     labels_and_timeouts_come_from_the_file,
     programs_that_fill_the_workspace_are_ended,
+    no_flood_goes_far_beyond_the_bounds,
 }
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
@@ -534,4 +535,38 @@ async fn programs_that_fill_the_workspace_are_ended(db: Db) {
     let told = results[0]["content"].as_str().unwrap();
     assert!(told.contains("The programs were ended: the workspace would hold"), "{results:#?}");
     assert_eq!(results[1]["content"].as_str().unwrap().trim(), "0", "{results:#?}");
+}
+
+async fn no_flood_goes_far_beyond_the_bounds(db: Db) {
+    let small = "import os\nos.chdir(os.environ['TOOLLOOP_WORKSPACE'])\nn = 0\nwhile True:\n  open(f'small{n}', 'w').close(); n += 1";
+    let large = "import os\nos.chdir(os.environ['TOOLLOOP_WORKSPACE'])\nf = open('large', 'wb')\n\
+                 while True: f.write(b'x' * (1 << 20)); f.flush()";
+    let several = "import os\nos.chdir(os.environ['TOOLLOOP_WORKSPACE'])\nn = 0\nwhile True:\n  \
+                   open(f'several{n}', 'wb').write(b'x' * (1 << 20)); n += 1";
+    let emptied = "import os, glob\nos.chdir(os.environ['TOOLLOOP_WORKSPACE'])\nfound = glob.glob('*')\n\
+                   print(len(found), sum(os.stat(f).st_size for f in found))\nfor f in found: os.remove(f)";
+    let programs = [("small", small), ("large", large), ("several", several), ("emptied", emptied)];
+    let tools: String = programs.iter().map(|(name, program)| python(name, program, "")).collect();
+    let calls = ["small", "emptied", "large", "emptied", "several", "emptied"]
+        .map(|name| format!("script:flood/{name}"));
+    let calls: Vec<(&str, Value)> = calls.iter().map(|name| (name.as_str(), json!({}))).collect();
+    let paths = "{autonomy: full, paths: {write: ['./**']}}";
+    let setup = Setup::new()
+        .config("[tools.file_ops]\nworkspace_quota = \"8MiB\"\nworkspace_files = 1000\n")
+        .tools("flood", &format!("tools:\n{tools}"));
+    let service = with(setup, "['script:flood/*']", paths, &calls).start(db).await;
+    let run = service.run("worker", &json!({})).await;
+    let results = results(&service, &run).await;
+    assert_eq!(results.len(), 6, "{run:#}: {results:#?}");
+    let files = "The programs were ended: the workspace would hold";
+    assert!(results[0].contains(files) && results[0].contains("files"), "{results:#?}");
+    assert!(results[2].contains("File too large"), "{results:#?}");
+    assert!(results[4].contains(files) && results[4].contains("bytes"), "{results:#?}");
+    let found = |index: usize| -> Vec<u64> {
+        results[index].split_whitespace().map(|figure| figure.parse().unwrap()).collect()
+    };
+    println!("left by floods: {:?}, {:?}, {:?}", found(1), found(3), found(5));
+    assert!(found(1)[0] > 1000, "{results:#?}");
+    assert_eq!(found(3), [1, 8 << 20], "one file is held by the kernel");
+    assert!(found(5)[1] > 8 << 20, "{results:#?}");
 }

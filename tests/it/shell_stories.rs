@@ -18,6 +18,7 @@ on_both_stores! {
     commands_run_and_are_journaled_as_they_ran,
     what_is_not_listed_does_not_run_and_says_why,
     a_command_can_need_an_approval,
+    rules_hold_for_what_a_program_is_told_to_run,
     programs_end_with_their_run_and_with_the_service,
     a_parents_rules_hold_in_children,
     names_that_no_rule_can_be_held_for_are_refused,
@@ -160,6 +161,48 @@ async fn a_command_can_need_an_approval(db: Db) {
     assert!(approved.status.is_success(), "{:#}", approved.body);
     let run = service.until(&path, |run| run["status"] == "completed").await;
     assert!(results(&service, &run).await[1]["stdout"].as_str().unwrap().contains("made"));
+}
+
+async fn rules_hold_for_what_a_program_is_told_to_run(db: Db) {
+    let denied = [
+        "env touch made",
+        "echo made | xargs touch",
+        "sh -c 'echo x; /usr/bin/touch made'",
+        "find . -maxdepth 0 -exec touch made ';'",
+        "nice -n 1 nohup touch made",
+        "awk 'BEGIN{system(\"touch made\")}'",
+        "env rm -f a.txt",
+    ];
+    let benign = ["env echo touching", "sh -c 'echo untouched'", "env rm made2"];
+    let any = |name: &str| format!("{{command: {name}, args: '.*'}}");
+    let find = "{command: find, args: '-exec'}";
+    let allowed = ["env", "xargs", "sh", "nice", "awk"].map(any).join(", ");
+    let rules = format!(
+        "{{allow: [{{command: echo}}, {find}, {allowed}], deny: [{{command: touch}}, {{command: rm, args: '-f'}}], \
+         require_approval: [{{command: mkdir}}]}}"
+    );
+    let commands: Vec<&str> = denied.into_iter().chain(benign).chain(["env mkdir made"]).collect();
+    let service = Setup::new()
+        .agent("worker", &agent(&rules, "limits: {error_threshold: 50}"))
+        .scenario("worker", &scenario(&commands))
+        .file("a.txt", "a")
+        .file("made2", "")
+        .start(db)
+        .await;
+    let path = service.enqueue("worker").await;
+    let parked = service.until(&path, |run| run["status"] == "awaiting_approval").await;
+    let reason = parked["pending"][0]["reason"].as_str().unwrap();
+    assert!(reason.contains("it names mkdir"), "{parked:#}");
+    let blocked = events(&service, &parked, "tool_call.blocked").await;
+    assert_eq!(blocked.len(), denied.len(), "{blocked:#?}");
+    for blocked in &blocked {
+        let reason = blocked["reason"].as_str().unwrap();
+        assert!(reason.contains("which is denied by"), "{reason}");
+    }
+    let results = results(&service, &parked).await;
+    assert!(results.iter().all(|result| result["exit_code"] == 0), "{results:#?}");
+    let made = service.dir.path().join("workspace/default/made");
+    assert!(!made.exists());
 }
 
 /// Whether a process with that argument is alive.

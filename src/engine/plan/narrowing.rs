@@ -61,7 +61,7 @@ pub(super) fn not_widened(limits: &Limits, budget: &Budget, o: &Overrides) -> Ve
             of_budget.max_total_tokens,
             budget.max_total_tokens.unwrap_or(u64::MAX),
         ),
-        ("budget.max_files_modified", of_budget.max_files_modified, budget.max_files_modified),
+        ("budget.max_files_modified", of_budget.max_files_modified, budget.files()),
         ("budget.max_lines_changed", of_budget.max_lines_changed, budget.max_lines_changed),
     ];
     let told = |field: &str, asked: &dyn Display, allowed: &dyn Display| {

@@ -244,12 +244,11 @@ impl State {
         now: DateTime<Utc>,
     ) -> Option<Vec<RunEvent>> {
         let (used, budget) = (&self.totals.consumption, &self.rules.budget);
-        let listed = used.files_modified.union(&consumes.files_modified).count() as u64;
-        let files = listed.saturating_add(used.files_unlisted);
+        let files = budget.counted_files(used).saturating_add(self.new_files(consumes));
         let lines = used.lines_changed.saturating_add(consumes.lines_changed);
-        let limit = if files > budget.max_files_modified && !consumes.files_modified.is_empty() {
-            let used = used.files();
-            over_budget("max_files_modified", used, Some(budget.max_files_modified))
+        let limit = if files > budget.files() && !consumes.files_modified.is_empty() {
+            let used = budget.counted_files(used);
+            over_budget("max_files_modified", used, Some(budget.files()))
         } else if lines > budget.max_lines_changed && consumes.lines_changed > 0 {
             over_budget("max_lines_changed", used.lines_changed, Some(budget.max_lines_changed))
         } else if let Some(max) = self.rules.max_network_requests
@@ -265,8 +264,8 @@ impl State {
 
     /// How many files the run may still modify that it has not modified yet.
     pub fn files_left(&self) -> u64 {
-        let used = self.totals.consumption.files();
-        self.rules.budget.max_files_modified.saturating_sub(used)
+        let budget = &self.rules.budget;
+        budget.files().saturating_sub(budget.counted_files(&self.totals.consumption))
     }
 
     /// How many requests to the network the run may still send, where that is limited.
@@ -286,10 +285,11 @@ impl State {
         Some(self.end_mid_turn("the budget is used up", self.ended_at(&limit, now)))
     }
 
-    /// The end of the run whose programs have changed more files than it may; that was not known before
-    /// they did.
+    /// The end of the run whose programs have changed more files than it may, where a bound is written;
+    /// that was not known before they did.
     pub(super) fn out_of_files(&self, now: DateTime<Utc>) -> Option<Step> {
-        let (used, max) = (self.totals.consumption.files(), self.rules.budget.max_files_modified);
+        let budget = &self.rules.budget;
+        let (used, max) = (budget.counted_files(&self.totals.consumption), budget.files());
         if used <= max || matches!(self.phase, Phase::Ended { .. }) {
             return None;
         }

@@ -91,7 +91,7 @@ impl From<DryRunOutcome> for DryRun {
             input_schema: Value::clone(&schema),
         };
         let governance = GovernanceSection {
-            budget: policy.budget.clone(),
+            budget: policy.budget.clone().shown(),
             flow: Some(definition.governance.flow_rules()),
             ..definition.governance.clone()
         };
@@ -113,7 +113,7 @@ impl From<DryRunOutcome> for DryRun {
                 governance,
             },
             limits: policy.limits,
-            budget: policy.budget,
+            budget: policy.budget.shown(),
             warnings,
         }
     }

@@ -608,7 +608,7 @@ impl<'a> RunViews<'a> {
         Ok(defined.map(|(limits, budget)| {
             (
                 limits.narrowed_by(&overrides).shown(overrides.tool_call_timeout_seconds),
-                budget.narrowed_by(&requested),
+                budget.narrowed_by(&requested).shown(),
             )
         }))
     }

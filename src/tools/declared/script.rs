@@ -234,6 +234,7 @@ impl Tool for ScriptTool {
             input: Some(arguments.to_string()),
             reach,
             timeout,
+            largest_file: None,
             way_out,
             each_line: Some(&mut each_line),
             held: None,

@@ -1,33 +1,30 @@
 //! What programs have left in the workspace, looked at when they have ended, however that came about:
 //! which files they made, changed and deleted, and whether they made what `paths.deny` forbids.
 //!
-//! Such a thing is removed, since a rule by glob cannot be held while programs run: only what is there
+//! Such a thing is put aside, since a rule by glob cannot be held while programs run: only what is there
 //! before they start is hidden from them. What others do in the workspace meanwhile cannot be told
-//! from what the programs do.
+//! from what the programs do, except for what the service itself writes; so nothing is deleted.
 
 use std::collections::HashSet;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
 
-use cap_fs_ext::DirExt;
-use cap_std::fs::{Dir, MetadataExt};
-use rustix::fs::{Mode, OFlags};
+use cap_std::fs::MetadataExt;
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
-use uuid::Uuid;
 
 use crate::bounds::text::quoted;
 use crate::event::{ChangeKind, FileChange};
 use crate::governance::{Decision, Permit};
 use crate::tools::ToolContext;
+use crate::tools::quarantine::make_accessible;
 use crate::tools::sandbox::reach::{Before, MAX_WALKED, Stamp};
 use crate::tools::sandbox::walk::{Beyond, Met, walk};
 
-/// Entries that are looked at after programs have ended, and that are removed for one rule. The
-/// programs may have made more than there may be before the next ones.
+/// Entries that are looked at after programs have ended. They may have made more than there may be before
+/// the next ones.
 const MAX_AFTERWARDS: usize = 10 * MAX_WALKED;
-/// Removed things that a model is told of.
+/// Such things that a model is told of.
 const MAX_TOLD: usize = 20;
 
 /// Looks the workspace through when this is dropped and the programs have ended.
@@ -76,7 +73,8 @@ struct Made {
     path: String,
     /// The path that the same file had before.
     was: Option<String>,
-    removed: io::Result<()>,
+    /// Where it is now, beneath the directory of all workspaces.
+    kept: io::Result<String>,
 }
 
 #[derive(Default)]
@@ -101,7 +99,7 @@ fn tell(found: Found, permit: &Permit, context: &ToolContext) {
         let ruling = permit.ruling_on_made(path);
         // Without a pattern it is no rule about this file that objects, and the kernel holds it.
         if ruling.decision == Decision::Warned && ruling.pattern.is_some() {
-            context.requests.left(path, ruling, "succeeded");
+            context.requests.left(path, None, ruling, "succeeded");
         }
         context.changed.add(FileChange::of_program(path, *kind));
     }
@@ -109,17 +107,22 @@ fn tell(found: Found, permit: &Permit, context: &ToolContext) {
         context.changed.complete();
     }
     let mut told = Vec::new();
-    for Made { path, was, removed } in made {
+    for Made { path, was, kept } in made {
         let ruling = permit.ruling_on_made(&path);
         let pattern = ruling.pattern.clone().unwrap_or_default();
         let was = was.map(|was| format!(" (it was {} before)", quoted(&was)));
         let was = was.unwrap_or_default();
-        let (failed, outcome) = match &removed {
-            Ok(()) => (String::new(), "blocked"),
-            Err(error) => (format!(", but cannot be removed: {}", error.kind()), "failed"),
+        let (failed, kept, outcome) = match kept {
+            Ok(kept) => (String::new(), Some(kept), "blocked"),
+            Err(error) => {
+                let failed = format!(", but cannot be taken out and stays: {}", error.kind());
+                (failed, None, "failed")
+            }
         };
+        let (tenant, run, call) = (&context.caller.tenant, context.run_id, context.call_id);
+        tracing::warn!(path, pattern, kept, tenant, %run, %call, "programs made what is denied");
         told.push(format!("{}{was}, which is denied by {pattern}{failed}", quoted(&path)));
-        context.requests.left(&path, ruling, outcome);
+        context.requests.left(&path, kept, ruling, outcome);
     }
     if told.is_empty() {
         return;
@@ -128,8 +131,8 @@ fn tell(found: Found, permit: &Permit, context: &ToolContext) {
     told.truncate(MAX_TOLD);
     let more = if more > 0 { format!("; and {more} more") } else { String::new() };
     context.changed.object(format!(
-        "Blocked by the path rule: the programs made what they may not, and it was removed with its \
-         content: {}{more}. What else they did stays.",
+        "Blocked by the path rule: the programs made what they may not, and it was taken out of the \
+         workspace with its content: {}{more}. What else they did stays.",
         told.join("; ")
     ));
 }
@@ -148,13 +151,18 @@ fn found(permit: &Permit, context: &ToolContext, before: &Before) -> io::Result<
         Beyond::Entries => {
             io::Error::other(format!("there are more than {MAX_AFTERWARDS} entries"))
         }
+        Beyond::Time => io::ErrorKind::TimedOut.into(),
         Beyond::Depth => io::Error::other("directories lie too deep in one another"),
     };
-    walk(&root, MAX_AFTERWARDS, refused, |met: &Met<'_>| {
+    walk(&root, (MAX_AFTERWARDS, None), refused, |met: &Met<'_>| {
         if !permit.may_enter(met.path) {
-            if !before.denied.contains(met.path) && !is_observed(permit, met.path) {
-                found.made.push(removed(met, before));
+            if before.denied.contains(met.path) || is_observed(permit, met.path) {
+                return Ok(false);
             }
+            if before.own.knows(met.directory, met.name) {
+                return Ok(met.is_directory); // what lies in it may be the programs' all the same
+            }
+            found.made.push(put_aside(met, context, before));
             return Ok(false);
         }
         if met.is_directory {
@@ -195,93 +203,20 @@ fn made_tree(tree: &str, context: &ToolContext, before: &Before) -> Option<Made>
     }
     let (directory, name) = context.workspace.holder(tree).ok()?;
     directory.symlink_metadata(name).ok()?;
-    let removed = remove(&directory, OsStr::new(name));
-    Some(Made { path: tree.to_owned(), was: None, removed })
+    let name = OsStr::new(name);
+    if before.own.knows(&directory, name) {
+        return None;
+    }
+    let kept = context.workspace.put_aside(&directory, name, tree);
+    Some(Made { path: tree.to_owned(), was: None, kept })
 }
 
-fn removed(met: &Met<'_>, before: &Before) -> Made {
+fn put_aside(met: &Met<'_>, context: &ToolContext, before: &Before) -> Made {
     let inode = met.entry.metadata().ok().filter(|it| !it.is_dir()).map(|it| it.ino());
     let was = before.stamps.iter().flatten().find(|(_, stamp)| Some(stamp.inode) == inode);
     Made {
         path: met.path.to_owned(),
         was: was.map(|(path, _)| path.clone()),
-        removed: remove(met.directory, met.name),
-    }
-}
-
-/// Removes an entry of a directory with all that is in it, and follows no link. What lies deeper is
-/// moved up before it is removed, so that no depth takes more than two open directories.
-fn remove(directory: &Dir, name: &OsStr) -> io::Result<()> {
-    let kind = directory.symlink_metadata(name)?.file_type();
-    if !kind.is_dir() {
-        return directory.remove_file(name).or_else(|_| {
-            make_own(directory.as_fd());
-            directory.remove_file(name)
-        });
-    }
-    make_accessible(directory, name);
-    let top = directory.open_dir_nofollow(name)?;
-    let mut left = MAX_AFTERWARDS;
-    loop {
-        let mut has_directories = false;
-        for (name, is_directory) in listed(&top, &mut left)? {
-            if is_directory {
-                has_directories = true;
-                remove_shallow(&top, &name, &mut left)?;
-            } else {
-                top.remove_file(&name)?;
-            }
-        }
-        if !has_directories {
-            break;
-        }
-    }
-    directory.remove_dir(name).or_else(|_| {
-        make_own(directory.as_fd());
-        directory.remove_dir(name)
-    })
-}
-
-/// Removes a directory; those in it are moved beside it.
-fn remove_shallow(top: &Dir, name: &OsStr, left: &mut usize) -> io::Result<()> {
-    make_accessible(top, name);
-    let inner = top.open_dir_nofollow(name)?;
-    for (name, is_directory) in listed(&inner, left)? {
-        if is_directory {
-            make_accessible(&inner, &name); // a directory that moves is written to
-            inner.rename(&name, top, format!(".{}", Uuid::new_v4().simple()))?;
-        } else {
-            inner.remove_file(&name)?;
-        }
-    }
-    top.remove_dir(name)
-}
-
-/// What is in a directory, with whether it is one itself.
-fn listed(directory: &Dir, left: &mut usize) -> io::Result<Vec<(OsString, bool)>> {
-    let mut all = Vec::new();
-    for entry in directory.entries()? {
-        let entry = entry?;
-        *left = left.checked_sub(1).ok_or(io::ErrorKind::QuotaExceeded)?;
-        all.push((entry.file_name(), entry.file_type()?.is_dir()));
-    }
-    Ok(all)
-}
-
-/// Gives the service its permissions back on a directory whose programs took them away.
-fn make_accessible(directory: &Dir, name: &OsStr) {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let opened = rustix::fs::openat(directory, name, flags, Mode::empty());
-    if let Ok(opened) = opened {
-        make_own(opened.as_fd());
-    }
-}
-
-fn make_own(directory: impl AsFd) {
-    let Ok(found) = rustix::fs::fstat(&directory) else { return };
-    let mode = Mode::from_raw_mode(found.st_mode);
-    if !mode.contains(Mode::RWXU) {
-        let place = format!("/proc/self/fd/{}", directory.as_fd().as_raw_fd());
-        let _ = rustix::fs::chmod(place.as_str(), mode | Mode::RWXU); // opening it fails if this has
+        kept: context.workspace.put_aside(met.directory, met.name, met.path),
     }
 }

@@ -120,6 +120,8 @@ pub struct Job<'a> {
     pub input: Option<String>,
     pub reach: Reach,
     pub timeout: Duration,
+    /// Bytes of one file, where that is less than the operator's.
+    pub largest_file: Option<u64>,
     /// Where the kernel gives them a network of their own.
     pub way_out: Option<WayOut>,
     /// Sees each line of standard error and says whether it is part of the output.
@@ -194,9 +196,11 @@ impl Sandbox {
         }
         let since = Instant::now();
         let Job { steps, directory, workspace, environment, input, reach, timeout, .. } = job;
-        let Job { way_out, each_line, held, .. } = job;
+        let Job { largest_file, way_out, each_line, held, .. } = job;
         let temporary = temporary()?;
         let way_out = way_out.filter(|_| kernel.holds.network);
+        let own = self.settings.limits;
+        let file_size = largest_file.map_or(own.file_size, |bytes| bytes.min(own.file_size));
         let plan = Plan {
             steps,
             directory,
@@ -204,7 +208,7 @@ impl Sandbox {
             network: way_out.is_some(),
             input,
             reach,
-            limits: self.settings.limits,
+            limits: Limits { file_size, ..own },
             timeout_ms: u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX),
             temporary,
             namespaces: kernel.holds.namespaces,

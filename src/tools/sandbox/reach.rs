@@ -10,15 +10,19 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use cap_std::fs::{Dir, Metadata, MetadataExt};
 
 use super::plan::{Access, Grant, GrantKind, Reach};
 use super::walk::{Beyond, Met, walk};
 use crate::governance::Permit;
+use crate::tools::own_writes::Watch;
 
 /// Entries of a workspace that are looked at for one call.
 pub const MAX_WALKED: usize = 20_000;
+/// How long that may take.
+const MAX_WALK: Duration = Duration::from_secs(5);
 /// Bytes of a script's first line.
 const MAX_FIRST_LINE: u64 = 256;
 
@@ -79,6 +83,12 @@ pub enum ReachError {
          for a program; use file_ops, or ask for rules that name whole directories"
     )]
     TooMany(&'static str),
+    #[error(
+        "the workspace takes longer than {seconds} s to look through, too long to hold its path rules ({0}) for \
+         a program; use file_ops, or ask for rules that name whole directories",
+        seconds = MAX_WALK.as_secs()
+    )]
+    TooSlow(&'static str),
     #[error(
         "{0} holds a file whose name is not UTF-8, which paths.deny cannot be held for; rename it, \
          or use file_ops"
@@ -207,6 +217,8 @@ pub struct Before {
     pub stamps: Option<HashMap<String, Stamp>>,
     /// What is denied, without what lies in it.
     pub denied: HashSet<String>,
+    /// Began before the others were looked at.
+    pub own: Watch,
 }
 
 /// The workspace's part, and what is in there where the programs may change it.
@@ -220,16 +232,19 @@ pub fn workspace(
     executes: bool,
     has_mounts: bool,
 ) -> Result<(Reach, Option<Before>), ReachError> {
+    let own = writes.then(Watch::default);
     let (read, write) = (permit.readable(), permit.writable());
     let by_glob = read.by_glob || (writes && write.by_glob);
     let deny = permit.denied();
     let forbids = deny.by_glob || !deny.trees.is_empty();
     let looked = if by_glob || deny.by_glob || (!has_mounts && forbids) {
         let what = if by_glob { "paths.read, paths.write" } else { "paths.deny" };
-        Some(look(permit, root, what, forbids, writes)?)
+        let names = by_glob || !has_mounts;
+        Some(look(permit, root, what, Wanted { forbids, names, stamps: writes })?)
     } else if writes {
         // The rules hold without it; what the programs change may stay unknown.
-        look(permit, root, "paths", false, writes).ok()
+        let wanted = Wanted { forbids: false, names: false, stamps: true };
+        look(permit, root, "paths", wanted).ok()
     } else {
         None
     };
@@ -237,9 +252,10 @@ pub fn workspace(
         let denied = deny.trees.into_iter().filter(|path| root.symlink_metadata(path).is_ok());
         Found { denied: denied.collect(), ..Found::default() }
     });
-    let before = writes.then(|| Before {
+    let before = own.map(|own| Before {
         stamps: found.stamps.take(),
         denied: found.denied.iter().cloned().collect(),
+        own,
     });
     let mut reach = Reach::default();
     let access = if executes { Access::RUN } else { Access::READ };
@@ -304,41 +320,54 @@ struct Found {
     stamps: Option<HashMap<String, Stamp>>,
 }
 
+/// What a look at a workspace is for.
+#[derive(Debug, Clone, Copy)]
+struct Wanted {
+    /// Whether anything is denied.
+    forbids: bool,
+    /// Each file and directory, to be granted by itself.
+    names: bool,
+    stamps: bool,
+}
+
 fn look(
     permit: &Permit,
     root: &Dir,
     what: &'static str,
-    forbids: bool,
-    writes: bool,
+    wanted: Wanted,
 ) -> Result<Found, ReachError> {
-    let mut found = Found { stamps: writes.then(HashMap::new), ..Found::default() };
+    let mut found = Found { stamps: wanted.stamps.then(HashMap::new), ..Found::default() };
     let refused = |beyond| match beyond {
         Beyond::Entries => ReachError::TooMany(what),
         Beyond::Depth => ReachError::TooDeep,
+        Beyond::Time => ReachError::TooSlow(what),
     };
-    walk(root, MAX_WALKED, refused, |met: &Met<'_>| {
-        let path = met.path.to_owned();
+    walk(root, (MAX_WALKED, Some(MAX_WALK)), refused, |met: &Met<'_>| {
         if met.name.to_str().is_none() {
-            if forbids {
+            if wanted.forbids {
                 let place = if met.above.is_empty() { "the workspace" } else { met.above };
                 return Err(ReachError::NotText(place.to_owned()));
             }
             return Ok(false);
         }
-        if !permit.may_enter(&path) {
-            found.denied.push(path);
+        if !permit.may_enter(met.path) {
+            found.denied.push(met.path.to_owned());
             return Ok(false);
         }
         if met.is_directory {
-            found.directories.insert(path);
+            if wanted.names {
+                found.directories.insert(met.path.to_owned());
+            }
             return Ok(true);
         }
         if let Some(stamps) = &mut found.stamps
             && let Ok(metadata) = met.entry.metadata()
         {
-            stamps.insert(path.clone(), Stamp::of(&metadata));
+            stamps.insert(met.path.to_owned(), Stamp::of(&metadata));
         }
-        found.files.insert(path);
+        if wanted.names {
+            found.files.insert(met.path.to_owned());
+        }
         Ok(false)
     })?;
     Ok(found)

@@ -6,6 +6,7 @@
 use std::ffi::OsString;
 use std::io;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use cap_fs_ext::DirExt;
 use cap_std::fs::{Dir, DirEntry};
@@ -40,23 +41,25 @@ pub enum Beyond {
     /// There are more entries than it may look at.
     Entries,
     Depth,
+    /// It takes longer than it may.
+    Time,
 }
 
 /// Shows each entry to the visitor, a directory before what lies in it; it says whether to enter it.
 /// What is gone before its turn comes is passed over.
 ///
 /// # Errors
-/// There are more entries than that, they lie too deep, or the visitor refuses.
+/// There are more entries than that, they lie too deep, it takes too long, or the visitor refuses.
 pub fn walk<E: From<io::Error>>(
     root: &Dir,
-    most: usize,
+    (most, within): (usize, Option<Duration>),
     refused: impl Fn(Beyond) -> E,
     mut visit: impl FnMut(&Met<'_>) -> Result<bool, E>,
 ) -> Result<(), E> {
     let first =
         Waiting { parent: Arc::new(root.try_clone()?), name: None, path: String::new(), depth: 0 };
     let mut waiting = vec![first];
-    let mut seen = 0_usize;
+    let (mut seen, since) = (0_usize, Instant::now());
     while let Some(Waiting { parent, name, path: above, depth }) = waiting.pop() {
         let directory = match name.map(|name| parent.open_dir_nofollow(name)) {
             None => parent,
@@ -72,6 +75,9 @@ pub fn walk<E: From<io::Error>>(
             seen += 1;
             if seen > most {
                 return Err(refused(Beyond::Entries));
+            }
+            if seen.is_multiple_of(100) && within.is_some_and(|within| since.elapsed() > within) {
+                return Err(refused(Beyond::Time));
             }
             let name = entry.file_name();
             let text = name.to_string_lossy();

@@ -9,6 +9,8 @@ use std::sync::Arc;
 use cap_fs_ext::DirExt;
 use cap_std::fs::Dir;
 
+use crate::tools::own_writes;
+
 /// A resolved path whose directories may be missing.
 #[derive(Debug)]
 pub struct Way<'p> {
@@ -74,7 +76,7 @@ impl<'p> Way<'p> {
         self.missing.iter().map(move |end| &path[..*end])
     }
 
-    /// Makes what is missing.
+    /// Makes what is missing, for a write to the path.
     ///
     /// # Errors
     /// What the system says; nothing is left of what was made then.
@@ -82,6 +84,7 @@ impl<'p> Way<'p> {
         let mut made = Made { dir: Arc::clone(&self.base), way: self, from: 0, is_kept: false };
         for index in 0..made.way.missing.len() {
             let name = made.way.name_of(index);
+            own_writes::note(&made.dir, name);
             match made.dir.create_dir(name) {
                 Ok(()) => {}
                 // Somebody else's, and so is what lies above it.
@@ -100,6 +103,7 @@ impl<'p> Way<'p> {
                 }
             }
         }
+        own_writes::note(&made.dir, made.name());
         Ok(made)
     }
 

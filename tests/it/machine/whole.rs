@@ -322,7 +322,7 @@ fn last_answers() -> Vec<Row> {
         ),
         (
             "files leave none",
-            answering(limited(text(), |_, budget| budget.max_files_modified = 0)),
+            answering(limited(text(), |_, budget| budget.max_files_modified = Some(0))),
             vec![Calls(vec!["change"])],
             "budget_exceeded",
             (1, 1, 0),
@@ -495,7 +495,7 @@ fn flags() -> Vec<Row> {
 }
 
 fn files() -> Vec<Row> {
-    let files = |n| limited(text(), |_, budget| budget.max_files_modified = n);
+    let files = |n| limited(text(), |_, budget| budget.max_files_modified = Some(n));
     let lines = |n| limited(text(), |_, budget| budget.max_lines_changed = n);
     vec![
         (

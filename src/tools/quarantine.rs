@@ -1,0 +1,192 @@
+//! Where things are put that may not stay in a workspace, while nobody can say for certain who made
+//! them: they are moved and never deleted, so that an operator can give them back.
+//!
+//! `<workspaces>/.quarantine/<tenant>/<id>/<path>` is what lay at that path beneath the tenant's
+//! directory. It is on the same volume, beside the tenants, where no workspace and so no program
+//! reaches. Age alone ends it.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cap_fs_ext::DirExt;
+use cap_std::ambient_authority;
+use cap_std::fs::Dir;
+use chrono::{DateTime, TimeDelta, Utc};
+use rustix::fs::{Mode, OFlags};
+use uuid::{NoContext, Timestamp, Uuid};
+
+use crate::clock;
+
+/// Its name beneath the directory of all workspaces; no tenant can have it.
+pub const NAME: &str = ".quarantine";
+/// Entries of a directory that are listed at once.
+const LISTED: usize = 10_000;
+
+/// That of one tenant. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Quarantine {
+    workspaces: Arc<Path>,
+    tenant: Arc<str>,
+}
+
+impl Quarantine {
+    pub(super) fn of(workspaces: &Path, tenant: &str) -> Self {
+        Self { workspaces: workspaces.into(), tenant: tenant.into() }
+    }
+
+    /// The directory; none where nothing was ever put there.
+    pub(super) fn opened(&self) -> Option<Dir> {
+        let workspaces = Dir::open_ambient_dir(&self.workspaces, ambient_authority()).ok()?;
+        workspaces.open_dir_nofollow(NAME).ok()?.open_dir_nofollow(&*self.tenant).ok()
+    }
+
+    /// Moves an entry of a directory there with all that is in it; `path` is where it lies beneath the
+    /// tenant's directory. Answers where it lies now, beneath the directory of all workspaces.
+    ///
+    /// # Errors
+    /// What the system says; it is where it was.
+    pub(super) fn take(&self, directory: &Dir, name: &OsStr, path: &str) -> io::Result<String> {
+        let workspaces = Dir::open_ambient_dir(&self.workspaces, ambient_authority())?;
+        let tenant = made(&made(&workspaces, NAME)?, &self.tenant)?;
+        let id = new_id().to_string();
+        let own = made(&tenant, &id)?;
+        let above = path.rsplit_once('/').map_or("", |(above, _)| above);
+        let holder = if above.is_empty() || own.create_dir_all(above).is_err() {
+            own
+        } else {
+            own.open_dir(above)?
+        };
+        let moved = directory.rename(name, &holder, name).or_else(|_| {
+            make_accessible(directory, name); // a directory that moves is written to
+            make_own(directory.as_fd());
+            directory.rename(name, &holder, name)
+        });
+        if moved.is_err() {
+            let _ = remove(&tenant, OsStr::new(&id)); // nothing is in there
+        }
+        moved.map(|()| format!("{NAME}/{}/{id}", self.tenant))
+    }
+}
+
+/// Deletes what has been in the quarantine of any tenant for longer than this, and says how many
+/// things that were.
+///
+/// # Errors
+/// What the system says where it cannot be read at all.
+pub fn forget(workspaces: &Path, kept: Duration) -> io::Result<u64> {
+    let kept = TimeDelta::from_std(kept).unwrap_or(TimeDelta::MAX);
+    let Some(before) = clock::now().checked_sub_signed(kept) else { return Ok(0) };
+    let workspaces = Dir::open_ambient_dir(workspaces, ambient_authority())?;
+    let all = match workspaces.open_dir_nofollow(NAME) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(0),
+        opened => opened?,
+    };
+    let mut deleted = 0;
+    for (name, _) in listed(&all)? {
+        let Ok(tenant) = all.open_dir_nofollow(&name) else { continue };
+        for (id, _) in listed(&tenant)? {
+            if put_at(&id).is_none_or(|at| at >= before) {
+                continue;
+            }
+            match remove(&tenant, &id) {
+                Ok(()) => deleted += 1,
+                Err(error) => {
+                    tracing::warn!(%error, ?id, "what is old cannot be deleted from the quarantine");
+                }
+            }
+        }
+    }
+    Ok(deleted)
+}
+
+fn new_id() -> Uuid {
+    let now = clock::now();
+    let seconds = u64::try_from(now.timestamp()).unwrap_or_default();
+    Uuid::new_v7(Timestamp::from_unix(NoContext, seconds, now.timestamp_subsec_nanos()))
+}
+
+/// When something was put there; none where it is not of our making.
+fn put_at(id: &OsStr) -> Option<DateTime<Utc>> {
+    let (seconds, nanoseconds) = Uuid::parse_str(id.to_str()?).ok()?.get_timestamp()?.to_unix();
+    DateTime::from_timestamp(i64::try_from(seconds).ok()?, nanoseconds)
+}
+
+/// A directory of the service's user alone.
+fn made(directory: &Dir, name: &str) -> io::Result<Dir> {
+    match rustix::fs::mkdirat(directory, name, Mode::RWXU) {
+        Err(error) if error != rustix::io::Errno::EXIST => return Err(error.into()),
+        _ => {}
+    }
+    directory.open_dir_nofollow(name)
+}
+
+/// Removes an entry of a directory with all that is in it, and follows no link. What lies deeper is
+/// moved up before it is removed, so that no depth takes more than two open directories.
+fn remove(directory: &Dir, name: &OsStr) -> io::Result<()> {
+    if !directory.symlink_metadata(name)?.is_dir() {
+        return directory.remove_file(name);
+    }
+    make_accessible(directory, name);
+    let top = directory.open_dir_nofollow(name)?;
+    loop {
+        let some = listed(&top)?;
+        if some.is_empty() {
+            return directory.remove_dir(name);
+        }
+        for (name, is_directory) in some {
+            if is_directory {
+                remove_shallow(&top, &name)?;
+            } else {
+                top.remove_file(&name)?;
+            }
+        }
+    }
+}
+
+/// Removes a directory; those in it are moved beside it.
+fn remove_shallow(top: &Dir, name: &OsStr) -> io::Result<()> {
+    make_accessible(top, name);
+    let inner = top.open_dir_nofollow(name)?;
+    loop {
+        let some = listed(&inner)?;
+        if some.is_empty() {
+            return top.remove_dir(name);
+        }
+        for (name, is_directory) in some {
+            if is_directory {
+                make_accessible(&inner, &name);
+                inner.rename(&name, top, format!(".{}", Uuid::new_v4().simple()))?;
+            } else {
+                inner.remove_file(&name)?;
+            }
+        }
+    }
+}
+
+/// Some of what is in a directory, with whether it is one itself.
+fn listed(directory: &Dir) -> io::Result<Vec<(OsString, bool)>> {
+    let entries = directory.entries()?.take(LISTED);
+    entries.map(|entry| entry.and_then(|e| Ok((e.file_name(), e.file_type()?.is_dir())))).collect()
+}
+
+/// Gives the service its permissions back on a directory whose programs took them away.
+pub(super) fn make_accessible(directory: &Dir, name: &OsStr) {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let opened = rustix::fs::openat(directory, name, flags, Mode::empty());
+    if let Ok(opened) = opened {
+        make_own(opened.as_fd());
+    }
+}
+
+fn make_own(directory: impl AsFd) {
+    let Ok(found) = rustix::fs::fstat(&directory) else { return };
+    let mode = Mode::from_raw_mode(found.st_mode);
+    if !mode.contains(Mode::RWXU) {
+        let place = format!("/proc/self/fd/{}", directory.as_fd().as_raw_fd());
+        let _ = rustix::fs::chmod(place.as_str(), mode | Mode::RWXU); // opening it fails if this has
+    }
+}

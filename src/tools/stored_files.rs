@@ -233,6 +233,19 @@ impl StoredFiles {
         Ok(there.iter().map(Option::is_none).collect())
     }
 
+    /// Whether files of these sizes could be put at these resolved paths.
+    ///
+    /// # Errors
+    /// [`ChangeError`], why not.
+    pub fn could_place(workspace: &Workspace, files: &[(String, u64)]) -> Result<(), ChangeError> {
+        let growths = files.iter().map(|(path, size)| {
+            let before = current(workspace, path)?.map(|(metadata, _)| metadata.len());
+            Ok(Growth::of(path, before, *size))
+        });
+        let growths = growths.collect::<Result<Vec<_>, ChangeError>>()?;
+        Ok(workspace.has_room(growths)?)
+    }
+
     /// Deletes a file.
     ///
     /// # Errors

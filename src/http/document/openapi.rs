@@ -121,7 +121,19 @@ pub(crate) fn document(mut api: OpenApi) -> Value {
     name_contents(&mut api);
     scopes::name(&mut api);
     schemas::adjust(&mut api);
+    move_event_examples(&mut api);
     api
+}
+
+/// Moves the example of a page of events from the answer to its schema. A linter that judges answers
+/// by discriminators cannot judge it: a type of event may be one that no schema names.
+fn move_event_examples(api: &mut Value) {
+    const PAGE: &str = "EventPage";
+    let content = "/paths/~1runs~1{id}~1events/get/responses/200/content/application~1json";
+    let content = api.pointer_mut(content).and_then(Value::as_object_mut);
+    if let Some(example) = content.and_then(|content| content.shift_remove("example")) {
+        api["components"]["schemas"][PAGE]["example"] = example;
+    }
 }
 
 /// Says what the text of a stream holds: a keyword of JSON Schema that the derived types lack.

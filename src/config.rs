@@ -352,19 +352,50 @@ struct Settings {
     capabilities: BTreeMap<String, CapabilityOverrides>,
 }
 
+/// Mistakes that are told at most.
+const MOST_MISTAKES: usize = 20;
+
 impl Config {
     /// Reads file and environment, and checks that configured directories exist.
     pub fn read(flags: &Flags) -> Result<Self, ConfigError> {
-        Self::read_with(flags, |_, _, _| UnsetVariables::new()).map(|(config, _)| config)
+        Self::read_with(flags, |_, _, _| UnsetVariables::new(), &[]).map(|(config, _)| config)
+    }
+
+    /// All that is wrong with file and environment, each found by what refuses them: what is wrong is
+    /// left out, and the rest is read again.
+    pub fn mistakes(flags: &Flags) -> Vec<ConfigError> {
+        let (mut found, mut left_out) = (Vec::new(), Vec::<String>::new());
+        while found.len() < MOST_MISTAKES {
+            let Err(mistake) = Self::read_with(flags, unset::stand_in, &left_out) else { break };
+            let key = mistake.removable_key().map(str::to_owned);
+            if !left_out.iter().any(|removed| mistake.misses(removed)) {
+                found.push(mistake);
+            }
+            match key {
+                Some(key) if !key.is_empty() && !left_out.contains(&key) => left_out.push(key),
+                _ => break,
+            }
+        }
+        found
+    }
+
+    /// What is wrong with a file, with the variables of this process.
+    pub fn mistake_in(file: &Path) -> Option<ConfigError> {
+        let flags = Flags { config: Some(file.to_owned()), ..Flags::default() };
+        Self::read(&flags).err()
     }
 
     /// The same, to be looked through and not to be worked with: something stands in for secrets
     /// whose environment variables are not set.
     pub fn read_without_secrets(flags: &Flags) -> Result<(Self, UnsetVariables), ConfigError> {
-        Self::read_with(flags, unset::stand_in)
+        Self::read_with(flags, unset::stand_in, &[])
     }
 
-    fn read_with(flags: &Flags, stand_in: StandIn) -> Result<(Self, UnsetVariables), ConfigError> {
+    fn read_with(
+        flags: &Flags,
+        stand_in: StandIn,
+        left_out: &[String],
+    ) -> Result<(Self, UnsetVariables), ConfigError> {
         let file = match &flags.config {
             Some(file) => Some(file.as_path()),
             None => Some(Path::new(DEFAULT_FILE)).filter(|file| file.exists()),
@@ -380,7 +411,8 @@ impl Config {
         };
         let env = std::env::vars_os()
             .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
-        let (config, sources, unset) = resolve(file.zip(text.as_deref()), env, flags, stand_in)?;
+        let (config, sources, unset) =
+            resolve(file.zip(text.as_deref()), env, flags, (stand_in, left_out))?;
         let scenarios = config.models.iter().filter_map(|(name, model)| match model {
             Model::Scripted { dir } => Some((format!("models.{name}.dir"), dir)),
             Model::Server(_) => None,
@@ -412,7 +444,7 @@ impl Config {
         env: impl Iterator<Item = (String, String)>,
         flags: &Flags,
     ) -> Result<Self, ConfigError> {
-        resolve(file, env, flags, |_, _, _| UnsetVariables::new()).map(|(config, ..)| config)
+        resolve(file, env, flags, (|_, _, _| UnsetVariables::new(), &[])).map(|(config, ..)| config)
     }
 }
 
@@ -435,9 +467,10 @@ fn resolve(
     file: Option<(&Path, &str)>,
     env: impl Iterator<Item = (String, String)>,
     flags: &Flags,
-    stand_in: StandIn,
+    (stand_in, left_out): (StandIn, &[String]),
 ) -> Result<(Config, Sources, UnsetVariables), ConfigError> {
     let mut sources = Sources::built_in(DEFAULT_TOML)?;
+    sources.leave_out(left_out);
     if let Some((path, text)) = file {
         sources.add_file(path, text)?;
     }

@@ -9,6 +9,7 @@ mod browser;
 mod credentials;
 mod file_ops;
 mod jwt;
+mod mistakes;
 mod models;
 mod shell;
 mod sources;
@@ -352,37 +353,10 @@ struct Settings {
     capabilities: BTreeMap<String, CapabilityOverrides>,
 }
 
-/// Mistakes that are told at most.
-const MOST_MISTAKES: usize = 20;
-
 impl Config {
     /// Reads file and environment, and checks that configured directories exist.
     pub fn read(flags: &Flags) -> Result<Self, ConfigError> {
         Self::read_with(flags, |_, _, _| UnsetVariables::new(), &[]).map(|(config, _)| config)
-    }
-
-    /// All that is wrong with file and environment, each found by what refuses them: what is wrong is
-    /// left out, and the rest is read again.
-    pub fn mistakes(flags: &Flags) -> Vec<ConfigError> {
-        let (mut found, mut left_out) = (Vec::new(), Vec::<String>::new());
-        while found.len() < MOST_MISTAKES {
-            let Err(mistake) = Self::read_with(flags, unset::stand_in, &left_out) else { break };
-            let key = mistake.removable_key().map(str::to_owned);
-            if !left_out.iter().any(|removed| mistake.misses(removed)) {
-                found.push(mistake);
-            }
-            match key {
-                Some(key) if !key.is_empty() && !left_out.contains(&key) => left_out.push(key),
-                _ => break,
-            }
-        }
-        found
-    }
-
-    /// What is wrong with a file, with the variables of this process.
-    pub fn mistake_in(file: &Path) -> Option<ConfigError> {
-        let flags = Flags { config: Some(file.to_owned()), ..Flags::default() };
-        Self::read(&flags).err()
     }
 
     /// The same, to be looked through and not to be worked with: something stands in for secrets

@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use serde_json::Value;
-use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 use super::Definition;
@@ -16,7 +15,7 @@ use super::checks::{self, compile_schema};
 use super::definition::{
     CommandRule, CommandsSection, DenyRule, GovernanceSection, NetworkSection, PathsSection,
 };
-use super::directories::directory_of;
+use super::directories::{directory_of, sha256_hex};
 use super::prompt::{PromptError, Templates};
 use super::rules::Rules;
 use super::yaml::{self, DefinitionError};
@@ -303,10 +302,6 @@ fn add_missing<T: PartialEq + Clone>(rules: &mut Vec<T>, more: &[T]) {
             rules.push(rule.clone());
         }
     }
-}
-
-pub(super) fn sha256_hex(text: &str) -> String {
-    hex::encode(Sha256::digest(text.as_bytes()))
 }
 
 fn validate(schema: &Schema, value: &Value) -> Result<(), Vec<ValidationError>> {

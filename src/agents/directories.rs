@@ -3,9 +3,8 @@
 //! Ids come from callers: their kinds are told apart by a prefix, and a session's id that could be
 //! read as more than a name is replaced by its hash. Nothing is opened here.
 
+use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
-
-use super::agent::sha256_hex;
 
 const RUN: &str = "{run_id}";
 const SESSION: &str = "{session_id}";
@@ -46,6 +45,10 @@ pub fn left_alone(
     let names: Vec<&str> = workspace.split('/').collect();
     let last = names.iter().position(|name| is_left(name))?;
     Some(directory_of(&names[..=last].join("/"), run, session))
+}
+
+pub(super) fn sha256_hex(text: &str) -> String {
+    hex::encode(Sha256::digest(text.as_bytes()))
 }
 
 #[cfg(test)]

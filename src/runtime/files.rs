@@ -166,9 +166,10 @@ impl Files {
             let is_seen = [&resolved.path, &format!("{}/file", resolved.path)];
             resolved.kind == Some(Kind::Directory) && is_seen.iter().any(|path| self.may_see(path))
         });
-        match is_directory {
-            true => ChangeError::InTheWay(path, "is a directory"),
-            false => ChangeError::NotFound,
+        if is_directory {
+            ChangeError::InTheWay(path, "is a directory")
+        } else {
+            ChangeError::NotFound
         }
     }
 

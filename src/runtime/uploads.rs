@@ -121,7 +121,8 @@ struct Given {
 }
 
 impl FileCopy {
-    fn from(&self) -> Value {
+    /// Where it comes from, for the audit log.
+    fn origin(&self) -> Value {
         let mut from = json!({"path": self.source});
         let (kind, owner) = match &self.owner {
             FileOwner::Run(id) => ("run_id", id.to_string()),
@@ -167,7 +168,7 @@ impl Runtime {
             .collect();
         for (number, copy) in copies.iter().enumerate() {
             let upload = self.copied(&caller.tenant, number, copy).await?;
-            given.push(Given { pointer: copied_to(number), upload, from: Some(copy.from()) });
+            given.push(Given { pointer: copied_to(number), upload, from: Some(copy.origin()) });
         }
         if given.is_empty() {
             return Ok(Vec::new());
@@ -250,7 +251,7 @@ impl Runtime {
         let (staged, file) = self.stage_file(tenant).await?;
         let max = self.max_file();
         let _place = READS.acquire().await;
-        let copied = tokio::task::spawn_blocking(move || copied(source, file.into_std(), max));
+        let copied = tokio::task::spawn_blocking(move || copied(&source, &file.into_std(), max));
         let (size, etag) = copied.await.map_err(io::Error::other)??;
         Ok(Upload { path: copy.path.clone(), staged, size, etag })
     }
@@ -333,8 +334,8 @@ fn unmade(agent: &LoadedAgent, directory: &str, asked: &str) -> Option<String> {
 
 /// The bytes of a copy, and the quoted SHA-256 of its content.
 fn copied(
-    mut source: std::fs::File,
-    mut file: std::fs::File,
+    mut source: &std::fs::File,
+    mut file: &std::fs::File,
     max: u64,
 ) -> Result<(u64, String), ChangeError> {
     let (mut hash, mut size, mut chunk) = (Sha256::new(), 0, vec![0; CHUNK]);

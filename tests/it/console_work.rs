@@ -215,8 +215,11 @@ async fn the_inbox_answers_what_waits() {
 
 #[tokio::test]
 async fn a_new_file_is_shown_as_new_and_newer_keys_by_their_names() {
+    let asked = "governance: {tool_policies: {file_ops: ask}, ";
+    let asked =
+        EDITOR.replace("governance: {", asked).replace("scripted/editor", "scripted/starter");
     let service = editors()
-        .agent("starter", &EDITOR.replace("scripted/editor", "scripted/starter"))
+        .agent("starter", &asked)
         .scenario("starter", &EDITING.replace("notes.txt", "fresh.txt"))
         .start(Db::Sqlite)
         .await;

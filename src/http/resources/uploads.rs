@@ -109,11 +109,12 @@ impl Pace {
         receives: impl Future<Output = Result<T, Problem>>,
     ) -> Result<T, Problem> {
         let mut receives = pin!(receives);
-        let least = (patience.as_secs_f64() * SLOWEST as f64) as u64;
+        let least = patience.as_millis() * u128::from(SLOWEST) / 1000;
+        let least = u64::try_from(least).unwrap_or(u64::MAX);
         loop {
             let before = self.0.load(Ordering::Relaxed);
             match tokio::time::timeout(patience, &mut receives).await {
-                Ok(received) => return received,
+                Ok(done) => return done,
                 Err(_) if self.0.load(Ordering::Relaxed) - before >= least.max(1) => {}
                 Err(_) => return Err(Problem::body_timeout()),
             }

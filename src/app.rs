@@ -50,7 +50,7 @@ use crate::tools::recall::RecallFn;
 use crate::tools::registry::Registry;
 
 use check::missing_keys;
-pub use check::{Scenarios, check, missing_scenarios, scenarios, told};
+pub use check::{Scenarios, check, due_restarts, missing_scenarios, scenarios, told};
 pub use tools::sandbox;
 
 /// How often agent files are checked for changes.

@@ -13,6 +13,7 @@ pub mod glob;
 pub mod html;
 pub mod json;
 pub mod memory;
+pub mod mistakes;
 pub mod name;
 pub mod nearest;
 pub mod patch;

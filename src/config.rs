@@ -9,6 +9,7 @@ mod browser;
 mod credentials;
 mod file_ops;
 mod jwt;
+mod mistakes;
 mod models;
 mod shell;
 mod sources;
@@ -355,16 +356,20 @@ struct Settings {
 impl Config {
     /// Reads file and environment, and checks that configured directories exist.
     pub fn read(flags: &Flags) -> Result<Self, ConfigError> {
-        Self::read_with(flags, |_, _, _| UnsetVariables::new()).map(|(config, _)| config)
+        Self::read_with(flags, |_, _, _| UnsetVariables::new(), &[]).map(|(config, _)| config)
     }
 
     /// The same, to be looked through and not to be worked with: something stands in for secrets
     /// whose environment variables are not set.
     pub fn read_without_secrets(flags: &Flags) -> Result<(Self, UnsetVariables), ConfigError> {
-        Self::read_with(flags, unset::stand_in)
+        Self::read_with(flags, unset::stand_in, &[])
     }
 
-    fn read_with(flags: &Flags, stand_in: StandIn) -> Result<(Self, UnsetVariables), ConfigError> {
+    fn read_with(
+        flags: &Flags,
+        stand_in: StandIn,
+        left_out: &[String],
+    ) -> Result<(Self, UnsetVariables), ConfigError> {
         let file = match &flags.config {
             Some(file) => Some(file.as_path()),
             None => Some(Path::new(DEFAULT_FILE)).filter(|file| file.exists()),
@@ -380,7 +385,8 @@ impl Config {
         };
         let env = std::env::vars_os()
             .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
-        let (config, sources, unset) = resolve(file.zip(text.as_deref()), env, flags, stand_in)?;
+        let (config, sources, unset) =
+            resolve(file.zip(text.as_deref()), env, flags, (stand_in, left_out))?;
         let scenarios = config.models.iter().filter_map(|(name, model)| match model {
             Model::Scripted { dir } => Some((format!("models.{name}.dir"), dir)),
             Model::Server(_) => None,
@@ -412,7 +418,7 @@ impl Config {
         env: impl Iterator<Item = (String, String)>,
         flags: &Flags,
     ) -> Result<Self, ConfigError> {
-        resolve(file, env, flags, |_, _, _| UnsetVariables::new()).map(|(config, ..)| config)
+        resolve(file, env, flags, (|_, _, _| UnsetVariables::new(), &[])).map(|(config, ..)| config)
     }
 }
 
@@ -435,9 +441,10 @@ fn resolve(
     file: Option<(&Path, &str)>,
     env: impl Iterator<Item = (String, String)>,
     flags: &Flags,
-    stand_in: StandIn,
+    (stand_in, left_out): (StandIn, &[String]),
 ) -> Result<(Config, Sources, UnsetVariables), ConfigError> {
     let mut sources = Sources::built_in(DEFAULT_TOML)?;
+    sources.leave_out(left_out);
     if let Some((path, text)) = file {
         sources.add_file(path, text)?;
     }

@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use serde_json::Value;
-use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 use super::Definition;
@@ -16,6 +15,7 @@ use super::checks::{self, compile_schema};
 use super::definition::{
     CommandRule, CommandsSection, DenyRule, GovernanceSection, NetworkSection, PathsSection,
 };
+use super::directories::{directory_of, sha256_hex};
 use super::prompt::{PromptError, Templates};
 use super::rules::Rules;
 use super::yaml::{self, DefinitionError};
@@ -178,25 +178,9 @@ impl Agent {
         Some(self.templates.reflection(&self.definition, output, inputs))
     }
 
-    /// The directory of a run's files, relative to its tenant's. A run without a session has the
-    /// place of a session to itself. Ids come from callers: their kinds are told apart by a prefix,
-    /// and a session's id that could be read as more than a name is replaced by its hash.
+    /// The directory of a run's files, relative to its tenant's.
     pub fn workspace_of(&self, run: Uuid, session: Option<&str>) -> String {
-        let run = format!("r-{run}");
-        let workspace = self.definition.workspace.replace("{run_id}", &run);
-        if !workspace.contains("{session_id}") {
-            return workspace;
-        }
-        let is_name = |id: &str| {
-            (1..=64).contains(&id.len())
-                && id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
-        };
-        let session = match session {
-            None => run,
-            Some(id) if is_name(id) => format!("s-{id}"),
-            Some(id) => format!("h-{}", sha256_hex(id)),
-        };
-        workspace.replace("{session_id}", &session)
+        directory_of(&self.definition.workspace, run, session)
     }
 }
 
@@ -318,10 +302,6 @@ fn add_missing<T: PartialEq + Clone>(rules: &mut Vec<T>, more: &[T]) {
             rules.push(rule.clone());
         }
     }
-}
-
-fn sha256_hex(text: &str) -> String {
-    hex::encode(Sha256::digest(text.as_bytes()))
 }
 
 fn validate(schema: &Schema, value: &Value) -> Result<(), Vec<ValidationError>> {

@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::checks::is_agent_name;
 use super::{Agent, Definition, DefinitionError, Skills, mistakes};
+use crate::bounds::nearest::meant;
 use crate::run::Delegation;
 
 /// Bytes of a definition at most.
@@ -358,7 +359,8 @@ pub fn missing(kind: &str, name: &str, there: impl IntoIterator<Item = String>) 
     if there.is_empty() {
         return format!("there is no {kind} named {name:?}, and no other");
     }
-    format!("there is no {kind} named {name:?}; there are: {}", there.join(", "))
+    let meant = meant(name, there.iter().map(String::as_str));
+    format!("there is no {kind} named {name:?}{meant}; there are: {}", there.join(", "))
 }
 
 /// Definition files and their stamps, in the order of their names. Hidden files are none.

@@ -1,19 +1,11 @@
-//! All mistakes in a definition that does not load, for `toolloop check`: the loader stops at the
-//! first one.
-//!
-//! What it complains about is taken out, and the rest is loaded again. So every mistake is found by
-//! the very checks that refuse the file; one that hides behind another may be told only when that
-//! one is mended.
-
-use std::collections::BTreeMap;
+//! All mistakes in a definition that does not load, for `toolloop check`, and all examples of its
+//! rules that fail.
 
 use serde_json::Value;
 
 use super::{Agent, DefinitionError};
+use crate::bounds::mistakes::{self, Rest};
 use crate::bounds::yaml;
-
-/// At most this many are told.
-const MOST: usize = 20;
 
 /// What is wrong with a file, each with its place in it; nothing where it loads.
 pub(super) fn all(
@@ -22,25 +14,16 @@ pub(super) fn all(
     outside: impl Fn(&Agent) -> Result<(), DefinitionError>,
 ) -> Vec<DefinitionError> {
     let load = |text: &str| Agent::from_yaml(stem, text).and_then(|agent| outside(&agent));
-    let Err(first) = load(text) else { return Vec::new() };
-    let first = first.located_in(text);
-    let Ok(value) = yaml::read::<Value>(text) else { return vec![first] };
-    let mut rest = Rest { value, left: BTreeMap::new(), removed: Vec::new() };
-    let mut key = first.key.clone();
-    let mut found = vec![first];
-    while found.len() < MOST && rest.take_out(&key, stem) {
-        let Err(error) = load(&rest.value.to_string()) else { break };
-        key.clone_from(&error.key);
-        if rest.is_made_by_us(&error) {
-            continue;
-        }
-        let error = DefinitionError { place: None, key: rest.original(&key), ..error };
-        if found.iter().any(|known| known.key == error.key) {
-            break;
-        }
-        found.push(error.located_in(text));
+    mistakes::all(text, |key| instead(stem, key), load)
+}
+
+/// Without these nothing loads; others may be right all the same.
+fn instead(stem: &str, key: &str) -> Option<String> {
+    match key {
+        "name" => Some(stem.to_owned()),
+        "model" => Some("scripted/x".to_owned()),
+        _ => None,
     }
-    found
 }
 
 /// An agent without those examples of its rules that fail, and what each of them says.
@@ -57,12 +40,12 @@ pub fn without_failed_examples(
         Err(error) => return Err(error),
     };
     let Ok(value) = yaml::read::<Value>(text) else { return Err(first) };
-    let mut rest = Rest { value, left: BTreeMap::new(), removed: Vec::new() };
+    let mut rest = Rest::of(value);
     let mut failed = Vec::new();
     let mut error = first;
     loop {
         let Some((list, number)) = example_of(&error.key) else { return Err(error) };
-        if !rest.take_out(&error.key, stem) {
+        if !rest.take_out(&error.key, instead(stem, &error.key).as_deref()) {
             return Err(error);
         }
         // The examples that were taken out of the same list all stood before this one.
@@ -83,85 +66,6 @@ fn example_of(key: &str) -> Option<(&str, usize)> {
     let (_, name) = list.rsplit_once('.')?;
     let is_example = ["match", "no_match"].contains(&name);
     Some((list, number.parse().ok()?)).filter(|_| is_example)
-}
-
-/// What is left of a file.
-struct Rest {
-    value: Value,
-    /// The numbers, in the file, of what is left of a list, by the list's key.
-    left: BTreeMap<String, Vec<usize>>,
-    removed: Vec<String>,
-}
-
-impl Rest {
-    /// Takes out what a key means, or what is there of the way to it. False where nothing is left
-    /// to take.
-    fn take_out(&mut self, key: &str, stem: &str) -> bool {
-        // Without these nothing loads; others may be right all the same.
-        let instead = match key {
-            "name" => Some(stem),
-            "model" => Some("scripted/x"),
-            _ => None,
-        };
-        self.removed.push(key.to_owned());
-        if let (Some(instead), Some(fields)) = (instead, self.value.as_object_mut()) {
-            let before = fields.insert(key.to_owned(), instead.into());
-            return before.as_ref().and_then(Value::as_str) != Some(instead);
-        }
-        let mut way: Vec<&str> = segments(key).collect();
-        while let Some(last) = way.pop() {
-            let at = way.iter().try_fold(&mut self.value, |at, segment| inner(at, segment));
-            match (at, last.parse::<usize>()) {
-                (Some(Value::Object(fields)), _) if fields.contains_key(last) => {
-                    fields.shift_remove(last);
-                    return true;
-                }
-                (Some(Value::Array(items)), Ok(number)) if number < items.len() => {
-                    let all = (0..items.len()).collect();
-                    items.remove(number);
-                    let list = key[..key.rfind('[').unwrap_or(key.len())].to_owned();
-                    self.left.entry(list).or_insert(all).remove(number);
-                    return true;
-                }
-                _ => {}
-            }
-        }
-        false
-    }
-
-    /// Whether something is missing only because it was taken out.
-    fn is_made_by_us(&self, error: &DefinitionError) -> bool {
-        let missing = error.message.strip_prefix("missing field `");
-        let missing = missing.and_then(|rest| rest.split('`').next());
-        missing.is_some_and(|name| {
-            let key = if error.key.is_empty() { name } else { &format!("{}.{name}", error.key) };
-            self.removed.iter().any(|removed| removed == key)
-        })
-    }
-
-    /// The key as it is in the file, where lists have all their items.
-    fn original(&self, key: &str) -> String {
-        let Some((list, end)) = key.split_once('[') else { return key.to_owned() };
-        let Some((number, end)) = end.split_once(']') else { return key.to_owned() };
-        let number = number.parse::<usize>().ok();
-        let before = number.and_then(|number| self.left.get(list)?.get(number).copied());
-        match before.or(number) {
-            Some(number) => format!("{list}[{number}]{end}"),
-            None => key.to_owned(),
-        }
-    }
-}
-
-fn segments(key: &str) -> impl Iterator<Item = &str> {
-    key.split(['.', '[']).map(|part| part.trim_end_matches(']')).filter(|part| !part.is_empty())
-}
-
-fn inner<'a>(value: &'a mut Value, segment: &str) -> Option<&'a mut Value> {
-    match value {
-        Value::Object(fields) => fields.get_mut(segment),
-        Value::Array(items) => items.get_mut(segment.parse::<usize>().ok()?),
-        _ => None,
-    }
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ pub mod definition;
 
 pub mod agent;
 pub mod checks;
+pub mod directories;
 mod mistakes;
 mod rules;
 pub mod yaml;

@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use secrecy::ExposeSecret;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
+use super::restart::SINCE_START;
 use super::{router, tools};
 use crate::agents::{Agent, Catalogue, DefinitionError, DefinitionProblem};
 use crate::bounds::glob::Glob;
@@ -15,6 +17,9 @@ use crate::providers::scripted::Scripted;
 use crate::run::Delegation;
 use crate::runtime::keys;
 use crate::tools::registry::Registry;
+
+/// How long a service may take that is asked whether a restart is due.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The providers whose models are scenarios, by name. Each parses a file only when it has changed.
 pub type Scenarios = BTreeMap<String, Scripted>;
@@ -53,6 +58,7 @@ pub fn check(config: &Config, mut unset: UnsetVariables) -> Findings {
             for problem in agents.problems() {
                 findings.problems.extend(every_mistake(&agents, problem).into_iter().map(line));
             }
+            findings.problems.extend(tools.also_wrong.iter().cloned().map(line));
             let scenarios = scenarios(config);
             let missing = missing_scenarios(&scenarios, &agents).into_iter().map(line);
             findings.problems.extend(missing);
@@ -70,6 +76,27 @@ pub fn check(config: &Config, mut unset: UnsetVariables) -> Findings {
     }
     findings.warnings.extend(told(&unset));
     findings
+}
+
+/// What a service that runs at the configured address says of files that it read at its start.
+pub async fn due_restarts(config: &Config) -> Vec<String> {
+    #[derive(Deserialize)]
+    struct Ready {
+        definitions: Vec<Problem>,
+    }
+    #[derive(Deserialize)]
+    struct Problem {
+        file: String,
+        error: String,
+    }
+    let address = config.server.listen;
+    let asked = async {
+        let client = reqwest::Client::builder().no_proxy().timeout(PATIENCE).build().ok()?;
+        client.get(format!("http://{address}/readyz")).send().await.ok()?.json::<Ready>().await.ok()
+    };
+    let told = asked.await.map(|ready| ready.definitions).unwrap_or_default();
+    let due = told.into_iter().filter(|problem| problem.error.contains(SINCE_START));
+    due.map(|Problem { file, error }| format!("the service at {address}: {file} {error}")).collect()
 }
 
 /// A line for each variable that is not set.
@@ -155,8 +182,8 @@ fn idle_skills(agents: &Catalogue, registry: &Registry) -> Vec<String> {
 /// Files of scenarios that cannot be played, whether or not an agent names them.
 fn broken_scenarios(scenarios: &Scenarios) -> Vec<String> {
     let broken = |scripted: &Scripted| {
-        let wrong = |name: &String| scripted.check(name).err();
-        scripted.names().iter().filter_map(wrong).collect::<Vec<_>>()
+        let names = scripted.names();
+        names.iter().flat_map(|name| scripted.mistakes(name)).collect::<Vec<_>>()
     };
     scenarios.values().flat_map(broken).collect()
 }

@@ -1,5 +1,5 @@
-//! Files that are read at the start alone: where one has changed since, a restart is due, which the
-//! log and `/readyz` say.
+//! Files that are read at the start alone: where one has changed since, a restart is due, or the file
+//! is broken, which the log and `/readyz` say.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -10,7 +10,23 @@ use std::time::Duration;
 use crate::agents::{Catalogue, DefinitionProblem};
 use crate::config::Config;
 
+/// How what is said of such a file begins.
+pub(super) const SINCE_START: &str = "has changed since the start";
+
 const DUE: &str = "has changed since the start: restart the service, so that it takes effect";
+
+/// What is due where one has changed: a restart, unless the service would not start with it.
+fn due(name: &str, settings: Option<&Path>) -> String {
+    let is_settings = settings.and_then(Path::file_name).is_some_and(|file| file == name);
+    let broken = settings.filter(|file| is_settings && file.exists()).map(Config::mistake_in);
+    match broken.flatten() {
+        None => DUE.to_owned(),
+        Some(mistake) => format!(
+            "has changed since the start and is broken; the service goes on with the old settings, \
+             and would not start with these: {mistake}"
+        ),
+    }
+}
 
 /// Of a larger file only the size is compared, in bytes.
 const MAX_READ: u64 = 4 << 20;
@@ -30,18 +46,19 @@ impl ReadAtStart {
         Self { file, tools, seen }
     }
 
-    /// Those that are not as they were: changed, new or gone.
-    fn changed(&self) -> Vec<String> {
+    /// Those that are not as they were, changed, new or gone, and what that means.
+    fn changed(&self) -> BTreeMap<String, String> {
         let now = look(self.file.as_deref(), &self.tools);
         let names =
             self.seen.keys().chain(now.keys().filter(|name| !self.seen.contains_key(*name)));
-        names.filter(|name| self.seen.get(*name) != now.get(*name)).cloned().collect()
+        let changed = names.filter(|name| self.seen.get(*name) != now.get(*name));
+        changed.map(|name| (name.clone(), due(name, self.file.as_deref()))).collect()
     }
 
     /// Looks every `interval`, off the executor.
     pub(super) async fn watch(self, catalogue: Arc<Catalogue>, interval: Duration) {
         let files = Arc::new(self);
-        let mut told = Vec::new();
+        let mut told = BTreeMap::new();
         loop {
             tokio::time::sleep(interval).await;
             let looking = Arc::clone(&files);
@@ -51,11 +68,13 @@ impl ReadAtStart {
             if changed == told {
                 continue;
             }
-            for file in changed.iter().filter(|file| !told.contains(*file)) {
-                tracing::warn!(file, "{DUE}");
+            for (file, due) in changed.iter().filter(|(file, due)| told.get(*file) != Some(*due)) {
+                tracing::warn!(file, "{due}");
             }
-            let problem =
-                |file: &String| DefinitionProblem { file: file.clone(), error: DUE.to_owned() };
+            let problem = |(file, error): (&String, &String)| DefinitionProblem {
+                file: file.clone(),
+                error: error.clone(),
+            };
             catalogue.set_outdated(changed.iter().map(problem).collect());
             told = changed;
         }

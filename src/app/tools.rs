@@ -48,6 +48,8 @@ pub(super) struct Tools {
     pub(super) registry: Arc<Registry>,
     skills: Arc<Skills>,
     broken: Vec<DefinitionProblem>,
+    /// What else is wrong with those files.
+    pub(super) also_wrong: Vec<DefinitionProblem>,
     /// What imported operations do without.
     pub(super) left_out: Vec<DefinitionProblem>,
 }
@@ -109,15 +111,13 @@ fn configured_with(
         file: format!("tools/{file}"),
         error,
     };
-    let broken =
-        declared.broken.into_iter().map(|BrokenFile { file, error }| problem((file, error)));
-    let left_out = declared.left_out.into_iter().map(problem);
-    Tools {
-        registry: Arc::new(registry),
-        skills,
-        broken: broken.collect(),
-        left_out: left_out.collect(),
+    let (mut broken, mut also_wrong) = (Vec::new(), Vec::new());
+    for BrokenFile { file, error, others } in declared.broken {
+        also_wrong.extend(others.into_iter().map(|error| problem((file.clone(), error))));
+        broken.push(problem((file, error)));
     }
+    let left_out = declared.left_out.into_iter().map(problem);
+    Tools { registry: Arc::new(registry), skills, broken, also_wrong, left_out: left_out.collect() }
 }
 
 fn credentials(configured: &BTreeMap<String, config::Credential>) -> Credentials {

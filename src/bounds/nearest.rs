@@ -6,13 +6,18 @@ const MAX: usize = 64;
 /// The name that is most like `name`, if one is much like it.
 pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let length = name.chars().count();
-    let most = (length / 2).clamp(1, 2);
+    let most = if length < 5 { 1 } else { 2 };
     let near = known.into_iter().filter(|other| *other != name).filter_map(|other| {
         let is_short = length <= MAX && other.chars().count() <= MAX;
         let distance = is_short.then(|| strsim::levenshtein(name, other))?;
         (distance <= most).then_some((distance, other))
     });
     near.min_by_key(|(distance, _)| *distance).map(|(_, other)| other)
+}
+
+/// A question behind an unknown name, if it was probably meant to be a known one.
+pub fn meant<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    nearest(name, known).map(|other| format!(" (did you mean {other:?}?)")).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -26,6 +31,7 @@ mod tests {
         assert_eq!(nearest("modle", known), Some("model"));
         assert_eq!(nearest("limtis", known), Some("limits"));
         assert_eq!(nearest("colour", known), None);
+        assert_eq!(nearest("gone", ["fine"]), None);
         assert_eq!(nearest(&"x".repeat(1000), known), None);
     }
 }

@@ -49,7 +49,7 @@ pub fn read<T: DeserializeOwned>(yaml: &str) -> Result<T, YamlError> {
 }
 
 /// The message with the name that was probably meant, where it lists the known ones.
-fn suggesting(message: String) -> String {
+pub fn suggesting(message: String) -> String {
     let told = |message: &str| {
         let kinds = ["unknown key", "unknown variant"];
         let (kind, rest) = kinds

@@ -3,7 +3,7 @@
 //! Which files there are and what may be done with them is the service's answer, over the network or
 //! in this process.
 
-use std::io;
+use std::io::{self, Read as _};
 use std::path::PathBuf;
 
 use anyhow::Context as _;
@@ -51,7 +51,7 @@ pub(super) enum FilesCommand {
         place: PlaceArgs,
         /// The file's path in the workspace
         path: String,
-        /// The file to put there
+        /// The file to put there; - for standard input
         file: PathBuf,
         #[command(flatten)]
         output: JsonArg,
@@ -105,8 +105,11 @@ async fn run(client: &Client, command: FilesCommand) -> anyhow::Result<()> {
             file.flush()?;
         }
         FilesCommand::Put { place, path, file, output } => {
-            let name = file.display().to_string();
-            let content = tokio::fs::read(&file).await.context(name)?;
+            let content = if file.as_os_str() == "-" {
+                tokio::task::spawn_blocking(given).await?.context("standard input")?
+            } else {
+                tokio::fs::read(&file).await.with_context(|| file.display().to_string())?
+            };
             let bytes = content.len();
             let is_new = client.put(&url(place.run, &path), content.into()).await?;
             if output.json {
@@ -118,6 +121,13 @@ async fn run(client: &Client, command: FilesCommand) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// What standard input has, up to its end.
+fn given() -> io::Result<Vec<u8>> {
+    let mut content = Vec::new();
+    io::stdin().lock().read_to_end(&mut content)?;
+    Ok(content)
 }
 
 fn url(run: Uuid, path: &str) -> String {

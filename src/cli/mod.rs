@@ -33,7 +33,7 @@ use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use serde_json::json;
 
 use crate::app::{self, AppError};
-use crate::config::{Config, ConfigError, Flags, UnsetVariables};
+use crate::config::{Config, ConfigError, Flags};
 use crate::http;
 use crate::telemetry::{LogFormat, Logs};
 
@@ -214,8 +214,7 @@ async fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Models(JsonArg { json }) => models::models(&Config::read(&flags)?, json)?,
         Command::Tools(command) => tools::tools(command)?,
         Command::Check(JsonArg { json }) => {
-            let (config, unset) = Config::read_without_secrets(&flags)?;
-            return check(&config, unset, json);
+            return check(&flags, json).await;
         }
         Command::Policy(command) => return policy::policy(&flags, command).await,
         Command::Doctor(JsonArg { json }) => return doctor::doctor(&flags, json).await,
@@ -237,8 +236,19 @@ async fn migrate(config: &Config, json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn check(config: &Config, unset: UnsetVariables, json: bool) -> anyhow::Result<ExitCode> {
-    let findings = app::check(config, unset);
+async fn check(flags: &Flags, json: bool) -> anyhow::Result<ExitCode> {
+    let (config, unset) = match Config::read_without_secrets(flags) {
+        Ok(read) => read,
+        Err(first) => {
+            let mistakes = Config::mistakes(flags);
+            let lines = mistakes.iter().map(ToString::to_string).collect::<Vec<_>>();
+            let lines = if lines.is_empty() { vec![first.to_string()] } else { lines };
+            return Err(UsageError(lines.join("\n")).into());
+        }
+    };
+    let config = &config;
+    let mut findings = app::check(config, unset);
+    findings.warnings.extend(app::due_restarts(config).await);
     let problems = &findings.problems;
     if json {
         output::print_json(&json!(findings))?;

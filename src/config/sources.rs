@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use toml::de::{DeTable, DeValue};
 
 use crate::bounds::told::without_value;
+use crate::bounds::yaml::suggesting;
 
 /// Sections that can be written as one value, and the key that it is the value of.
 const SHORTHANDS: &[(&str, &str)] = &[("tools.workspace", "dir")];
@@ -62,6 +63,31 @@ pub enum ConfigError {
     },
 }
 
+impl ConfigError {
+    /// The key whose value is wrong, where it is one of a file or a variable.
+    pub(super) fn removable_key(&self) -> Option<&str> {
+        match self {
+            Self::File { key, .. } | Self::Variable { key, .. } => Some(key),
+            Self::Unreadable { .. }
+            | Self::Syntax { .. }
+            | Self::Flag { .. }
+            | Self::BuiltIn { .. } => None,
+        }
+    }
+
+    /// Whether it says only that a key is not there.
+    pub(super) fn misses(&self, missing: &str) -> bool {
+        let (Self::File { key, message, .. }
+        | Self::Variable { key, message, .. }
+        | Self::BuiltIn { key, message }) = self
+        else {
+            return false;
+        };
+        let name = message.strip_prefix("missing field `").and_then(|rest| rest.split('`').next());
+        name.is_some_and(|name| missing == format!("{key}.{name}"))
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Origin {
     BuiltIn,
@@ -77,15 +103,23 @@ pub(super) struct Sources {
     root: Value,
     origins: BTreeMap<String, Origin>,
     file: PathBuf,
+    /// Keys whose values are not taken from here on.
+    left_out: Vec<String>,
 }
 
 impl Sources {
+    /// Takes none of the values of these keys, but the built-in ones.
+    pub(super) fn leave_out(&mut self, keys: &[String]) {
+        keys.clone_into(&mut self.left_out);
+    }
+
     /// `text` is the TOML of the built-in values.
     pub(super) fn built_in(text: &str) -> Result<Self, ConfigError> {
         let mut sources = Self {
             root: Value::Object(Map::new()),
             origins: BTreeMap::new(),
             file: PathBuf::new(),
+            left_out: Vec::new(),
         };
         sources.add(text, |_| Origin::BuiltIn)?;
         Ok(sources)
@@ -154,6 +188,14 @@ impl Sources {
     /// Sets a value. A table is merged into an existing table; missing parents are created.
     fn set(&mut self, path: &[String], value: Value, origin: Origin) {
         let section = path.join(".");
+        let is_within = |key: &String| {
+            section
+                .strip_prefix(key.as_str())
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        if self.left_out.iter().any(is_within) {
+            return;
+        }
         if !value.is_object()
             && let Some((_, key)) = SHORTHANDS.iter().find(|(short, _)| *short == section)
         {
@@ -201,7 +243,7 @@ impl Sources {
                 }
                 _ => {
                     let message = error.inner().to_string().replace("unknown field", "unknown key");
-                    return Err(self.error(&key, self.masked(&key, &message)));
+                    return Err(self.error(&key, self.masked(&key, &suggesting(message))));
                 }
             }
         }

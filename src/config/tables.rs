@@ -13,6 +13,7 @@ use super::sources::Sources;
 use super::values::{self, some_count};
 use super::{ConfigError, Model};
 use crate::bounds::glob::Glob;
+use crate::bounds::nearest::meant;
 
 /// `[prices."provider/model"]`: US dollars per million tokens, 0 to 1000000.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize, JsonSchema)]
@@ -50,7 +51,10 @@ pub(super) fn check_keys<'a>(
     for key in keys {
         let wrong = match key.split_once('/') {
             Some((provider, _)) if !models.contains_key(provider) => {
-                format!("there is no provider {provider:?}")
+                format!(
+                    "there is no provider {provider:?}{}",
+                    meant(provider, models.keys().map(String::as_str))
+                )
             }
             Some((_, model)) if !model.is_empty() && Glob::of_names(model).is_ok() => continue,
             _ => "is not of the form provider/model, where the model can be a glob".to_owned(),

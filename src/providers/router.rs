@@ -27,6 +27,7 @@ use super::received::{self, Unusable};
 use super::{
     Completion, Delta, FailureKind, ModelRequest, Provider, ProviderError, ToolChoice, estimate,
 };
+use crate::bounds::nearest::meant;
 use crate::message::Usage;
 use crate::model::ProviderKind;
 use crate::run::TraceSpan;
@@ -97,7 +98,11 @@ struct ProviderState {
 pub enum UnknownModel {
     #[error("{0:?} is not a model name of the form provider/model")]
     Malformed(String),
-    #[error("there is no provider {provider:?}; configured: {}", .configured.join(", "))]
+    #[error(
+        "there is no provider {provider:?}{}; configured: {}",
+        meant(provider, .configured.iter().map(String::as_str)),
+        .configured.join(", ")
+    )]
     Provider { provider: String, configured: Vec<String> },
 }
 

@@ -22,6 +22,8 @@ use super::{
     Completion, Delta, Deltas, FailureKind, ModelRequest, Provider, ProviderError, RawToolCall,
     ToolChoice, estimate, failure,
 };
+use crate::bounds::mistakes;
+use crate::bounds::nearest::meant;
 use crate::message::{Conversation, FinishReason, Usage};
 
 /// Largest scenario file, in bytes.
@@ -58,6 +60,17 @@ impl Scripted {
         })
     }
 
+    /// All that is wrong with a scenario; nothing where it can be played.
+    pub fn mistakes(&self, name: &str) -> Vec<String> {
+        let Err(first) = self.check(name) else { return Vec::new() };
+        let file = format!("{name}.yaml");
+        let Ok(text) = std::fs::read_to_string(self.dir.join(&file)) else { return vec![first] };
+        let mistakes = mistakes::all(&text, |_| None, |text| Scenario::parse(text).map(drop));
+        let others = mistakes.iter().map(|mistake| format!("{file}: {mistake}"));
+        let others = others.filter(|other| *other != first).collect::<Vec<_>>();
+        std::iter::once(first).chain(others).collect()
+    }
+
     /// The names of all scenarios, sorted.
     pub fn names(&self) -> Vec<String> {
         let files = std::fs::read_dir(&self.dir).into_iter().flatten().flatten();
@@ -70,7 +83,9 @@ impl Scripted {
     }
 
     fn not_there(&self, name: &str) -> String {
-        format!("there is no scenario named {name:?}; there are: {}", self.names().join(", "))
+        let names = self.names();
+        let meant = meant(name, names.iter().map(String::as_str));
+        format!("there is no scenario named {name:?}{meant}; there are: {}", names.join(", "))
     }
 
     /// Parses a file only when it has changed.

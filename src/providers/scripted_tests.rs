@@ -233,17 +233,20 @@ async fn tool_choice_is_honoured() {
 async fn mistakes_are_told_with_file_line_and_key() {
     let table: &[(&str, &[&str])] = &[
         ("steps:\n  - text: a\n    tool_cals: []\n", &["line 3", "tool_cals"]),
-        ("steps:\n  - text: a\n  - text: '{{ x'\n", &["line 3: steps[1].text: "]),
+        ("steps:\n  - text: a\n  - text: '{{ x'\n", &["line 3, column ", ": steps[1].text: "]),
         (
             "steps:\n  - tool_calls:\n      - {tool: t, arguments: {a: ['{% if %}']}}\n",
-            &["line 2: steps[0].tool_calls[0].arguments/a/0: "],
+            &["line 2, column ", ": steps[0].tool_calls[0].arguments/a/0: "],
         ),
-        ("steps:\n  - {delay_ms: 5}\n", &["line 2: steps[0]: it needs text"]),
+        ("steps:\n  - {delay_ms: 5}\n", &["line 2, column ", ": steps[0]: it needs text"]),
         (
             "steps:\n  - {text: a, error: {status: 500}}\n",
-            &["line 2: steps[0]: it has an error besides"],
+            &["line 2, column ", ": steps[0]: it has an error besides"],
         ),
-        ("steps:\n  - error: {status: 200}\n", &["line 2: steps[0].error.status: 200"]),
+        (
+            "steps:\n  - error: {status: 200}\n",
+            &["line 2, column ", ": steps[0].error.status: 200"],
+        ),
         (
             "steps:\n  - error: {status: 500, retry_after: -1}\n",
             &["steps[0].error.retry_after: ", "line 2"],
@@ -252,7 +255,10 @@ async fn mistakes_are_told_with_file_line_and_key() {
             "steps:\n  - {text: a, finish_reason: bored}\n",
             &["s.yaml: steps[0].finish_reason: ", "bored", "line 2"],
         ),
-        ("match:\n  - {when: 'inputs.', steps: [{text: a}]}\n", &["line 2: match[0].when: "]),
+        (
+            "match:\n  - {when: 'inputs.', steps: [{text: a}]}\n",
+            &["line 2, column ", ": match[0].when: "],
+        ),
         ("steps: []\n", &["steps is empty"]),
         ("steps: [{text: a}]\nmatch: []\n", &["both `steps` and `match`"]),
         ("{}\n", &["neither"]),

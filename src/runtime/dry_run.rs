@@ -40,8 +40,11 @@ impl Runtime {
     /// [`StartError`], as of a start.
     pub async fn dry_run(&self, request: StartRequest) -> Result<DryRunOutcome, StartError> {
         let busy = request.overrides.on_session_busy;
-        let Checked { new, caller, plan, .. } =
-            self.check(self.agent(&request.agent)?, request, Vec::new())?;
+        let checked = self.check(self.agent(&request.agent)?, request, Vec::new())?;
+        if let Some(uploads) = &checked.uploads {
+            self.judge_uploads(&checked, uploads).await.map_err(StartError::Upload)?;
+        }
+        let Checked { new, caller, plan, .. } = checked;
         let busy = busy.unwrap_or(plan.agent.definition.on_session_busy);
         let earlier =
             self.runs_before(&caller.tenant, &new, plan.agent.definition.history, busy).await?;

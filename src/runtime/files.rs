@@ -15,6 +15,8 @@ use uuid::Uuid;
 use super::Runtime;
 use super::claimed::ResumeError;
 use super::loaded::LoadedAgent;
+use super::uploads::FileOwner;
+use crate::agents::Agent;
 use crate::store::{RunRecord, StoreError};
 use crate::tools::Workspace;
 use crate::tools::executor::Executor;
@@ -22,62 +24,62 @@ use crate::tools::staged::Staged;
 use crate::tools::stored_files::{
     ChangeError, Condition, ListedFile, NewFile, OpenedFile, StoredFiles,
 };
+use crate::tools::workspace::Kind;
 
 /// Lists and hashes of all requests at the same time.
-static READS: Semaphore = Semaphore::const_new(4);
+pub(super) static READS: Semaphore = Semaphore::const_new(4);
 
 /// The files of a run, a session or an agent. Cheap to clone.
 #[derive(Clone)]
 pub struct Files {
-    workspace: Workspace,
+    pub(super) workspace: Workspace,
     executor: Arc<Executor>,
-    stored: Arc<StoredFiles>,
+    pub(super) stored: Arc<StoredFiles>,
+    users: FileUsers,
 }
 
-/// Files that arrived with an invocation, and have no place before the run is accepted.
-#[derive(Debug, Default)]
-pub struct Uploads(parking_lot::Mutex<Vec<Upload>>);
-
-/// One of them.
-#[derive(Debug)]
-pub struct Upload {
-    /// The path as the caller wrote it.
-    pub path: String,
-    pub staged: Staged,
-    pub size: u64,
-    /// The quoted SHA-256 of its content.
-    pub etag: String,
+/// Who changes the files of a workspace, as far as its name says.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FileUsers {
+    pub run: Option<Uuid>,
+    /// All runs of it.
+    pub session: Option<String>,
+    /// All runs of it.
+    pub agent: Option<String>,
 }
 
-impl Uploads {
-    pub fn new(uploads: Vec<Upload>) -> Self {
-        Self(uploads.into())
+impl FileUsers {
+    fn of_run(agent: &Agent, run: &RunRecord) -> Self {
+        let workspace = &agent.definition.workspace;
+        let is_own = workspace.contains("{run_id}");
+        let is_shared = !workspace.contains('{');
+        let in_session = workspace.contains("{session_id}") && !is_own;
+        Self {
+            run: Some(run.id),
+            session: run.session_id.clone().filter(|_| in_session),
+            agent: is_shared.then(|| run.agent.clone()),
+        }
     }
 }
 
 /// Why the files of a workspace cannot be reached.
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
+    /// What there is not.
+    #[error("there is no such {0}")]
+    Missing(&'static str),
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error(transparent)]
     Unavailable(#[from] io::Error),
 }
 
-/// Why an upload has no place.
-#[derive(Debug, thiserror::Error)]
-pub enum UploadError {
-    /// Its path cannot be one of this workspace; with its place among the uploads.
-    #[error("the file name {1:?} is no path of the run's workspace that the agent can reach")]
-    Path(usize, String),
-    /// Two have the same path.
-    #[error("the file name {1:?} names the same file as an earlier one")]
-    Twice(usize, String),
-    #[error(transparent)]
-    Change(#[from] ChangeError),
-}
-
 impl Files {
+    /// Who changes them.
+    pub fn users(&self) -> &FileUsers {
+        &self.users
+    }
+
     /// Files whose paths begin with `prefix` and come after another one, sorted by path.
     ///
     /// # Errors
@@ -131,7 +133,7 @@ impl Files {
         condition: Option<Condition>,
     ) -> Result<(String, bool), ChangeError> {
         self.blocking(move |files| {
-            let path = files.resolved(&path).ok_or(ChangeError::NotFound)?;
+            let path = files.resolved(&path).ok_or_else(|| files.without_file(path))?;
             let new = [NewFile { path, staged, size }];
             let is_new = files.stored.place(&files.workspace, &new, condition.as_ref())?;
             let [NewFile { path, .. }] = new;
@@ -157,43 +159,29 @@ impl Files {
         .await
     }
 
-    /// Puts all files in their places; what was put there.
-    async fn put_all(&self, uploads: Vec<Upload>) -> Result<Vec<(String, String)>, UploadError> {
-        self.blocking(move |files| {
-            let (mut new, mut put): (Vec<NewFile>, Vec<(String, String)>) =
-                (Vec::new(), Vec::new());
-            for (number, Upload { path: asked, staged, size, etag }) in
-                uploads.into_iter().enumerate()
-            {
-                let path = files.resolved(&asked);
-                let path = path.ok_or_else(|| UploadError::Path(number, asked.clone()))?;
-                if new.iter().any(|file| file.path == path) {
-                    return Err(UploadError::Twice(number, asked));
-                }
-                let holds = |dir: &str, file: &str| {
-                    file.strip_prefix(dir).is_some_and(|rest| rest.starts_with('/'))
-                };
-                if new.iter().any(|file| holds(&file.path, &path) || holds(&path, &file.path)) {
-                    return Err(UploadError::Path(number, asked));
-                }
-                put.push((path.clone(), etag));
-                new.push(NewFile { path, staged, size });
-            }
-            files.stored.place(&files.workspace, &new, None)?;
-            Ok(put)
-        })
-        .await
+    /// Why no file can be put at a path.
+    fn without_file(&self, path: String) -> ChangeError {
+        let is_directory = self.workspace.resolve(&path).is_ok_and(|resolved| {
+            // A rule for the files beneath is one for the directory.
+            let is_seen = [&resolved.path, &format!("{}/file", resolved.path)];
+            resolved.kind == Some(Kind::Directory) && is_seen.iter().any(|path| self.may_see(path))
+        });
+        if is_directory {
+            ChangeError::InTheWay(path, "is a directory")
+        } else {
+            ChangeError::NotFound
+        }
     }
 
     fn may_see(&self, path: &str) -> bool {
         self.executor.may_reach(&self.workspace.directory(), path)
     }
 
-    fn resolved(&self, path: &str) -> Option<String> {
+    pub(super) fn resolved(&self, path: &str) -> Option<String> {
         StoredFiles::resolved(&self.workspace, path).filter(|path| self.may_see(path))
     }
 
-    async fn blocking<T, E>(
+    pub(super) async fn blocking<T, E>(
         &self,
         work: impl FnOnce(&Self) -> Result<T, E> + Send + 'static,
     ) -> Result<T, E>
@@ -207,32 +195,42 @@ impl Files {
     }
 }
 
-impl From<io::Error> for UploadError {
-    fn from(error: io::Error) -> Self {
-        Self::Change(error.into())
-    }
-}
-
 impl Runtime {
-    /// The files of a run; none where its definition cannot be used any more.
+    /// The files of a run, a session or an agent.
     ///
     /// # Errors
     /// [`FilesError`].
-    pub async fn files_of_run(&self, run: &RunRecord) -> Result<Option<Files>, FilesError> {
+    pub async fn files_of(&self, tenant: &str, owner: &FileOwner) -> Result<Files, FilesError> {
+        let (files, what) = match owner {
+            FileOwner::Run(id) => {
+                let run = self.inner.store.run(tenant, *id).await?;
+                let run = run.ok_or(FilesError::Missing("run"))?;
+                (self.files_of_run(&run).await?, "workspace")
+            }
+            FileOwner::Session(id) => {
+                (self.files_of_session(tenant, id).await?, "workspace of a session")
+            }
+            FileOwner::Agent(name) => {
+                (self.files_of_agent(tenant, name).await?, "shared workspace")
+            }
+        };
+        files.ok_or(FilesError::Missing(what))
+    }
+
+    /// The files of a run; none where its definition cannot be used any more.
+    async fn files_of_run(&self, run: &RunRecord) -> Result<Option<Files>, FilesError> {
         let Some(definition) = self.inner.store.definition(&run.definition_hash).await? else {
             return Ok(None);
         };
         let loaded = self.inner.loaded.of_snapshot(&run.definition_hash, &definition);
         let Ok(loaded) = loaded else { return Ok(None) };
         let directory = loaded.agent.workspace_of(run.id, run.session_id.as_deref());
-        self.files_in(&run.tenant, &directory, loaded).await
+        let users = FileUsers::of_run(&loaded.agent, run);
+        self.files_in(&run.tenant, &directory, loaded, users).await
     }
 
     /// The files of a session; none where its agent keeps none for a session.
-    ///
-    /// # Errors
-    /// [`FilesError`].
-    pub async fn files_of_session(
+    async fn files_of_session(
         &self,
         tenant: &str,
         session: &str,
@@ -246,24 +244,19 @@ impl Runtime {
             return Ok(None);
         }
         let directory = loaded.agent.workspace_of(Uuid::nil(), Some(session));
-        self.files_in(tenant, &directory, loaded).await
+        let users = FileUsers { session: Some(session.to_owned()), ..FileUsers::default() };
+        self.files_in(tenant, &directory, loaded, users).await
     }
 
     /// The files that all runs of an agent share; none where they share none.
-    ///
-    /// # Errors
-    /// [`FilesError`].
-    pub async fn files_of_agent(
-        &self,
-        tenant: &str,
-        agent: &str,
-    ) -> Result<Option<Files>, FilesError> {
+    async fn files_of_agent(&self, tenant: &str, agent: &str) -> Result<Option<Files>, FilesError> {
         let Some(loaded) = self.loaded_now(agent) else { return Ok(None) };
         let directory = loaded.agent.definition.workspace.clone();
         if directory.contains('{') {
             return Ok(None);
         }
-        self.files_in(tenant, &directory, loaded).await
+        let users = FileUsers { agent: Some(agent.to_owned()), ..FileUsers::default() };
+        self.files_in(tenant, &directory, loaded, users).await
     }
 
     /// Bytes of a file that is written.
@@ -282,41 +275,33 @@ impl Runtime {
         staged.await.map_err(io::Error::other)?
     }
 
-    /// Puts the files that came with an invocation into the run's workspace; what was put where.
-    pub(super) async fn place_uploads(
-        &self,
-        tenant: &str,
-        directory: &str,
-        agent: &LoadedAgent,
-        uploads: &Uploads,
-    ) -> Result<Vec<(String, String)>, UploadError> {
-        let uploads = std::mem::take(&mut *uploads.0.lock());
-        if uploads.is_empty() {
-            return Ok(Vec::new());
-        }
-        match self.files_in(tenant, directory, agent.clone()).await {
-            Ok(Some(files)) => files.put_all(uploads).await,
-            Ok(None) | Err(_) => Err(io::Error::other("the workspace cannot be opened").into()),
-        }
-    }
-
     fn loaded_now(&self, agent: &str) -> Option<LoadedAgent> {
         let agent = self.inner.catalogue.agent(agent)?;
         self.inner.loaded.get(&agent).ok()
     }
 
-    async fn files_in(
+    pub(super) async fn files_in(
         &self,
         tenant: &str,
         directory: &str,
         agent: LoadedAgent,
+        users: FileUsers,
     ) -> Result<Option<Files>, FilesError> {
         let workspace = match self.workspace(tenant, directory).await {
             Ok(workspace) => workspace,
             Err(ResumeError::NoWorkspace(error)) => return Err(io::Error::other(error).into()),
             Err(_) => return Ok(None),
         };
+        Ok(Some(self.files_of_workspace(workspace, agent, users)))
+    }
+
+    pub(super) fn files_of_workspace(
+        &self,
+        workspace: Workspace,
+        agent: LoadedAgent,
+        users: FileUsers,
+    ) -> Files {
         let stored = Arc::clone(&self.inner.files);
-        Ok(Some(Files { workspace, executor: agent.executor, stored }))
+        Files { workspace, executor: agent.executor, stored, users }
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use chrono::TimeDelta;
 
 use super::Runtime;
-use crate::store::StoreError;
+use crate::store::{DeletedRun, StoreError};
 use crate::tools::quarantine;
 
 /// Runs or entries that are deleted in one transaction, at most.
@@ -86,10 +86,18 @@ impl Runtime {
         while !self.inner.stop.is_cancelled() {
             let asked = *batch;
             let gone = match what {
-                Kept::Runs => self.inner.store.delete_ended(before, asked).await?,
+                // They would leave their files.
+                Kept::Runs if !self.has_workspace() => 0,
+                Kept::Runs => {
+                    let throw_away = |runs: &[DeletedRun]| self.throw_away(runs);
+                    self.inner.store.delete_ended(before, asked, &throw_away).await?
+                }
                 Kept::Audit => self.inner.store.delete_audit(before, asked).await?,
             };
             deleted += gone;
+            if gone > 0 && matches!(what, Kept::Runs) {
+                self.empty_bin().await;
+            }
             if gone < u64::from(asked) {
                 break;
             }

@@ -8,16 +8,16 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use chrono::{SubsecRound, TimeDelta};
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use super::background::SkillError;
 use super::claimed::ResumeError;
 use super::delegation::Lineage;
-use super::files::{UploadError, Uploads};
 use super::loaded::LoadedAgent;
 use super::slots::RunSlot;
+use super::uploads::{UploadError, Uploads};
 use super::worker::{DrivenRun, Notify, RunIdentity, write};
 use super::{Follower, Runtime};
 use crate::agents::Agent;
@@ -319,17 +319,15 @@ impl Runtime {
     /// Puts the files that came with the request into the run's workspace.
     async fn receive(&self, checked: &Checked) -> Result<(), StartError> {
         let Some(uploads) = &checked.uploads else { return Ok(()) };
-        let Checked { new, caller, loaded, .. } = checked;
-        let directory = loaded.agent.workspace_of(new.id, new.session_id.as_deref());
-        let placed = self.place_uploads(&caller.tenant, &directory, loaded, uploads).await;
-        for (path, etag) in placed.map_err(StartError::Upload)? {
+        let Checked { new, caller, .. } = checked;
+        for placed in self.place_uploads(checked, uploads).await.map_err(StartError::Upload)? {
             let act = Act {
                 tenant: caller.tenant.clone(),
                 subject: caller.subject.clone(),
                 action: AuditAction::FileWritten,
                 run_id: Some(new.id),
                 reason: None,
-                details: json!({"path": path, "etag": etag}),
+                details: placed.details(),
             };
             self.inner.store.record_act(act).await?;
         }

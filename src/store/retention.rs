@@ -1,5 +1,5 @@
 //! Deleting what was kept for long enough: ended runs with everything that belongs to them, then
-//! definitions that no run refers to. The audit log stays ([`super::audit`]), and so do the sums of
+//! definitions that no run refers to. Files of the runs go along ([`GoesAlong`]). The audit log stays ([`super::audit`]), and so do the sums of
 //! what models took.
 //!
 //! No index serves this alone: a run that ended before an instant was also created before it, so
@@ -7,6 +7,7 @@
 //! deleted there is what is still going on or parked, and that is little.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use serde_json::json;
@@ -18,7 +19,7 @@ use super::definitions::SPARED;
 use super::sql::Query;
 use super::stats::{HAS_REST, REST, sums};
 use super::tables::ids;
-use super::{Store, StoreError};
+use super::{DeletedRun, GoesAlong, Store, StoreError};
 use crate::event::AuditAction;
 
 /// All tenants that have runs, by one look-up each; the last row is NULL.
@@ -43,7 +44,12 @@ impl Store {
     /// Deletes up to `limit` runs of all tenants that ended before that instant, with their
     /// journals, and records that; how many. When no such run is left, definitions that no run
     /// refers to and that were not used for some hours go as well.
-    pub async fn delete_ended(&self, before: DateTime<Utc>, limit: u32) -> Result<u64, StoreError> {
+    pub async fn delete_ended(
+        &self,
+        before: DateTime<Utc>,
+        limit: u32,
+        goes_along: GoesAlong<'_>,
+    ) -> Result<u64, StoreError> {
         let mut tx = self.backend.begin(Work::Data).await?;
         // Rows that another replica deletes at the moment are left to it.
         let ended = Query::new(TENANTS).push(
@@ -51,13 +57,13 @@ impl Store {
              AND created_at < :before AND finished_at < :before LIMIT :limit{skip_locked}",
         );
         let ended = tx.run(ended.bind("before", before).bind("limit", limit)).await?;
-        delete_runs(&mut *tx, &ids(&ended)?).await?;
-        let mut counts = BTreeMap::<String, u64>::new();
-        for row in &ended {
-            *counts.entry(row.read("tenant")?).or_default() += 1;
+        let mut by_tenant = BTreeMap::<String, Vec<DeletedRun>>::new();
+        for run in delete_runs(&mut *tx, &ids(&ended)?).await? {
+            by_tenant.entry(run.tenant.clone()).or_default().push(run);
         }
-        for (tenant, runs) in counts {
-            let details = json!({"runs": runs, "before": before});
+        for (tenant, runs) in by_tenant {
+            let workspaces = goes_along(&runs);
+            let details = json!({"runs": runs.len(), "workspaces": workspaces, "before": before});
             note(&mut *tx, by_service(tenant, AuditAction::RunsDeleted, details)).await?;
         }
         tx.commit().await?;
@@ -103,13 +109,48 @@ const ADD_USAGE: &str = "ON CONFLICT (tenant, hour, agent, model) DO UPDATE SET 
     estimated = past_usage.estimated OR excluded.estimated";
 
 /// Deletes runs and all that belongs to them, but for the sums of what models took.
-pub(super) async fn delete_runs(tx: &mut dyn Transaction, runs: &[Uuid]) -> Result<(), StoreError> {
-    if !runs.is_empty() {
-        tx.run(keep_usage(runs)).await?;
-        for (table, run) in TABLES {
-            let delete = Query::new(format!("DELETE FROM {table} WHERE {run} IN :runs"));
-            tx.run(delete.bind("runs", runs)).await?;
-        }
+pub(super) async fn delete_runs(
+    tx: &mut dyn Transaction,
+    runs: &[Uuid],
+) -> Result<Vec<DeletedRun>, StoreError> {
+    if runs.is_empty() {
+        return Ok(Vec::new());
     }
-    Ok(())
+    let deleted = what_goes(tx, runs).await?;
+    tx.run(keep_usage(runs)).await?;
+    for (table, run) in TABLES {
+        let delete = Query::new(format!("DELETE FROM {table} WHERE {run} IN :runs"));
+        tx.run(delete.bind("runs", runs)).await?;
+    }
+    Ok(deleted)
+}
+
+async fn what_goes(tx: &mut dyn Transaction, runs: &[Uuid]) -> Result<Vec<DeletedRun>, StoreError> {
+    let definitions = Query::new(
+        "SELECT hash, body FROM definitions WHERE hash IN \
+         (SELECT definition_hash FROM runs WHERE id IN :runs)",
+    );
+    let mut bodies = BTreeMap::<String, Arc<str>>::new();
+    for row in tx.run(definitions.bind("runs", runs)).await? {
+        let body: String = row.read("body")?;
+        bodies.insert(row.read("hash")?, body.into());
+    }
+    let those = Query::new(
+        "SELECT r.id, r.tenant, r.session_id, r.definition_hash, r.session_id IS NOT NULL \
+         AND NOT EXISTS (SELECT 1 FROM runs o WHERE o.tenant = r.tenant \
+         AND o.session_id = r.session_id AND NOT (o.id IN :runs)) AS ends_session \
+         FROM runs r WHERE r.id IN :runs",
+    );
+    let rows = tx.run(those.bind("runs", runs)).await?;
+    let deleted = rows.iter().map(|row| {
+        let hash: String = row.read("definition_hash")?;
+        Ok(DeletedRun {
+            id: row.read("id")?,
+            tenant: row.read("tenant")?,
+            session_id: row.read("session_id")?,
+            ends_session: row.read("ends_session")?,
+            definition: bodies.get(&hash).cloned(),
+        })
+    });
+    deleted.collect()
 }

@@ -95,6 +95,21 @@ impl SessionPlace {
     }
 }
 
+/// An ended run that is being deleted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeletedRun {
+    pub id: Uuid,
+    pub tenant: String,
+    pub session_id: Option<String>,
+    /// Whether no run of its session is left.
+    pub ends_session: bool,
+    /// The definition that it kept, as JSON; none where there is none.
+    pub definition: Option<Arc<str>>,
+}
+
+/// What else goes with runs, before their deletion is committed; how much that is.
+pub type GoesAlong<'f> = &'f (dyn Fn(&[DeletedRun]) -> usize + Sync);
+
 /// What became of a session that was to be deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SessionDeleted {

@@ -10,8 +10,8 @@ use super::retention::delete_runs;
 use super::sql::Query;
 use super::tables::{Record, ids};
 use super::{
-    ListedSession, Page, RunCursor, SessionDeleted, SessionRecord, SessionRunRecord, Store,
-    StoreError,
+    GoesAlong, ListedSession, Page, RunCursor, SessionDeleted, SessionRecord, SessionRunRecord,
+    Store, StoreError,
 };
 use crate::event::{Act, AuditAction};
 
@@ -104,6 +104,7 @@ impl Store {
         tenant: &str,
         session: &str,
         subject: &str,
+        goes_along: GoesAlong<'_>,
     ) -> Result<SessionDeleted, StoreError> {
         let mut tx = self.backend.begin(Work::Data).await?;
         // Locked, so that none of them begins meanwhile.
@@ -129,14 +130,15 @@ impl Store {
              ON r.tenant = :tenant AND r.parent_run_id = f.id) SELECT id FROM family",
         );
         let rows = tx.run(family.bind("tenant", tenant).bind("runs", &*runs)).await?;
-        delete_runs(&mut *tx, &ids(&rows)?).await?;
+        let deleted = delete_runs(&mut *tx, &ids(&rows)?).await?;
+        let workspaces = goes_along(&deleted);
         let act = Act {
             tenant: tenant.to_owned(),
             subject: subject.to_owned(),
             action: AuditAction::SessionDeleted,
             run_id: None,
             reason: None,
-            details: json!({"session_id": session, "runs": rows.len()}),
+            details: json!({"session_id": session, "runs": rows.len(), "workspaces": workspaces}),
         };
         note(&mut *tx, act).await?;
         tx.commit().await?;

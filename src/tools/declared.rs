@@ -22,6 +22,7 @@ use std::sync::Arc;
 
 use super::Tool;
 use super::sandbox::Sandbox;
+use crate::bounds::mistakes::{self, Mistake};
 use crate::bounds::yaml::{self, YamlError};
 use crate::outbound::Client;
 use crate::tools::proxy::Proxy;
@@ -66,6 +67,8 @@ pub struct BrokenFile {
     pub file: String,
     /// Line, column, key and reason.
     pub error: String,
+    /// What else is wrong with it.
+    pub others: Vec<String>,
 }
 
 /// What is wrong with a file, and at which key.
@@ -82,14 +85,6 @@ impl Wrong {
 
     fn beneath(self, section: &str) -> Self {
         Self { key: format!("{section}.{}", self.key), message: self.message }
-    }
-
-    fn located_in(&self, text: &str) -> String {
-        let Self { key, message } = self;
-        match yaml::place_of(text, key) {
-            Some((line, column)) => format!("line {line}, column {column}: {key}: {message}"),
-            None => format!("{key}: {message}"),
-        }
     }
 }
 
@@ -110,7 +105,7 @@ impl Declared {
         for file in list(dir) {
             let stem = file.rsplit_once('.').map_or(file.as_str(), |(stem, _)| stem).to_owned();
             let read = match sets.get(&stem) {
-                Some(other) => Err(format!("{other} defines the set {stem:?} already")),
+                Some(other) => Err(vec![format!("{other} defines the set {stem:?} already")]),
                 None => Self::read(&file, &Place { dir, set: &stem }, surroundings),
             };
             match read {
@@ -119,25 +114,45 @@ impl Declared {
                     let of_file = left_out.into_iter().map(|part| (file.clone(), part));
                     declared.left_out.extend(of_file);
                 }
-                Err(error) => declared.broken.push(BrokenFile { file: file.clone(), error }),
+                Err(mistakes) => {
+                    let mut mistakes = mistakes.into_iter();
+                    let (error, file) = (mistakes.next().unwrap_or_default(), file.clone());
+                    declared.broken.push(BrokenFile { file, error, others: mistakes.collect() });
+                }
             }
             sets.entry(stem).or_insert(file);
         }
         declared
     }
 
-    fn read(file: &str, place: &Place<'_>, surroundings: Surroundings<'_>) -> Result<Set, String> {
+    /// The tools of a file, or all that is wrong with it.
+    fn read(
+        file: &str,
+        place: &Place<'_>,
+        surroundings: Surroundings<'_>,
+    ) -> Result<Set, Vec<String>> {
         let Place { dir, set } = place;
         if !is_set(set) {
-            return Err(format!(
-                "the file's name, {set:?}, does not match ^[a-z][a-z0-9-]{{1,63}}$"
-            ));
+            let why = format!("the file's name, {set:?}, does not match ^[a-z][a-z0-9-]{{1,63}}$");
+            return Err(vec![why]);
         }
-        let text = read_text(&dir.join(file), MAX_FILE)?;
-        let read: ToolsFile = yaml::read(&text).map_err(|error| described(&error))?;
+        let text = read_text(&dir.join(file), MAX_FILE).map_err(|why| vec![why])?;
+        let load = |text: &str| Self::of_text(place, text, surroundings);
+        load(&text).map_err(|_| {
+            let mistakes = mistakes::all(&text, |_| None, |text| load(text).map(drop));
+            mistakes.iter().map(ToString::to_string).collect()
+        })
+    }
+
+    fn of_text(
+        place: &Place<'_>,
+        text: &str,
+        surroundings: Surroundings<'_>,
+    ) -> Result<Set, Mistake> {
         let mut left_out = Vec::new();
-        let tools = Self::of_file(place, read, surroundings, &mut left_out);
-        tools.map(|tools| Set { tools, left_out }).map_err(|wrong| wrong.located_in(&text))
+        let tools = Self::of_file(place, yaml::read(text)?, surroundings, &mut left_out);
+        let tools = tools.map_err(|Wrong { key, message }| Mistake::at(key, message))?;
+        Ok(Set { tools, left_out })
     }
 
     fn of_file(

@@ -136,16 +136,7 @@ impl Quota {
         root: &Dir,
         growths: impl IntoIterator<Item = Growth>,
     ) -> Result<(), OverQuota> {
-        let mut change = Growth::default();
-        for growth in growths {
-            let Growth { before, after, adds } = growth;
-            if after > before && after > self.limits.max_file {
-                return Err(OverQuota::File(after, self.limits.max_file));
-            }
-            change.before = change.before.saturating_add(before);
-            change.after = change.after.saturating_add(after);
-            change.adds += adds;
-        }
+        let change = self.together(growths)?;
         // A directory that cannot be looked at cannot be written either.
         let Ok(metadata) = root.dir_metadata() else { return Ok(()) };
         let key = (metadata.dev(), metadata.ino());
@@ -168,6 +159,23 @@ impl Quota {
         figure.used.files = figure.used.files.saturating_add(adds);
         figure.is_exact &= adds == 0;
         Ok(())
+    }
+
+    /// Whether there is room for changes, without counting them; none is there where the workspace is
+    /// not made yet. May walk the workspace, so it belongs on the blocking pool.
+    ///
+    /// # Errors
+    /// [`OverQuota`].
+    pub fn has_room(
+        &self,
+        root: Option<&Dir>,
+        growths: impl IntoIterator<Item = Growth>,
+    ) -> Result<(), OverQuota> {
+        let change = self.together(growths)?;
+        let [bytes, files] = self.bounds();
+        let most = Used { bytes, files };
+        let used = root.map(|root| measured(root, most)).unwrap_or_default();
+        self.over(used, change).map_or(Ok(()), Err)
     }
 
     /// Whether a workspace holds more than it may, programs' files included. Walks the workspace, so it
@@ -219,6 +227,20 @@ impl Quota {
             figure.used.bytes = figure.used.bytes.saturating_sub(bytes);
             figure.used.files = figure.used.files.saturating_sub(1);
         }
+    }
+
+    /// The sum of changes, none of which makes a file too large.
+    fn together(&self, growths: impl IntoIterator<Item = Growth>) -> Result<Growth, OverQuota> {
+        let mut change = Growth::default();
+        for Growth { before, after, adds } in growths {
+            if after > before && after > self.limits.max_file {
+                return Err(OverQuota::File(after, self.limits.max_file));
+            }
+            change.before = change.before.saturating_add(before);
+            change.after = change.after.saturating_add(after);
+            change.adds += adds;
+        }
+        Ok(change)
     }
 
     fn over(&self, used: Used, change: Growth) -> Option<OverQuota> {

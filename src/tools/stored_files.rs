@@ -220,13 +220,8 @@ impl StoredFiles {
             self.check(before.as_ref(), condition)?;
         }
         let pairs = || files.iter().zip(&there);
-        let way = |file: &'f NewFile| {
-            workspace.way(&file.path).map_err(|error| match error.kind() {
-                io::ErrorKind::NotADirectory => through_file(&file.path),
-                _ => error.into(),
-            })
-        };
-        let ways = files.iter().map(way).collect::<Result<Vec<_>, ChangeError>>()?;
+        let ways = files.iter().map(|file| way_to(workspace, &file.path));
+        let ways = ways.collect::<Result<Vec<_>, ChangeError>>()?;
         let directories: BTreeSet<&str> = ways.iter().flat_map(Way::missing).collect();
         let grown = pairs().map(|(file, before)| {
             Growth::of_file(before.as_ref().map(|(metadata, _)| metadata.len()), file.size)
@@ -251,6 +246,22 @@ impl StoredFiles {
         }
         places.keep();
         Ok(there.iter().map(Option::is_none).collect())
+    }
+
+    /// Whether files of these sizes could be put at these resolved paths.
+    ///
+    /// # Errors
+    /// [`ChangeError`], why not.
+    pub fn could_place(workspace: &Workspace, files: &[(String, u64)]) -> Result<(), ChangeError> {
+        let mut missing = BTreeSet::new();
+        let mut growths = Vec::with_capacity(files.len() + 1);
+        for (path, size) in files {
+            let before = current(workspace, path)?.map(|(metadata, _)| metadata.len());
+            growths.push(Growth::of_file(before, *size));
+            missing.extend(way_to(workspace, path)?.missing());
+        }
+        growths.push(Growth::of_directories(missing.len()));
+        Ok(workspace.has_room(growths)?)
     }
 
     /// Deletes a file.
@@ -320,6 +331,13 @@ impl StoredFiles {
         }
         Ok(etag)
     }
+}
+
+fn way_to<'p>(workspace: &Workspace, path: &'p str) -> Result<Way<'p>, ChangeError> {
+    workspace.way(path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotADirectory => through_file(path),
+        _ => error.into(),
+    })
 }
 
 /// The file that is there.

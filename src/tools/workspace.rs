@@ -19,9 +19,11 @@ use cap_fs_ext::{DirExt, FollowSymlinks, OpenOptionsFollowExt, OpenOptionsSyncEx
 use cap_std::ambient_authority;
 use cap_std::fs::{Dir, File, Metadata, OpenOptions};
 
+use uuid::Uuid;
+
 use super::quarantine::Quarantine;
 use super::quota::{Growth, OverQuota, Quota};
-pub use way::{Made, MadeAll, Way};
+pub use way::{Made, MadeAll, Way, directories_of};
 
 /// Bytes of a path.
 pub const MAX_PATH: usize = 4096;
@@ -29,6 +31,8 @@ pub const MAX_PATH: usize = 4096;
 const MAX_NAME: usize = 255;
 /// The file that a probe writes; no tenant can have its name.
 const PROBE: &str = ".probe";
+/// Where directories lie that are deleted; no tenant can have its name.
+const BIN: &str = ".deleted";
 /// Links followed for one path, as many as Linux follows.
 const MAX_LINKS: usize = 40;
 
@@ -126,14 +130,7 @@ impl Workspace {
     /// # Errors
     /// [`WorkspaceError`]; a symbolic link that leads out of the tenant's directory is one.
     pub fn open(root: &Path, tenant: &str, directory: &str) -> Result<Self, WorkspaceError> {
-        let invalid = |path: &str| WorkspaceError::InvalidDirectory(path.to_owned());
-        if matches!(tenant, "" | "." | "..") || tenant.contains('/') {
-            return Err(invalid(tenant));
-        }
-        let beneath = normalise(directory).map_err(|_| invalid(directory))?;
-        if directory.split('/').any(|part| part == "..") {
-            return Err(invalid(directory));
-        }
+        let beneath = plain(tenant, directory)?;
         let failed = |source| WorkspaceError::Io { path: format!("{tenant}/{directory}"), source };
         let quarantine = Quarantine::of(root, tenant);
         let open_root = || Dir::open_ambient_dir(root, ambient_authority());
@@ -153,6 +150,85 @@ impl Workspace {
         let real = tenant.resolve(&beneath).map_err(|e| failed(io::Error::other(e)))?.path;
         let root = tenant.open_dir(&real).map_err(failed)?;
         Ok(Self { root, directory: real.into(), ..tenant })
+    }
+
+    /// The same, of which nothing is made; none where it is not there.
+    ///
+    /// # Errors
+    /// [`WorkspaceError`].
+    pub fn find(
+        root: &Path,
+        tenant: &str,
+        directory: &str,
+    ) -> Result<Option<Self>, WorkspaceError> {
+        let beneath = plain(tenant, directory)?;
+        let failed = |source| WorkspaceError::Io { path: format!("{tenant}/{directory}"), source };
+        let found = Dir::open_ambient_dir(root, ambient_authority())
+            .and_then(|root| root.open_dir(tenant))
+            .and_then(|tenant| tenant.symlink_metadata(&beneath));
+        match found {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(failed(e)),
+            Ok(_) => Self::open(root, tenant, directory).map(Some),
+        }
+    }
+
+    /// Takes a directory of a tenant out of its place in one step, to be deleted by
+    /// [`Workspace::empty_bin`]; false where it is not there.
+    ///
+    /// # Errors
+    /// [`WorkspaceError`].
+    pub fn throw_away(root: &Path, tenant: &str, directory: &str) -> Result<bool, WorkspaceError> {
+        let beneath = plain(tenant, directory)?;
+        let thrown = || {
+            let root = Dir::open_ambient_dir(root, ambient_authority())?;
+            let from = root.open_dir(tenant)?;
+            from.symlink_metadata(&beneath)?;
+            root.create_dir_all(BIN)?;
+            from.rename(&beneath, &root.open_dir(BIN)?, Uuid::new_v4().simple().to_string())
+        };
+        match thrown() {
+            Ok(()) => Ok(true),
+            Err(e)
+                if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) =>
+            {
+                Ok(false)
+            }
+            Err(source) => {
+                Err(WorkspaceError::Io { path: format!("{tenant}/{directory}"), source })
+            }
+        }
+    }
+
+    /// Deletes what was thrown away, now or before a crash; how many directories. May take long.
+    ///
+    /// # Errors
+    /// What the system says; what is left is tried again the next time.
+    pub fn empty_bin(root: &Path) -> io::Result<usize> {
+        let bin =
+            Dir::open_ambient_dir(root, ambient_authority()).and_then(|root| root.open_dir(BIN));
+        let bin = match bin {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(0),
+            bin => bin?,
+        };
+        let mut gone = 0;
+        for entry in bin.entries()? {
+            let entry = entry?;
+            let removed = if entry.file_type()?.is_dir() {
+                bin.remove_dir_all(entry.file_name())
+            } else {
+                bin.remove_file(entry.file_name())
+            };
+            match removed {
+                // Another replica was faster.
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                removed => {
+                    removed?;
+                    gone += 1;
+                }
+            }
+        }
+        Ok(gone)
     }
 
     /// The same with another quota.
@@ -175,6 +251,14 @@ impl Workspace {
     /// [`OverQuota`].
     pub fn admit_all(&self, growths: impl IntoIterator<Item = Growth>) -> Result<(), OverQuota> {
         self.quota.admit(&self.root, growths)
+    }
+
+    /// Whether there is room for changes, without counting them. May walk the workspace.
+    ///
+    /// # Errors
+    /// [`OverQuota`].
+    pub fn has_room(&self, growths: impl IntoIterator<Item = Growth>) -> Result<(), OverQuota> {
+        self.quota.has_room(Some(&self.root), growths)
     }
 
     /// Whether it holds more than it may, programs' files included. Walks it, so it belongs on the
@@ -408,6 +492,18 @@ pub fn normalise(path: &str) -> Result<String, PathError> {
     Ok(if parts.is_empty() { ".".to_owned() } else { parts.join("/") })
 }
 
+/// The directory of a workspace without what it can do without.
+fn plain(tenant: &str, directory: &str) -> Result<String, WorkspaceError> {
+    let invalid = |path: &str| WorkspaceError::InvalidDirectory(path.to_owned());
+    if matches!(tenant, "" | "." | "..") || tenant.contains('/') {
+        return Err(invalid(tenant));
+    }
+    if directory.split('/').any(|part| part == "..") {
+        return Err(invalid(directory));
+    }
+    normalise(directory).map_err(|_| invalid(directory))
+}
+
 /// Directory and last name of a normalised path.
 fn split(path: &str) -> (&str, &str) {
     path.rsplit_once('/').unwrap_or((".", path))
@@ -479,6 +575,11 @@ mod tests {
             Workspace::open(&root, "acme", directory).unwrap();
         }
         assert!(root.join("acme/a/b/c").is_dir());
+        assert!(Workspace::find(&root, "acme", "a/b").unwrap().is_some());
+        for (tenant, directory) in [("acme", "a/new"), ("new", ".")] {
+            assert!(Workspace::find(&root, tenant, directory).unwrap().is_none(), "{directory:?}");
+            assert!(!root.join(tenant).join(directory).join(".").exists(), "it is not made");
+        }
         for (tenant, directory) in [
             ("", "."),
             (".", "."),

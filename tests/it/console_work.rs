@@ -214,6 +214,42 @@ async fn the_inbox_answers_what_waits() {
 }
 
 #[tokio::test]
+async fn a_new_file_is_shown_as_new_and_newer_keys_by_their_names() {
+    let asked = "governance: {tool_policies: {file_ops: ask}, ";
+    let asked =
+        EDITOR.replace("governance: {", asked).replace("scripted/editor", "scripted/starter");
+    let service = editors()
+        .agent("starter", &asked)
+        .scenario("starter", &EDITING.replace("notes.txt", "fresh.txt"))
+        .start(Db::Sqlite)
+        .await;
+    let run = parked(&service, "starter", &json!({})).await;
+    let browser = signed_in(&service, &format!("#/runs/{}", id(&run))).await;
+    browser.until_text("fresh.txt would be a new file").await;
+    browser.screenshot("approve-new-file").await;
+    browser.until("document.querySelector('.decision')?.hidden === false").await;
+    browser.click(".decision .buttons button").await;
+    browser.until("document.querySelector('.end.completed')").await;
+    browser.until("document.querySelector('.changes .what')?.innerText === 'new'").await;
+    browser.until_text("Goes on: what it waited for is there").await;
+    assert!(!browser.text().await.contains("after a restart"));
+    browser.screenshot("run-after-approval").await;
+
+    // The names of keys were asked for before this one was made.
+    let wanted = json!({"name": "night-shift", "scopes": ["runs:approve", "runs:read"]});
+    let made = service.post("/v1/keys", &wanted).await.body;
+    let second = parked(&service, "author", &json!({})).await;
+    let call = second["pending"][0]["call_id"].as_str().unwrap();
+    let path = format!("/v1/runs/{}/tool-calls/{call}/deny", id(&second));
+    let by_other = reqwest::Client::new().post(service.url(&path)).json(&json!({}));
+    let by_other = by_other.bearer_auth(made["key"].as_str().unwrap()).send().await.unwrap();
+    assert!(by_other.status().is_success(), "{by_other:?}");
+    browser.eval("location.hash = '#/approvals?status=denied'").await;
+    browser.until_text("by night-shift").await;
+    browser.close(&service.url("/")).await;
+}
+
+#[tokio::test]
 async fn a_run_is_done_once_more_as_it_was_or_otherwise() {
     let agent = "
 model: scripted/echo

@@ -11,16 +11,18 @@
 //! | tenants | a run, a session and a workspace of another tenant are not there |
 //! | budgets, skills, gate | of agents; callers have scopes, the agent's paths and the quota |
 //! | the same request twice | a repeated idempotency key, and a taken id, replace no file |
-//! | dry run | nothing is put anywhere |
+//! | dry run | nothing is put anywhere; what would be refused is |
 //! | events | what callers change is in the audit log, and in no run's `/changes` |
 //! | generated clients | operations of the document (api.rs) |
 
 use std::os::unix::fs::symlink;
+use std::process::Stdio;
 
 use reqwest::header::HeaderMap;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
+use tokio::io::AsyncWriteExt as _;
 
 use crate::service::{Db, Service, Setup, command, on_both_stores};
 
@@ -146,6 +148,8 @@ async fn a_file_is_put_read_replaced_and_deleted(db: Db) {
         ("bytes=0-1,3-4", 200, b"<b>0123456789</b>"),
     ] {
         let part = ask(&service, Method::GET, &path, &[("range", range)], b"").await;
+        let of = if status == 416 { "bytes */17" } else { part.header("content-range") };
+        assert_eq!(part.header("content-range"), of);
         assert_eq!(part.status, status, "{range}");
         if status == 416 {
             assert_eq!(part.json()["code"], "RANGE_NOT_SATISFIABLE");
@@ -203,7 +207,7 @@ async fn lists_are_sorted_and_paged(db: Db) {
         .collect();
     assert_eq!(paths, ["in/a.txt", "in/b.json", "in/deep/er/d.md", "out/c.bin"]);
     let first = &listed["data"][0];
-    assert_eq!(first.as_object().unwrap().len(), 6, "{first:#}");
+    assert_eq!(first.as_object().unwrap().len(), 8, "{first:#}");
     assert_eq!(
         (&first["size"], &first["etag"], &first["media_type"], &first["changed_by"]),
         (&json!(8), &json!(etag(b"in/a.txt")), &json!("text/plain; charset=utf-8"), &Value::Null)
@@ -276,7 +280,11 @@ async fn rules_and_tenants_hide_files(db: Db) {
     ] {
         let path = format!("{files}/{path}");
         assert_eq!(get(&service, &path).await.status, 404, "GET {path}");
-        if !path.ends_with("no-such") && !path.ends_with("made.txt/x") && !path.ends_with("/out") {
+        if !path.ends_with("no-such")
+            && !path.ends_with("made.txt/x")
+            && !path.ends_with("/out")
+            && !path.ends_with("/out/")
+        {
             let refused = put(&service, &path, &[], b"x").await.status;
             assert_eq!(refused, 404, "PUT {path}");
         }
@@ -285,6 +293,14 @@ async fn rules_and_tenants_hide_files(db: Db) {
     for method in [Method::GET, Method::PUT, Method::DELETE] {
         let neither_read_nor_written = format!("{files}/plain.txt");
         assert_eq!(ask(&service, method, &neither_read_nor_written, &[], b"x").await.status, 404);
+    }
+    for directory in ["out", "out/", "out/.git"] {
+        let there = put(&service, &format!("{files}/{directory}"), &[], b"x").await;
+        assert_eq!(
+            (there.status, &there.json()["code"]),
+            (409, &json!("FILE_CONFLICT")),
+            "{directory}"
+        );
     }
     let through = put(&service, &format!("{files}/out/made.txt/x"), &[], b"x").await;
     assert_eq!((through.status, &through.json()["code"]), (409, &json!("FILE_CONFLICT")));
@@ -565,6 +581,12 @@ async fn the_command_line_lists_gets_and_puts() {
     let said = toolloop(&["put", &run, "in/new file.txt", "local.txt"]).await;
     assert_eq!(String::from_utf8(said).unwrap(), "Created in/new file.txt, 9 bytes.\n");
     assert_eq!(toolloop(&["get", &run, "in/new file.txt"]).await, b"from here");
+    let mut piped = command(service.dir.path());
+    piped.args(["files", "put", &run, "in/piped", "-", "--server", &url, "--key", &key]);
+    let mut piped = piped.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    piped.stdin.take().unwrap().write_all(b"from a pipe").await.unwrap();
+    assert!(piped.wait().await.unwrap().success());
+    assert_eq!(toolloop(&["get", &run, "in/piped"]).await, b"from a pipe");
     toolloop(&["get", &run, "out/made.txt", "--output", "copy.txt"]).await;
     assert_eq!(std::fs::read(service.dir.path().join("copy.txt")).unwrap(), b"made");
     let listed = String::from_utf8(toolloop(&["ls", &run]).await).unwrap();

@@ -58,6 +58,24 @@ async fn a_restart_that_is_due_is_told(db: Db) {
     let ready =
         service.until("/readyz", |body| due(body) == ["toolloop.toml", "tools/new.yaml"]).await;
     assert_eq!(ready["status"], "ready", "{ready:#}");
+    let address = service.url("").trim_start_matches("http://").to_owned();
+    let checked = command(service.dir.path()).args(["check", "--listen", &address]).output().await;
+    let said = String::from_utf8(checked.unwrap().stdout).unwrap();
+    let told = format!(
+        "warning: the service at {address}: toolloop.toml has changed since the start: restart"
+    );
+    assert!(said.contains(&told), "{said}");
+
+    // One that is broken is no reason to restart.
+    std::fs::write(&settings, format!("{before}\n[runtime]\nlaese = \"9s\"\n")).unwrap();
+    let is_told = |body: &serde_json::Value| {
+        let all = body["definitions"].as_array().unwrap();
+        all.iter()
+            .any(|it| it["error"].as_str().unwrap().contains("is broken; the service goes on"))
+    };
+    let ready = service.until("/readyz", is_told).await;
+    assert_eq!(due(&ready), ["tools/new.yaml"]);
+    service.until_logged("did you mean `lease`?").await;
     service.until_logged("has changed since the start").await;
     std::fs::write(&settings, before).unwrap();
     service.until("/readyz", |body| due(body) == ["tools/new.yaml"]).await;
@@ -111,4 +129,48 @@ async fn scenarios_that_cannot_be_played_are_told() {
         .map(|broken| &broken["file"])
         .collect();
     assert_eq!(files, ["lost.yaml", "lost.yaml"], "{:#}", ready.body);
+}
+
+#[tokio::test]
+async fn check_tells_every_mistake_of_settings_scenarios_and_tools() {
+    let scenario = "steps:\n  - {txt: typo}\n  - {text: fine, tool_cals: []}\n  - {delay_ms: 5}\n  - text: '{{ x'\n";
+    let tools = "tools:\n  - {name: a, comand: [x]}\n  - {name: b, method: GTE, path: /x}\n  - {name: 'c d', command: [x]}\n\
+        base_url: http://127.0.0.1:1\n";
+    let dir = Setup::new()
+        .agent("ab", "model: scripted/fin\ntools: [file_opps]\n")
+        .scenario("fine", "steps: [{text: fine}]")
+        .scenario("broken", scenario)
+        .tools("set", tools)
+        .lay_out();
+    let checked = command(dir.path()).args(["check"]).output().await.unwrap();
+    let said = String::from_utf8(checked.stdout).unwrap();
+    assert_eq!(checked.status.code(), Some(1));
+    for told in [
+        "broken.yaml: line 2, column 6: steps[0].txt: unknown key `txt` (did you mean `text`?)",
+        "broken.yaml: line 3, column 18: steps[1].tool_cals: unknown key `tool_cals` (did you mean `tool_calls`?)",
+        "broken.yaml: line 4, column 5: steps[2]: it needs text",
+        "broken.yaml: line 5, column 5: steps[3].text: ",
+        "tools/set.yaml: line 2, column 15: tools[0].comand: unknown key `comand` (did you mean `command`?)",
+        "tools/set.yaml: line 3, column 15: tools[1].method: ",
+        "tools/set.yaml: line 4, column 6: tools[2].name: ",
+        "there is no tool named \"file_opps\" (did you mean \"file_ops\"?)",
+    ] {
+        assert!(said.contains(told), "{told} is not in\n{said}");
+    }
+    let settings = dir.path().join("toolloop.toml");
+    let before = std::fs::read_to_string(&settings).unwrap();
+    let broken = "[runtime]\nlaese = \"2s\"\nmax_crashes = \"many\"\n[audit]\nretention = 7\n[prices.'scriptd/x']\ninput = 1\n";
+    std::fs::write(&settings, format!("{before}\n{broken}")).unwrap();
+    let checked = command(dir.path()).args(["check"]).output().await.unwrap();
+    assert_eq!(checked.status.code(), Some(2));
+    let said = String::from_utf8(checked.stderr).unwrap();
+    for told in [
+        "runtime.laese: unknown key `laese` (did you mean `lease`?)",
+        "runtime.max_crashes: ",
+        "audit.retention: ",
+    ] {
+        let line = said.lines().find(|line| line.contains(told));
+        let line = line.unwrap_or_else(|| panic!("{told} is not in\n{said}"));
+        assert!(line.contains("toolloop.toml:"), "with its line: {line}");
+    }
 }

@@ -115,7 +115,7 @@ async fn scenarios_that_cannot_be_played_are_told() {
         assert_eq!(code, Some(1), "{said}");
         for expected in [
             "gone.yaml: line 2, column 1: model: there is no scenario named \"gone\"; there are: broken, fine",
-            "broken.yaml: line 3, column 19: fallback_models[0]: broken.yaml: steps[0].txt: ",
+            "broken.yaml: line 3, column 19: fallback_models[0]: broken.yaml: line 2, column 6: steps[0].txt: unknown key `txt` (did you mean `text`?)",
         ] {
             assert!(said.contains(expected), "{expected}: {said}");
         }

@@ -15,7 +15,6 @@ export async function approvals(main, params, signal) {
   const wanted = params.get("status") ?? "pending";
   const agent = params.get("agent") ?? "";
   heading("Approvals");
-  const names = await people();
   const list = el("ul", { class: "cards wide inbox" });
   const said = el("p", { class: "meta", role: "status" });
   const trouble = el("div");
@@ -23,6 +22,7 @@ export async function approvals(main, params, signal) {
 
   async function load() {
     const rows = (await all(`approvals?status=${part(wanted)}&limit=100`, signal, 100)).filter((row) => row.agent.includes(agent));
+    const names = await people();
     trouble.replaceChildren();
     said.textContent = rows.length ? plural(rows.length, "request") : wanted === "pending" ? "Nothing waits for a decision." : "There are none.";
     const ids = new Set(rows.map((row) => row.call_id));
@@ -33,10 +33,14 @@ export async function approvals(main, params, signal) {
       }
     }
     for (const row of rows) {
-      if (shown.has(row.call_id)) continue;
-      const node = request(row, names, load, signal);
+      const known = shown.get(row.call_id);
+      // A row that names nobody yet is drawn again once it can.
+      const by = row.decided_by && names(row.decided_by);
+      if (known && (known.by ?? by) === by) continue;
+      const node = Object.assign(request(row, names, load, signal), { by });
+      if (known) known.replaceWith(node);
+      else list.append(node);
       shown.set(row.call_id, node);
-      list.append(node);
     }
     document.dispatchEvent(new CustomEvent("waiting"));
   }

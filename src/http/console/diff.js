@@ -39,7 +39,7 @@ function table(lines) {
 export function changed(change, isOpen, ...more) {
   const { path, from, change: what, added, removed, diff, truncated } = change;
   const node = el("details", { class: "change" },
-    el("summary", {}, el("span", { class: "what", "data-change": what }, what), el("code", {}, from && `${visible(from)} → `, visible(path)),
+    el("summary", {}, el("span", { class: "what", "data-change": what }, what === "created" ? "new" : what), el("code", {}, from && `${visible(from)} → `, visible(path)),
       added !== null && el("span", { class: "plus" }, `+${count(added)}`), removed !== null && el("span", { class: "minus" }, `−${count(removed)}`)));
   const fill = () => node.children.length === 1 && node.append(
     diff ? unified(diff) : el("p", { class: "meta" }, truncated ? "The difference is too large, or was not seen." : "There are no lines to compare."),

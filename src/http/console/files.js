@@ -3,6 +3,7 @@
 import { address, get, may, part, request } from "./api.js";
 import { announce, el, folded, long, notice, time } from "./dom.js";
 import { bytes, plural, visible } from "./format.js";
+import { people } from "./people.js";
 
 /** Bytes of a text that is shown, and of a picture. */
 const TEXT = 256 * 1024;
@@ -39,6 +40,7 @@ export class Files {
   async load(cursor = "") {
     try {
       const page = await get(`${this.base}?limit=100${cursor && `&cursor=${part(cursor)}`}`, this.signal);
+      this.names = await people();
       const rows = page.data.map((file) => this.row(file));
       if (cursor) this.list.append(...rows);
       else this.list.replaceChildren(...rows);
@@ -57,12 +59,20 @@ export class Files {
     const path = visible(file.path);
     const place = encoded(file.path);
     const about = el("span", { class: "meta" }, el("span", {}, bytes(file.size)), time(file.modified_at),
-      file.changed_by && this.reveal && el("button", { type: "button", class: "more", onclick: () => this.reveal(file.changed_by) }, "changed by a call"));
+      this.changer(file));
     const buttons = place === null ? "" : el("span", { class: "buttons start" },
       el("button", { type: "button", "aria-label": `View ${path}`, onclick: () => this.view(file) }, "View"),
       el("a", { class: "button", href: address(`${this.base}/${place}`), download: file.path.split("/").at(-1), "aria-label": `Download ${path}` }, "Download"),
       may("files:write") && this.remover(file, path));
     return el("li", { "data-path": file.path }, el("code", {}, path), about, buttons);
+  }
+
+  /** Who left a file as it is: a call of this run, another run, or a caller. */
+  changer(file) {
+    if (file.changed_by_subject) return el("span", {}, `put by ${visible(this.names(file.changed_by_subject))}`);
+    if (!file.changed_by) return "";
+    if (this.reveal && this.base.includes(file.changed_by_run)) return el("button", { type: "button", class: "more", onclick: () => this.reveal(file.changed_by) }, "changed by a call");
+    return el("a", { href: `#/runs/${part(file.changed_by_run)}` }, "changed by a run");
   }
 
   /** Two clicks delete a file, if it is still the one that is listed. */

@@ -38,7 +38,7 @@ export const NOTES = {
       d.approval_required?.length && `ask for ${d.approval_required.join(", ")}`, d.autonomy && `autonomy ${words(d.autonomy)}`],
   }),
   "run.resumed": (d) => ({
-    icon: "loop", title: "Went on, on another replica or after a restart",
+    icon: "loop", title: d.was_waiting ? "Goes on: what it waited for is there" : "Went on, on another replica or after a restart",
     meta: [d.deaths > 0 && plural(d.deaths, "replica ended meanwhile", "replicas ended meanwhile"), d.is_alone && "alone on its replica"],
   }),
   "approval.requested": (d) => ({

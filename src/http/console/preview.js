@@ -10,20 +10,24 @@ const MOST = 300_000;
 
 const titled = (title, ...content) => [el("p", { class: "sub" }, title), content];
 
+/** Where there is no file. */
+const NONE = Symbol("none");
+
 /** What stands in a file of the run now; null where that cannot be told. */
 async function present(run, path, signal) {
   try {
     const answer = await request("GET", `runs/${part(run)}/files/${path.split("/").map(part).join("/")}`, { signal });
     const text = await answer.text();
     return text.length > MOST || text.includes("\u0000") ? null : text;
-  } catch {
-    return null;
+  } catch (problem) {
+    return problem.status === 404 ? NONE : null;
   }
 }
 
 const FILES = {
   async write({ path, content }, call, signal) {
     const now = await present(call.run_id, path, signal);
+    if (now === NONE) return titled(`${visible(path)} would be a new file`, compared("", content));
     return now === null
       ? titled(`${visible(path)} would hold`, compared("", content), el("p", { class: "meta" }, "What it holds now is not known here."))
       : titled(`${visible(path)} would change`, compared(now, content));

@@ -130,6 +130,7 @@ export class Story {
 }
 
 const PARTS = {
+  "run.resumed": (story, d) => story.push("note", { type: "run.resumed", data: { ...d, was_waiting: story.waits.open.size > 0 && !d.deaths } }),
   "attempt.started": (story, d) => story.push("attempt", { number: d.attempt }),
   "iteration.started": (story, d) => story.begin(d),
   "model.delta": (story, d) => story.piece(d),

@@ -409,10 +409,11 @@ impl From<UploadError> for Problem {
     fn from(error: UploadError) -> Self {
         let why = error.to_string();
         match error {
-            UploadError::Path(number, _) | UploadError::Twice(number, _) => {
-                Self::at(Code::InvalidInputs, format!("/files/{number}"), why)
-            }
+            UploadError::Path { pointer, .. }
+            | UploadError::Twice { pointer, .. }
+            | UploadError::Source { pointer, .. } => Self::at(Code::InvalidInputs, pointer, why),
             UploadError::Change(error) => error.into(),
+            UploadError::Files(error) => error.into(),
         }
     }
 }
@@ -433,6 +434,7 @@ impl From<ChangeError> for Problem {
 impl From<FilesError> for Problem {
     fn from(error: FilesError) -> Self {
         match error {
+            FilesError::Missing(what) => Self::not_found(what),
             FilesError::Store(error) => error.into(),
             FilesError::Unavailable(error) => error.into(),
         }

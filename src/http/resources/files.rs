@@ -29,18 +29,17 @@ use utoipa::openapi::schema::{KnownFormat, ObjectBuilder, Schema, SchemaFormat, 
 use utoipa::{PartialSchema, ToSchema};
 use uuid::Uuid;
 
-use super::file_headers::{Preconditions, Range, Served, Unsatisfiable, disposition, media_type};
-use super::last_changes::LastChanges;
+use super::file_headers::{Preconditions, Range, Served, disposition, media_type};
+use super::last_changes::{Changer, LastChanges};
 use super::page::{LISTS, Listing, by_text, text_cursor};
-use super::runs::existing;
-use super::uploads::received;
+use super::uploads::{Pace, received};
 use crate::event::{Act, AuditAction};
 use crate::http::edge::auth::{FilesRead, FilesWrite, Scoped};
 use crate::http::edge::extract::{Params, refuse_encoding};
 use crate::http::edge::problem::{Code, Problem};
 use crate::http::state::App;
 use crate::run::Caller;
-use crate::runtime::Files;
+use crate::runtime::FileOwner as Owner;
 use crate::tools::stored_files::{ListedFile, MAX_HASHED_FILE, OpenedFile};
 
 const CHUNK: usize = 64 << 10;
@@ -67,20 +66,28 @@ pub(crate) struct FileView {
         example = "\"9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08\""
     )]
     etag: Option<Arc<str>>,
-    /// The call of this run that last changed it; null if it was none.
+    /// The call that last changed it; null if it was none, or none that is known.
     #[schema(example = json!(null))]
     changed_by: Option<Uuid>,
+    /// The run of that call.
+    #[schema(example = json!(null))]
+    changed_by_run: Option<Uuid>,
+    /// The key id or token subject that last put it there; null if it was none, or none that is known.
+    #[schema(example = json!(null))]
+    changed_by_subject: Option<String>,
 }
 
-impl From<ListedFile> for FileView {
-    fn from(file: ListedFile) -> Self {
+impl FileView {
+    fn of(file: ListedFile, Changer { call, run, subject }: Changer) -> Self {
         Self {
             media_type: media_type(&file.path),
             path: file.path,
             size: file.size,
             modified_at: file.modified.into(),
             etag: file.etag,
-            changed_by: None,
+            changed_by: call,
+            changed_by_run: run,
+            changed_by_subject: subject,
         }
     }
 }
@@ -96,14 +103,6 @@ impl PartialSchema for Bytes {
 }
 
 impl ToSchema for Bytes {}
-
-/// Whose files a path means.
-#[derive(Debug, Clone)]
-enum Owner {
-    Run(Uuid),
-    Session(String),
-    Agent(String),
-}
 
 /// Which of them a route is about.
 #[derive(Debug, Clone, Copy)]
@@ -156,22 +155,6 @@ impl Place {
 }
 
 impl Owner {
-    async fn files(&self, app: &App, caller: &Caller) -> Result<Files, Problem> {
-        let (files, what) = match self {
-            Self::Run(id) => {
-                let run = existing(app, &caller.tenant, *id).await?;
-                (app.runtime.files_of_run(&run).await?, "workspace")
-            }
-            Self::Session(id) => {
-                (app.runtime.files_of_session(&caller.tenant, id).await?, "workspace of a session")
-            }
-            Self::Agent(name) => {
-                (app.runtime.files_of_agent(&caller.tenant, name).await?, "shared workspace")
-            }
-        };
-        files.ok_or_else(|| Problem::not_found(what))
-    }
-
     /// Where a file of it is.
     fn url(&self, path: &str) -> String {
         let encoded = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
@@ -335,16 +318,13 @@ async fn list(
     let page = by_text(&mut params, LISTS)?;
     let prefix = params.text("prefix").unwrap_or_default();
     params.finish()?;
-    let files = owner.files(app, caller).await?;
+    let files = app.runtime.files_of(&caller.tenant, &owner).await?;
     let rows = files.list(prefix, page.after.clone(), page.limit as usize).await?;
-    let mut changed_by = match owner {
-        Owner::Run(id) => LastChanges::of(app, &caller.tenant, id, &rows).await?,
-        Owner::Session(_) | Owner::Agent(_) => LastChanges::default(),
-    };
+    let mut changed_by = LastChanges::of(app, &caller.tenant, files.users(), &rows).await?;
     let cursor = |file: &ListedFile| text_cursor(&file.path);
     let view = |file: ListedFile| {
-        let changed_by = changed_by.take(&file);
-        FileView { changed_by, ..file.into() }
+        let changer = changed_by.take(&file);
+        FileView::of(file, changer)
     };
     Ok(Json(Listing::of(rows, &page, cursor, view)))
 }
@@ -355,7 +335,7 @@ async fn get(
     Place { owner, path }: Place,
     headers: &HeaderMap,
 ) -> Result<Response, Problem> {
-    let files = owner.files(app, caller).await?;
+    let files = app.runtime.files_of(&caller.tenant, &owner).await?;
     let opened = files.open(path).await?.ok_or_else(|| Problem::not_found("file"))?;
     let OpenedFile { file, path, size, modified, etag } = opened;
     let tag = HeaderValue::from_str(&etag).map_err(|e| Problem::internal(e.to_string()))?;
@@ -364,9 +344,12 @@ async fn get(
         Served::NotModified => return Ok((StatusCode::NOT_MODIFIED, [(ETAG, tag)]).into_response()),
         Served::PreconditionFailed => return Err(precondition_failed()),
     }
-    let range = Range::read(headers, size, &etag).map_err(|Unsatisfiable| {
-        Problem::new(Code::RangeNotSatisfiable, format!("The file has {size} bytes."))
-    })?;
+    let Ok(range) = Range::read(headers, size, &etag) else {
+        let detail = format!("The file has {size} bytes.");
+        let mut refused = Problem::new(Code::RangeNotSatisfiable, detail).into_response();
+        add(refused.headers_mut(), CONTENT_RANGE, Some(format!("bytes */{size}")));
+        return Ok(refused);
+    };
     let (status, start, length) = match range {
         None => (StatusCode::OK, 0, size),
         Some(Range { start, end }) => (StatusCode::PARTIAL_CONTENT, start, end - start + 1),
@@ -402,10 +385,10 @@ async fn put(
     let (parts, body) = request.into_parts();
     refuse_encoding(&parts.headers)?;
     let condition = Preconditions::read(&parts.headers).of_change();
-    let files = owner.files(app, caller).await?;
-    let received = received(app, &caller.tenant, body.into_data_stream());
-    let received = tokio::time::timeout(app.settings.body_timeout, received).await;
-    let file = received.map_err(|_| Problem::body_timeout())??;
+    let files = app.runtime.files_of(&caller.tenant, &owner).await?;
+    let pace = Pace::default();
+    let received = received(app, caller, pace.of(body.into_data_stream()));
+    let file = pace.keeps(app.settings.body_timeout, received).await?;
     let (path, is_new) = files.put(path, file.staged, file.size, condition).await?;
     let written = owner.act(caller, AuditAction::FileWritten, &path, Some(&file.etag));
     app.store.record_act(written).await?;
@@ -425,7 +408,7 @@ async fn delete(
     headers: &HeaderMap,
 ) -> Result<StatusCode, Problem> {
     let condition = Preconditions::read(headers).of_change();
-    let files = owner.files(app, caller).await?;
+    let files = app.runtime.files_of(&caller.tenant, &owner).await?;
     let path = files.delete(path, condition).await?;
     app.store.record_act(owner.act(caller, AuditAction::FileDeleted, &path, None)).await?;
     Ok(StatusCode::NO_CONTENT)

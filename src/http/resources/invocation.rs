@@ -13,12 +13,14 @@ use utoipa::openapi::schema::Schema;
 use utoipa::{PartialSchema, ToSchema};
 use uuid::Uuid;
 
+use super::uploads::MAX_FILES;
 use crate::bounds::json::escaped_key;
 use crate::http::document::openapi::{one_object, properties};
 use crate::http::document::vocabulary::{RunInputs, RunMetadata};
 use crate::http::edge::extract::fields;
 use crate::http::edge::problem::{Code, Problem};
 use crate::run::{Overrides, RunKind};
+use crate::runtime::{FileCopy, FileOwner};
 use crate::store::QueuePlace;
 
 /// The overrides that a single-shot invocation accepts.
@@ -34,6 +36,7 @@ pub(crate) struct Invocation {
     pub(crate) overrides: Overrides,
     pub(crate) webhook: Option<String>,
     pub(crate) queue: QueuePlace,
+    pub(crate) files: Vec<FileCopy>,
 }
 
 /// The fields that are not overrides.
@@ -60,8 +63,53 @@ struct Envelope {
     /// The queued run is not taken before this time, at most 30 days ahead. Only with `Prefer:
     /// respond-async`.
     available_at: Option<DateTime<Utc>>,
+    /// Files of other workspaces that are copied into the run's before it begins; needs the scopes
+    /// `files:read` and `files:write`.
+    #[schema(max_items = 64)]
+    files: Option<Vec<FileReference>>,
     /// Answers with the prompt, tools and limits that the run would have, without starting it.
     dry_run: Option<bool>,
+}
+
+/// A file of another workspace, and where its copy is put.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct FileReference {
+    /// The path of the copy in the run's workspace.
+    #[schema(example = "in/a.csv")]
+    path: String,
+    from: FileSource,
+}
+
+/// A file, by its path in the workspace of exactly one of a run, a session and an agent.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct FileSource {
+    /// The run whose workspace it is in.
+    run_id: Option<Uuid>,
+    /// The session whose workspace it is in.
+    session_id: Option<String>,
+    /// The agent in whose shared workspace it is.
+    agent: Option<String>,
+    /// Its path there.
+    #[schema(example = "out/a.csv")]
+    path: String,
+}
+
+impl FileReference {
+    fn read(self, number: usize) -> Result<FileCopy, Problem> {
+        let FileSource { run_id, session_id, agent, path: source } = self.from;
+        let owner = match (run_id, session_id, agent) {
+            (Some(id), None, None) => FileOwner::Run(id),
+            (None, Some(id), None) => FileOwner::Session(id),
+            (None, None, Some(name)) => FileOwner::Agent(name),
+            _ => {
+                let why = "must name one of run_id, session_id and agent";
+                return Err(Problem::at(Code::InvalidInputs, format!("/files/{number}/from"), why));
+            }
+        };
+        Ok(FileCopy { path: self.path, owner, source })
+    }
 }
 
 /// Where `run.*` events and `approval.requested` are sent (Standard Webhooks).
@@ -90,17 +138,34 @@ impl Invocation {
         };
         let invalid = |error| Problem::invalid(Code::InvalidOverride, vec![error]);
         let mut envelope = Map::new();
-        for name in ["run_id", "session_id", "metadata", "priority", "available_at", "dry_run"] {
+        for name in
+            ["run_id", "session_id", "metadata", "priority", "available_at", "files", "dry_run"]
+        {
             envelope.extend(body.remove_entry(name));
         }
         if kind == RunKind::Iterative {
             envelope.extend(body.remove_entry("webhook"));
         }
         let Envelope {
-            run_id, session_id, metadata, dry_run, webhook, priority, available_at, ..
+            run_id,
+            session_id,
+            metadata,
+            dry_run,
+            webhook,
+            priority,
+            available_at,
+            files,
+            ..
         } = fields(envelope).map_err(invalid)?;
         let metadata = metadata.unwrap_or_default();
         check(session_id.as_deref(), &metadata)?;
+        let files = files.unwrap_or_default();
+        if files.len() > MAX_FILES {
+            let why = format!("must have at most {MAX_FILES} entries");
+            return Err(Problem::at(Code::InvalidInputs, "/files", why));
+        }
+        let files = files.into_iter().enumerate().map(|(number, file)| file.read(number));
+        let files = files.collect::<Result<_, _>>()?;
         let overrides = if body.is_empty() { Overrides::default() } else { overrides(kind, body)? };
         Ok(Self {
             inputs,
@@ -111,6 +176,7 @@ impl Invocation {
             overrides,
             webhook: webhook.map(|webhook| webhook.url),
             queue: QueuePlace { priority: priority.unwrap_or_default(), available_at },
+            files,
         })
     }
 }

@@ -20,14 +20,16 @@ use super::runs::existing;
 use super::stream::{self, CancelOnDrop, Viewer};
 use super::uploads::InvocationBody;
 use crate::http::document::answers::{Answers, Streamed};
-use crate::http::edge::auth::{AgentsRead, Scope as _, credential_lost, forbidden, refused_key};
+use crate::http::edge::auth::{
+    AgentsRead, FilesRead, FilesWrite, Scope as _, credential_lost, forbidden, refused_key,
+};
 use crate::http::edge::extract::{JsonObject, Name, Params};
 use crate::http::edge::outgoing::{X_RUN_ID, run_id_header};
 use crate::http::edge::problem::{Code, Problem};
 use crate::http::edge::rate_limit::Admitted;
 use crate::http::state::App;
 use crate::run::{Caller, RunKind, RunStatus};
-use crate::runtime::{Accepted, Mode, StartRequest, WaitError};
+use crate::runtime::{Accepted, Mode, StartRequest, Upload, Uploads, WaitError};
 
 const IDEMPOTENCY_REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
@@ -37,7 +39,8 @@ const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-appli
 /// Exactly one model call without tools. If the run was started, the response is 200, or 202 if it
 /// has not ended yet; `status` and `error` say whether it succeeded. The body can also be
 /// `multipart/form-data`: one part `request` with the JSON body, and up to 64 parts `files` whose
-/// filenames are paths in the run's workspace; this needs the scope `files:write`, too.
+/// filenames are paths in the run's workspace; this needs the scope `files:write`, too. `files` in the
+/// body copies files of other workspaces; this needs `files:read` and `files:write`.
 #[utoipa::path(
     post, path = "/agents/{name}/invoke", tag = "agents", security(("bearer" = ["agents:invoke"])),
     params(("name" = String, Path, description = "The agent's name."), DeliveryOptions),
@@ -130,7 +133,7 @@ pub(crate) async fn dry_run_agent(
 ) -> Result<Json<DryRun>, Problem> {
     params.finish()?;
     let invocation = Invocation::read(RunKind::Iterative, body)?;
-    let request = request(&caller, agent, RunKind::Iterative, invocation);
+    let request = request(&caller, agent, RunKind::Iterative, invocation, Vec::new())?;
     dry_run(&app, &caller, request).await.map(Json)
 }
 
@@ -147,10 +150,26 @@ fn request(
     agent: String,
     kind: RunKind,
     invocation: Invocation,
-) -> StartRequest {
-    let Invocation { inputs, run_id, session_id, dry_run: _, metadata, overrides, webhook, queue } =
-        invocation;
-    StartRequest {
+    received: Vec<Upload>,
+) -> Result<StartRequest, Problem> {
+    let Invocation {
+        inputs,
+        run_id,
+        session_id,
+        dry_run: _,
+        metadata,
+        overrides,
+        webhook,
+        queue,
+        files,
+    } = invocation;
+    let needed = [FilesRead::NAME, FilesWrite::NAME];
+    if let Some(missing) = needed.into_iter().find(|scope| !files.is_empty() && !caller.has(scope))
+    {
+        return Err(forbidden(missing));
+    }
+    let has_files = !files.is_empty() || !received.is_empty();
+    Ok(StartRequest {
         caller: Arc::clone(caller),
         agent,
         kind,
@@ -163,9 +182,9 @@ fn request(
         session_id,
         overrides,
         webhook,
-        uploads: None,
+        uploads: has_files.then(|| Arc::new(Uploads::new(received, files))),
         queue,
-    }
+    })
 }
 
 /// The route [`stream_agent`], as idempotency keys know it.
@@ -188,8 +207,7 @@ async fn invoke(
         mode: delivery.mode(),
         idempotency,
         traceparent: delivery.traceparent.clone(),
-        uploads,
-        ..request(caller, agent, kind, invocation)
+        ..request(caller, agent, kind, invocation, uploads)?
     };
     if is_dry {
         return Ok(Json(dry_run(app, caller, request).await?).into_response());

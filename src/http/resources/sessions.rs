@@ -212,7 +212,7 @@ async fn messages_of_runs(
 
 /// Delete a session
 ///
-/// Deletes the session's runs with all their data, except for their audit records and their share of
+/// Deletes the session's runs with all their data and the files that are theirs alone, except for their audit records and their share of
 /// the usage. Fails if a run of the session has not ended.
 #[utoipa::path(
     delete, path = "/sessions/{id}", tag = "sessions", security(("bearer" = ["sessions:write"])),
@@ -226,7 +226,7 @@ pub(crate) async fn delete_session(
     params: Params,
 ) -> Result<StatusCode, Problem> {
     params.finish()?;
-    match app.store.delete_session(&caller.tenant, &id, &caller.subject).await? {
+    match app.runtime.delete_session(&caller.tenant, &id, &caller.subject).await? {
         SessionDeleted::Gone => Ok(StatusCode::NO_CONTENT),
         SessionDeleted::Unknown => Err(Problem::not_found("session")),
         SessionDeleted::Busy => {

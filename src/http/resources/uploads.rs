@@ -6,34 +6,39 @@
 //! bounded: the time, the number of files and of requests, each file, and what comes before a part's
 //! content.
 
-use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::HashMap;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
-use axum::body::{Body, Bytes};
+use axum::body::Bytes;
 use axum::extract::Request;
 use axum::http::HeaderMap;
 use axum::http::header::CONTENT_TYPE;
 use futures::{Stream, StreamExt as _};
 use multer::{Field, Multipart};
+use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 use tokio::io::AsyncWriteExt as _;
-use tokio::sync::Semaphore;
 
 use crate::http::edge::auth::{FilesWrite, Scope as _, forbidden};
 use crate::http::edge::extract::{JsonObject, object, refuse_encoding};
 use crate::http::edge::problem::{Code, Problem};
 use crate::http::state::App;
 use crate::run::Caller;
-use crate::runtime::{Upload, Uploads};
+use crate::runtime::Upload;
 use crate::tools::staged::Staged;
 
-/// Files that are received at the same time.
-static RECEIVING: Semaphore = Semaphore::const_new(64);
+/// Files that are received at the same time, and how many of them of one caller.
+const MAX_RECEIVED: usize = 64;
+const MAX_RECEIVED_OF_ONE: usize = 32;
+/// Bytes of a file that must come in each second, on the average of `server.body_timeout`.
+const SLOWEST: u64 = 1 << 10;
 /// Files of one invocation.
-const MAX_FILES: usize = 64;
+pub(super) const MAX_FILES: usize = 64;
 /// Bytes that are read without a part or its content in them: headers, boundaries.
 const MAX_HEADERS: usize = 64 << 10;
 
@@ -45,17 +50,87 @@ pub(super) struct Received {
     pub(super) etag: String,
 }
 
+/// How many files are received of each caller, by tenant and subject.
+static RECEIVING: LazyLock<Mutex<HashMap<(String, String), usize>>> = LazyLock::new(Mutex::default);
+
+/// A place among the files that are received; free again when it is dropped.
+struct Receiving((String, String));
+
+impl Receiving {
+    fn place(caller: &Caller) -> Result<Self, Problem> {
+        let of = (caller.tenant.clone(), caller.subject.clone());
+        let mut receiving = RECEIVING.lock();
+        let is_full = receiving.values().sum::<usize>() >= MAX_RECEIVED;
+        if is_full || receiving.get(&of).is_some_and(|own| *own >= MAX_RECEIVED_OF_ONE) {
+            let detail = "Too many files are received at the moment.";
+            return Err(Problem::new(Code::Overloaded, detail));
+        }
+        *receiving.entry(of.clone()).or_default() += 1;
+        Ok(Self(of))
+    }
+}
+
+impl Drop for Receiving {
+    fn drop(&mut self) {
+        let mut receiving = RECEIVING.lock();
+        if let Some(own) = receiving.get_mut(&self.0) {
+            *own -= 1;
+            if *own == 0 {
+                receiving.remove(&self.0);
+            }
+        }
+    }
+}
+
+/// How fast a body comes. It may take as long as a request may, while enough of it comes.
+#[derive(Default)]
+pub(super) struct Pace(Arc<AtomicU64>);
+
+impl Pace {
+    /// The same body, of which the bytes are counted.
+    pub(super) fn of<E, S>(
+        &self,
+        body: S,
+    ) -> impl Stream<Item = Result<Bytes, E>> + Unpin + use<E, S>
+    where
+        S: Stream<Item = Result<Bytes, E>> + Unpin,
+    {
+        let came = Arc::clone(&self.0);
+        body.inspect(move |chunk| {
+            let bytes = chunk.as_ref().map_or(0, Bytes::len);
+            came.fetch_add(bytes as u64, Ordering::Relaxed);
+        })
+    }
+
+    /// Gives up what receives the body when too little came in that time.
+    pub(super) async fn keeps<T>(
+        &self,
+        patience: Duration,
+        receives: impl Future<Output = Result<T, Problem>>,
+    ) -> Result<T, Problem> {
+        let mut receives = pin!(receives);
+        let least = patience.as_millis() * u128::from(SLOWEST) / 1000;
+        let least = u64::try_from(least).unwrap_or(u64::MAX);
+        loop {
+            let before = self.0.load(Ordering::Relaxed);
+            match tokio::time::timeout(patience, &mut receives).await {
+                Ok(done) => return done,
+                Err(_) if self.0.load(Ordering::Relaxed) - before >= least.max(1) => {}
+                Err(_) => return Err(Problem::body_timeout()),
+            }
+        }
+    }
+}
+
 /// Writes a file to disk as it arrives.
 pub(super) async fn received<E: std::fmt::Display>(
     app: &App,
-    tenant: &str,
+    caller: &Caller,
     mut chunks: impl Stream<Item = Result<Bytes, E>> + Unpin,
 ) -> Result<Received, Problem> {
-    let _place = RECEIVING.try_acquire().map_err(|_| {
-        Problem::new(Code::Overloaded, "Too many files are received at the moment.")
-    })?;
+    let _place = Receiving::place(caller)?;
     let max = app.runtime.max_file();
-    let (staged, file) = app.runtime.stage_file(tenant).await?;
+    let (staged, file) = app.runtime.stage_file(&caller.tenant).await?;
     let mut file = tokio::fs::File::from_std(file.into_std());
     let (mut hash, mut size) = (Sha256::new(), 0);
     while let Some(chunk) = chunks.next().await {
@@ -76,7 +151,7 @@ pub(super) async fn received<E: std::fmt::Display>(
 /// The body of an invocation, with the files that come with it.
 pub(crate) struct InvocationBody {
     pub(crate) body: Map<String, Value>,
-    pub(crate) uploads: Option<Arc<Uploads>>,
+    pub(crate) uploads: Vec<Upload>,
     /// Their paths and hashes; what an idempotency key stands for.
     pub(crate) listed: Value,
 }
@@ -89,17 +164,17 @@ impl InvocationBody {
     ) -> Result<Self, Problem> {
         let Some(boundary) = boundary(request.headers())? else {
             let JsonObject(body) = JsonObject::read(app, request).await?;
-            return Ok(Self { body, uploads: None, listed: Value::Null });
+            return Ok(Self { body, uploads: Vec::new(), listed: Value::Null });
         };
         refuse_encoding(request.headers())?;
         if !caller.has(FilesWrite::NAME) {
             return Err(forbidden(FilesWrite::NAME));
         }
-        let parts = parts(app, caller, request.into_body(), boundary);
-        let parts = tokio::time::timeout(app.settings.body_timeout, parts).await;
-        let (body, uploads) = parts.map_err(|_| Problem::body_timeout())??;
+        let pace = Pace::default();
+        let parts = parts(app, caller, pace.of(request.into_body().into_data_stream()), boundary);
+        let (body, uploads) = pace.keeps(app.settings.body_timeout, parts).await?;
         let listed = uploads.iter().map(|file| json!([file.path, file.etag])).collect();
-        Ok(Self { body, uploads: Some(Arc::new(Uploads::new(uploads))), listed })
+        Ok(Self { body, uploads, listed })
     }
 }
 
@@ -116,12 +191,11 @@ fn boundary(headers: &HeaderMap) -> Result<Option<String>, Problem> {
 async fn parts(
     app: &App,
     caller: &Caller,
-    body: Body,
+    stream: impl Stream<Item = Result<Bytes, axum::Error>> + Unpin + Send + 'static,
     boundary: String,
 ) -> Result<(Map<String, Value>, Vec<Upload>), Problem> {
     let unparsed = Arc::<AtomicUsize>::default();
-    let stream =
-        Paced { stream: body.into_data_stream(), unparsed: Arc::clone(&unparsed), rests: false };
+    let stream = Paced { stream, unparsed: Arc::clone(&unparsed), rests: false };
     let mut multipart = Multipart::new(stream, boundary);
     let (mut request, mut uploads) = (None, Vec::new());
     while let Some(part) = multipart.next_field().await.map_err(|error| malformed(&error))? {
@@ -158,8 +232,7 @@ async fn upload(
         let why = "the part has no filename";
         return Err(Problem::at(Code::InvalidInputs, format!("/files/{number}"), why));
     };
-    let Received { staged, size, etag } =
-        received(app, &caller.tenant, counted(part, unparsed)).await?;
+    let Received { staged, size, etag } = received(app, caller, counted(part, unparsed)).await?;
     Ok(Upload { path, staged, size, etag })
 }
 

@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 
 use super::render;
 use crate::bounds::expression::{Expression, ExpressionError};
-use crate::bounds::yaml::{self, Spanned};
+use crate::bounds::mistakes::Mistake;
+use crate::bounds::yaml;
 use crate::message::{Conversation, FinishReason, Turn, Usage};
 use crate::providers::ModelRequest;
 
@@ -96,46 +97,43 @@ pub(super) struct StepUsage {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
-    steps: Option<Vec<Spanned<Step>>>,
-    r#match: Option<Vec<Spanned<FileBranch>>>,
+    steps: Option<Vec<Step>>,
+    r#match: Option<Vec<FileBranch>>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FileBranch {
     when: String,
-    steps: Vec<Spanned<Step>>,
-}
-
-impl File {
-    fn parse(text: &str) -> Result<Self, String> {
-        yaml::read(text).map_err(|error| match error.key.as_str() {
-            "" => error.placed,
-            key => format!("{key}: {}", error.placed),
-        })
-    }
+    steps: Vec<Step>,
 }
 
 impl Scenario {
     /// Reads and checks a file's text. The error names line and key.
-    pub(super) fn parse(text: &str) -> Result<Self, String> {
-        let file = File::parse(text)?;
+    pub(super) fn parse(text: &str) -> Result<Self, Mistake> {
+        Self::read(text).map_err(|mistake| mistake.located_in(text))
+    }
+
+    fn read(text: &str) -> Result<Self, Mistake> {
+        let file: File = yaml::read(text)?;
         match (file.steps, file.r#match) {
             (Some(steps), None) => Ok(Self::Steps(checked("steps", steps)?)),
             (None, Some(branches)) => {
                 let branches = branches.into_iter().enumerate().map(|(index, branch)| {
-                    let line = branch.referenced.line();
-                    let when = Expression::compile(&branch.value.when, &VARIABLES)
-                        .map_err(|error| format!("line {line}: match[{index}].when: {error}"))?;
+                    let when = Expression::compile(&branch.when, &VARIABLES).map_err(|error| {
+                        Mistake::at(format!("match[{index}].when"), error.to_string())
+                    })?;
                     Ok(Branch {
                         when,
-                        steps: checked(&format!("match[{index}].steps"), branch.value.steps)?,
+                        steps: checked(&format!("match[{index}].steps"), branch.steps)?,
                     })
                 });
-                Ok(Self::Match(branches.collect::<Result<_, String>>()?))
+                Ok(Self::Match(branches.collect::<Result<_, Mistake>>()?))
             }
-            (Some(_), Some(_)) => Err("it has both `steps` and `match`; choose one".into()),
-            (None, None) => Err("it has neither `steps` nor `match`".into()),
+            (Some(_), Some(_)) => {
+                Err(Mistake::at("", "it has both `steps` and `match`; choose one"))
+            }
+            (None, None) => Err(Mistake::at("", "it has neither `steps` nor `match`")),
         }
     }
 
@@ -197,42 +195,41 @@ fn messages(conversation: &Conversation) -> Value {
     Value::Array(messages)
 }
 
-fn checked(key: &str, steps: Vec<Spanned<Step>>) -> Result<Vec<Step>, String> {
+fn checked(key: &str, steps: Vec<Step>) -> Result<Vec<Step>, Mistake> {
     if steps.is_empty() {
-        return Err(format!("{key} is empty"));
+        return Err(Mistake::at(key, "is empty"));
     }
-    let steps = steps.into_iter().enumerate().map(|(index, step)| {
-        let line = step.referenced.line();
-        check(&step.value).map_err(|problem| format!("line {line}: {key}[{index}]{problem}"))?;
-        Ok(step.value)
-    });
-    steps.collect()
+    for (index, step) in steps.iter().enumerate() {
+        check(step).map_err(|(within, why)| Mistake::at(format!("{key}[{index}]{within}"), why))?;
+    }
+    Ok(steps)
 }
 
-/// The problem begins with the key within the step.
-fn check(step: &Step) -> Result<(), String> {
+/// The key within the step, and what is wrong with it.
+fn check(step: &Step) -> Result<(), (String, String)> {
+    let wrong = |within: &str, why: String| (within.to_owned(), why);
     let answers = step.text.is_some() || !step.tool_calls.is_empty();
     match &step.error {
-        Some(_) if answers => return Err(": it has an error besides an answer".into()),
+        Some(_) if answers => return Err(wrong("", "it has an error besides an answer".into())),
         Some(error) if !(400..600).contains(&error.status) => {
-            return Err(format!(".error.status: {} is not within 400..=599", error.status));
+            let why = format!("{} is not within 400..=599", error.status);
+            return Err(wrong(".error.status", why));
         }
         Some(error) => {
-            render::check(&error.message)
-                .map_err(|problem| format!(".error.message: {problem}"))?;
+            render::check(&error.message).map_err(|why| wrong(".error.message", why))?;
         }
         None if !answers && step.finish_reason.is_none() => {
-            return Err(": it needs text, tool_calls, error or finish_reason".into());
+            let why = "it needs text, tool_calls, error or finish_reason";
+            return Err(wrong("", why.into()));
         }
         None => {}
     }
     if let Some(text) = &step.text {
-        render::check(text).map_err(|problem| format!(".text: {problem}"))?;
+        render::check(text).map_err(|why| wrong(".text", why))?;
     }
     for (index, call) in step.tool_calls.iter().enumerate() {
-        check_arguments(&call.arguments).map_err(|(pointer, problem)| {
-            format!(".tool_calls[{index}].arguments{pointer}: {problem}")
-        })?;
+        check_arguments(&call.arguments)
+            .map_err(|(pointer, why)| (format!(".tool_calls[{index}].arguments{pointer}"), why))?;
     }
     Ok(())
 }

@@ -32,6 +32,11 @@ pub struct Made<'p> {
     is_kept: bool,
 }
 
+/// The paths of the directories that a resolved path lies in, the upper ones first.
+pub fn directories_of(path: &str) -> impl Iterator<Item = &str> {
+    path.match_indices('/').map(|(end, _)| &path[..end])
+}
+
 impl<'p> Way<'p> {
     pub(super) fn to(root: &Arc<Dir>, path: &'p str) -> io::Result<Self> {
         if path == "." {

@@ -175,7 +175,12 @@ fn fault(plan: &str) -> Option<String> {
         let of_all_runs = line.contains("COVERING INDEX") && line.ends_with("(tenant=?)");
         let removed =
             line.split_once("Removed by Filter: ").and_then(|(_, rows)| rows.parse().ok());
-        sorts || sorts_too || scans || scans_too || of_all_runs || removed.is_some_and(|rows: f64| rows > IN_VAIN)
+        sorts
+            || sorts_too
+            || scans
+            || scans_too
+            || of_all_runs
+            || removed.is_some_and(|rows: f64| rows > IN_VAIN)
     };
     lines.iter().enumerate().find(is_bad).map(|(_, line)| (*line).to_owned())
 }

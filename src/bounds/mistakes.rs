@@ -1,0 +1,184 @@
+//! All mistakes in a YAML file that does not load, for `toolloop check`: a loader stops at the first
+//! one.
+//!
+//! What it complains about is taken out, and the rest is loaded again. So every mistake is found by
+//! the very checks that refuse the file; one that hides behind another may be told only when that
+//! one is mended.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde_json::Value;
+
+use super::yaml::{self, YamlError};
+
+/// At most this many are told.
+const MOST: usize = 20;
+
+/// What is wrong with a file of definitions, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mistake {
+    /// Line and column, 1-based, where they are known.
+    pub place: Option<(u64, u64)>,
+    /// The path of keys, e.g. `limits.max_attempts`; empty for the file as a whole.
+    pub key: String,
+    /// What is wrong.
+    pub message: String,
+}
+
+impl Mistake {
+    /// A complaint about a key.
+    pub fn at(key: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { place: None, key: key.into(), message: message.into() }
+    }
+
+    /// The same complaint with the place of its key, or of the nearest section around it.
+    #[must_use]
+    pub fn located_in(mut self, text: &str) -> Self {
+        if self.place.is_none() {
+            self.place = yaml::place_of(text, &self.key);
+        }
+        self
+    }
+}
+
+impl fmt::Display for Mistake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some((line, column)) = self.place {
+            write!(f, "line {line}, column {column}: ")?;
+        }
+        if !self.key.is_empty() {
+            write!(f, "{}: ", self.key)?;
+        }
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Mistake {}
+
+impl From<YamlError> for Mistake {
+    fn from(YamlError { place, key, message, .. }: YamlError) -> Self {
+        Self { place, key, message }
+    }
+}
+
+/// What is wrong with a file, each with its place in it; nothing where it loads. `instead` is what
+/// has to stand at a key without which nothing loads.
+pub fn all(
+    text: &str,
+    instead: impl Fn(&str) -> Option<String>,
+    load: impl Fn(&str) -> Result<(), Mistake>,
+) -> Vec<Mistake> {
+    let Err(first) = load(text) else { return Vec::new() };
+    let first = first.located_in(text);
+    let Ok(value) = yaml::read::<Value>(text) else { return vec![first] };
+    let mut rest = Rest::of(value);
+    let mut key = first.key.clone();
+    let mut found = vec![first];
+    while found.len() < MOST && rest.take_out(&key, instead(&key).as_deref()) {
+        let Err(error) = load(&rest.value.to_string()) else { break };
+        key.clone_from(&error.key);
+        if rest.is_made_by_us(&error) {
+            continue;
+        }
+        let error = Mistake { place: None, key: rest.original(&key), ..error };
+        if found.iter().any(|known| known.key == error.key) {
+            break;
+        }
+        found.push(error.located_in(text));
+    }
+    found
+}
+
+/// What is left of a file.
+pub struct Rest {
+    pub value: Value,
+    /// The numbers, in the file, of what is left of a list, by the list's key.
+    left: BTreeMap<String, Vec<usize>>,
+    pub removed: Vec<String>,
+}
+
+impl Rest {
+    pub fn of(value: Value) -> Self {
+        Self { value, left: BTreeMap::new(), removed: Vec::new() }
+    }
+
+    /// Takes out what a key means, or what is there of the way to it, or puts something else in its
+    /// place where nothing loads without it. False where nothing is left to take.
+    pub fn take_out(&mut self, key: &str, instead: Option<&str>) -> bool {
+        let original = self.original(key);
+        self.removed.push(original);
+        if let (Some(instead), Some(fields)) = (instead, self.value.as_object_mut()) {
+            let before = fields.insert(key.to_owned(), instead.into());
+            return before.as_ref().and_then(Value::as_str) != Some(instead);
+        }
+        let mut way: Vec<&str> = segments(key).collect();
+        while let Some(last) = way.pop() {
+            let at = way.iter().try_fold(&mut self.value, |at, segment| inner(at, segment));
+            match (at, last.parse::<usize>()) {
+                (Some(Value::Object(fields)), _) if fields.contains_key(last) => {
+                    fields.shift_remove(last);
+                    return true;
+                }
+                (Some(Value::Array(items)), Ok(number)) if number < items.len() => {
+                    let all = (0..items.len()).collect();
+                    items.remove(number);
+                    let list = key[..key.rfind('[').unwrap_or(key.len())].to_owned();
+                    self.left.entry(list).or_insert(all).remove(number);
+                    return true;
+                }
+                _ => {}
+            }
+        }
+        false
+    }
+
+    /// Whether something is wrong only because it, or a part of it, was taken out.
+    fn is_made_by_us(&self, error: &Mistake) -> bool {
+        if error.key.is_empty() && !error.message.starts_with("missing field") {
+            return true; // of what is left as a whole
+        }
+        let place = self.original(&error.key);
+        let is_part = |removed: &String| {
+            let beneath = removed.strip_prefix(&place).filter(|_| !place.is_empty());
+            beneath.is_some_and(|beneath| beneath.starts_with(['.', '[']))
+        };
+        // What was taken out may have been meant to be it.
+        let section = |key: &str| key.rsplit_once('.').map(|(section, _)| section.to_owned());
+        let is_beside = |removed: &String| section(removed) == section(&place);
+        let is_missing = error.message.starts_with("is missing");
+        if self.removed.iter().any(|removed| is_part(removed) || is_missing && is_beside(removed)) {
+            return true;
+        }
+        let missing = error.message.strip_prefix("missing field `");
+        let missing = missing.and_then(|rest| rest.split('`').next());
+        missing.is_some_and(|name| {
+            let key = if place.is_empty() { name } else { &format!("{place}.{name}") };
+            self.removed.iter().any(|removed| removed == key)
+        })
+    }
+
+    /// The key as it is in the file, where lists have all their items.
+    fn original(&self, key: &str) -> String {
+        let Some((list, end)) = key.split_once('[') else { return key.to_owned() };
+        let Some((number, end)) = end.split_once(']') else { return key.to_owned() };
+        let number = number.parse::<usize>().ok();
+        let before = number.and_then(|number| self.left.get(list)?.get(number).copied());
+        match before.or(number) {
+            Some(number) => format!("{list}[{number}]{end}"),
+            None => key.to_owned(),
+        }
+    }
+}
+
+fn segments(key: &str) -> impl Iterator<Item = &str> {
+    key.split(['.', '[']).map(|part| part.trim_end_matches(']')).filter(|part| !part.is_empty())
+}
+
+fn inner<'a>(value: &'a mut Value, segment: &str) -> Option<&'a mut Value> {
+    match value {
+        Value::Object(fields) => fields.get_mut(segment),
+        Value::Array(items) => items.get_mut(segment.parse::<usize>().ok()?),
+        _ => None,
+    }
+}

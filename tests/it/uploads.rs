@@ -1,0 +1,87 @@
+//! How fast files must come: as slowly as they like while some of them comes, and no slower.
+
+use std::time::{Duration, Instant};
+
+use reqwest::Method;
+use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use crate::service::{ADMIN_KEY, Db, Service, Setup, answer};
+
+/// `server.body_timeout`, in which 307 bytes of a file must come.
+const PATIENCE: Duration = Duration::from_millis(300);
+
+const AGENT: &str = "model: scripted/says\ntools: [file_ops]\nworkspace: shared\nenable_double_confirmation: false\n\
+    governance: {autonomy: full, paths: {read: ['**'], write: ['**']}}\n";
+
+async fn start() -> Service {
+    Setup::new()
+        .agent("shared", AGENT)
+        .scenario("says", "steps: [{text: done}]\n")
+        .config("[server]\nbody_timeout = \"300ms\"")
+        .start(Db::Sqlite)
+        .await
+}
+
+/// Sends a body piece by piece with pauses, until it is all sent or the service
+/// answers; what that is. It announces `more` bytes than it sends.
+async fn sent(
+    service: &Service,
+    head: &str,
+    pieces: &[Vec<u8>],
+    pause: Duration,
+    more: usize,
+) -> String {
+    let address = service.url("").trim_start_matches("http://").to_owned();
+    let mut stream = TcpStream::connect(&address).await.unwrap();
+    let bytes = pieces.iter().map(Vec::len).sum::<usize>() + more;
+    let head = format!(
+        "{head} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {ADMIN_KEY}\r\nConnection: close\r\n\
+         Content-Length: {bytes}\r\n"
+    );
+    stream.write_all(format!("{head}\r\n").as_bytes()).await.unwrap();
+    let mut said = Vec::new();
+    for piece in pieces {
+        if stream.write_all(piece).await.is_err() {
+            break;
+        }
+        if tokio::time::timeout(pause, stream.read_buf(&mut said)).await.is_ok() {
+            break;
+        }
+    }
+    let _ = stream.read_to_end(&mut said).await;
+    String::from_utf8(said).unwrap()
+}
+
+#[tokio::test]
+async fn a_slow_upload_that_goes_on_is_taken() {
+    let service = start().await;
+    let pieces = vec![vec![b'x'; 1024]; 12];
+    let since = Instant::now();
+    let put = "PUT /v1/agents/shared/files/in/slow";
+    let said = sent(&service, put, &pieces, PATIENCE / 2, 0).await;
+    assert!(since.elapsed() > PATIENCE * 4, "slower than that in all");
+    assert!(said.starts_with("HTTP/1.1 201"), "{said}");
+    let read = answer(service.request(Method::GET, "/v1/agents/shared/files/in/slow")).await;
+    assert_eq!(read.body.as_str().map(str::len), Some(12 * 1024));
+
+    let start = "--b\r\nContent-Disposition: form-data; name=files; filename=\"in/form\"\r\n\r\n";
+    let whole = [&[start.as_bytes().to_vec()], &pieces[..], &[b"\r\n--b--\r\n".to_vec()]].concat();
+    let head = "POST /v1/agents/shared/invoke HTTP/1.1\r\nContent-Type: multipart/form-data; boundary=b\r\nX-As:";
+    let said = sent(&service, head, &whole, PATIENCE / 2, 0).await;
+    assert!(said.starts_with("HTTP/1.1 200"), "{said}");
+}
+
+#[tokio::test]
+async fn an_upload_that_drips_or_stops_is_given_up() {
+    let service = start().await;
+    let put = "PUT /v1/agents/shared/files/in/slow";
+    let dripping = vec![b"x".to_vec(); 10_000];
+    let stopping = vec![vec![b'x'; 4096]];
+    for (pieces, pause) in [(dripping, PATIENCE / 10), (stopping, PATIENCE * 100)] {
+        let said = sent(&service, put, &pieces, pause, 100).await;
+        assert!(said.starts_with("HTTP/1.1 408") && said.contains("REQUEST_TIMEOUT"), "{said}");
+    }
+    assert_eq!(service.get("/v1/agents/shared/files").await.body["data"], json!([]));
+}

@@ -289,7 +289,7 @@ governance:
   tool_policies: {'rec*': allow}
   paths: {read: [notes.txt, 'in/**'], write: ['out/**']}
 ";
-    let scenario = r#"
+    let scenario = r"
 steps:
   - tool_calls: [{tool: file_ops, arguments: {operation: read, path: notes.txt}}]
   - tool_calls: [{tool: file_ops, arguments: {operation: write, path: out/a, content: x}}]
@@ -297,7 +297,7 @@ steps:
   - tool_calls: [{tool: 'agent:reader', arguments: {}}]
   - tool_calls: [{tool: file_ops, arguments: {operation: read, path: other.txt}}]
   - text: done
-"#;
+";
     let service = Setup::new()
         .agent("worker", agent)
         .scenario("worker", scenario)

@@ -388,9 +388,9 @@ async fn probes_are_answered_however_many_connections_strangers_hold() {
             assert_eq!(answer.body["code"] == "OVERLOADED", refused, "{answer:?}");
         }
         // Nor does a body that never comes keep one.
-        let head = "POST /v1/keys HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n";
+        let bodiless = "POST /v1/keys HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n";
         for _ in 0..STRANGERS {
-            held.push(send(&service, head).await);
+            held.push(send(&service, bodiless).await);
         }
         let answer = one_answer(&mut send(&service, get("/healthz")).await).await;
         assert_eq!(answer.status, 200);

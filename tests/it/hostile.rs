@@ -259,8 +259,8 @@ async fn every_directory_that_is_made_counts(db: Db) {
     let service = guide(&format!("{few}{made}  - text: done\n")).start(db).await;
     let run = service.run("guide", &json!({})).await;
     assert_eq!(run["termination_reason"], "budget_exceeded", "{run:#}");
-    let path = format!("/v1/runs/{}", run["run_id"].as_str().unwrap());
-    let used = service.get(&path).await.body["budget"]["used"].clone();
+    let url = format!("/v1/runs/{}", run["run_id"].as_str().unwrap());
+    let used = service.get(&url).await.body["budget"]["used"].clone();
     assert_eq!(used["files_modified"], 3, "{used:#}");
 
     // So do those that another operation makes on its way, and a refused one makes none.
@@ -293,8 +293,8 @@ async fn every_directory_that_is_made_counts(db: Db) {
         let service = guide(&format!("{steps}  - text: done\n")).start(db).await;
         let run = service.run("guide", &json!({})).await;
         assert_eq!(run["termination_reason"], "budget_exceeded", "{deep_call:.80}: {run:#}");
-        let path = format!("/v1/runs/{}", run["run_id"].as_str().unwrap());
-        let used = service.get(&path).await.body["budget"]["used"].clone();
+        let url = format!("/v1/runs/{}", run["run_id"].as_str().unwrap());
+        let used = service.get(&url).await.body["budget"]["used"].clone();
         assert_eq!(used["files_modified"], counted, "{used:#}");
         assert_eq!(in_workspace(&service), ["a", "f"], "{deep_call:.80}");
     }

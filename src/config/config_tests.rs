@@ -223,7 +223,7 @@ fn errors_in_the_file_name_file_line_and_key() {
         ("[server]\nlisten = 1\nlisten = 2", "conf/toolloop.toml:3: duplicate key"),
         (
             "\nagent_dir = \"x\"",
-            "conf/toolloop.toml:2: agent_dir: unknown key `agent_dir`, expected one of `agents_dir`",
+            "conf/toolloop.toml:2: agent_dir: unknown key `agent_dir` (did you mean `agents_dir`?), expected one of `agents_dir`",
         ),
         (
             "[server]\n\nlisten = \"localhost\"",

@@ -236,7 +236,7 @@ async fn mistakes_are_told_with_file_line_and_key() {
         ("steps:\n  - text: a\n  - text: '{{ x'\n", &["line 3, column ", ": steps[1].text: "]),
         (
             "steps:\n  - tool_calls:\n      - {tool: t, arguments: {a: ['{% if %}']}}\n",
-            &["line 2, column ", ": steps[0].tool_calls[0].arguments/a/0: "],
+            &["line 3, column ", ": steps[0].tool_calls[0].arguments/a/0: "],
         ),
         ("steps:\n  - {delay_ms: 5}\n", &["line 2, column ", ": steps[0]: it needs text"]),
         (
@@ -253,13 +253,13 @@ async fn mistakes_are_told_with_file_line_and_key() {
         ),
         (
             "steps:\n  - {text: a, finish_reason: bored}\n",
-            &["s.yaml: steps[0].finish_reason: ", "bored", "line 2"],
+            &["s.yaml: line 2, column ", ": steps[0].finish_reason: ", "bored"],
         ),
         (
             "match:\n  - {when: 'inputs.', steps: [{text: a}]}\n",
             &["line 2, column ", ": match[0].when: "],
         ),
-        ("steps: []\n", &["steps is empty"]),
+        ("steps: []\n", &["steps: is empty"]),
         ("steps: [{text: a}]\nmatch: []\n", &["both `steps` and `match`"]),
         ("{}\n", &["neither"]),
         ("steps: [", &["line 1"]),

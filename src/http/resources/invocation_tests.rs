@@ -102,12 +102,13 @@ fn the_document_lists_exactly_the_accepted_fields() {
         assert_eq!(schema["additionalProperties"], false);
         schema["properties"].as_object().unwrap().keys().cloned().collect::<Vec<_>>()
     };
-    let envelope = ["inputs", "run_id", "session_id", "metadata", "priority", "available_at"];
+    let envelope =
+        ["inputs", "run_id", "session_id", "metadata", "priority", "available_at", "files"];
     let single = ["model", "temperature", "on_session_busy", "active_skills", "private"];
     assert_eq!(names(InvokeRequest::schema()), [&envelope[..], &single].concat());
     for name in names(InvokeIterativeRequest::schema()) {
         let value = if name == "inputs" { json!({}) } else { Value::Null };
         assert!(read(RunKind::Iterative, &json!({ name.clone(): value })).is_ok(), "{name}");
     }
-    assert_eq!(names(InvokeIterativeRequest::schema()).len(), 28);
+    assert_eq!(names(InvokeIterativeRequest::schema()).len(), 29);
 }

@@ -207,10 +207,10 @@ impl StoredFiles {
     ///
     /// # Errors
     /// [`ChangeError`].
-    pub fn place<'f>(
+    pub fn place(
         &self,
         workspace: &Workspace,
-        files: &'f [NewFile],
+        files: &[NewFile],
         condition: Option<&Condition>,
     ) -> Result<Vec<bool>, ChangeError> {
         let _alone = self.changing.lock();

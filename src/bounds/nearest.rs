@@ -6,7 +6,11 @@ const MAX: usize = 64;
 /// The name that is most like `name`, if one is much like it.
 pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let length = name.chars().count();
-    let most = if length < 5 { 1 } else { 2 };
+    let most = match length {
+        ..3 => return None,
+        3..5 => 1,
+        _ => 2,
+    };
     let near = known.into_iter().filter(|other| *other != name).filter_map(|other| {
         let is_short = length <= MAX && other.chars().count() <= MAX;
         let distance = is_short.then(|| strsim::levenshtein(name, other))?;
@@ -32,6 +36,7 @@ mod tests {
         assert_eq!(nearest("limtis", known), Some("limits"));
         assert_eq!(nearest("colour", known), None);
         assert_eq!(nearest("gone", ["fine"]), None);
+        assert_eq!(nearest("q", ["p"]), None);
         assert_eq!(nearest(&"x".repeat(1000), known), None);
     }
 }

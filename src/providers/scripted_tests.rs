@@ -253,7 +253,7 @@ async fn mistakes_are_told_with_file_line_and_key() {
         ),
         (
             "steps:\n  - {text: a, finish_reason: bored}\n",
-            &["s.yaml: line 2, column ", ": steps[0].finish_reason: ", "bored"],
+            &["s.yaml: line 2, column ", ": steps[0].finish_reason: ", "expected one of stop"],
         ),
         (
             "match:\n  - {when: 'inputs.', steps: [{text: a}]}\n",

@@ -17,7 +17,7 @@ use crate::bounds::pattern::{Author, Pattern};
 use crate::run::Effect;
 
 /// Words of one command that are looked at for one rule.
-const MOST_NAMED: usize = 100;
+const MOST_NAMED: usize = 16;
 
 /// The compiled rules.
 #[derive(Debug, Clone, Default)]

@@ -118,7 +118,7 @@ async fn metrics_count_what_a_run_did(db: Db) {
         assert_eq!(value(series), expected, "{series}\n{text}");
     }
     assert_ne!(value("toolloop_store_commit_duration_seconds_count"), "0");
-    assert_ne!(value(r#"toolloop_gate_decisions_total{rule="none",decision="allowed"}"#), "0");
+    assert_ne!(value(r#"toolloop_gate_decisions_total{rule="path",decision="allowed"}"#), "0");
     for state in ["used", "idle"] {
         let connections = value(&format!("toolloop_store_connections{{state=\"{state}\"}}"));
         assert!(connections.parse::<u32>().unwrap() <= 16, "{state}: {connections}");

@@ -16,8 +16,6 @@ const LEAST_READ: usize = 64 * 1024;
 const MAX_PIECE: usize = 1024 * 1024;
 /// Bytes that a compressed one becomes at most.
 const MOST_COMPRESSED: usize = 1032;
-/// Bytes that are read however scarce memory is.
-const SMALL: usize = 64 * 1024;
 
 /// A body that is being read.
 pub(super) struct Body {
@@ -64,9 +62,9 @@ impl Body {
         Some(Self { decoder, received: 0, max })
     }
 
-    /// Whether it takes much memory, or may soon.
-    pub(super) fn is_large(&self) -> bool {
-        matches!(self.decoder, Decoder::Gzip(_)) || self.received > SMALL
+    /// Bytes so far, without their compression.
+    pub(super) fn len(&self) -> usize {
+        self.room().bytes.len()
     }
 
     /// Bytes that take no worker's time worth mentioning.

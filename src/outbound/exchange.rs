@@ -16,6 +16,7 @@ use hyper_util::rt::TokioIo;
 use rustls_platform_verifier::BuilderVerifierExt;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::task::yield_now;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::crypto::aws_lc_rs;
@@ -58,12 +59,23 @@ impl Secured {
     }
 }
 
+/// Bytes of a body that are read however scarce memory is.
+const SMALL: usize = 64 * 1024;
+/// Bytes of a body from which on it needs a place.
+const LARGE: usize = 1024 * 1024;
+/// Large bodies that are there at the same time. Who has a place waits for nothing but the server.
+static LARGE_BODIES: Semaphore = Semaphore::const_new(16);
+
+/// The place of a large body, until that is used.
+pub type LargeBody = SemaphorePermit<'static>;
+
 /// An answer, its body as far as it was read.
 pub(super) struct Answer {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
     pub(super) body: Vec<u8>,
     pub(super) is_whole: bool,
+    pub(super) place: Option<LargeBody>,
 }
 
 impl Answer {
@@ -142,8 +154,13 @@ pub(super) async fn exchange(
     let response =
         sender.send_request(request.map(Full::new)).await.map_err(|error| malformed(&error))?;
     let (head, mut incoming) = response.into_parts();
-    let mut answer =
-        Answer { status: head.status, headers: head.headers, body: Vec::new(), is_whole: true };
+    let mut answer = Answer {
+        status: head.status,
+        headers: head.headers,
+        body: Vec::new(),
+        is_whole: true,
+        place: None,
+    };
     if skips_redirects && answer.is_redirect() {
         return Ok(answer);
     }
@@ -154,14 +171,20 @@ pub(super) async fn exchange(
     let damaged = |Damaged| OutboundError::Encoding(host.to_owned());
     let mut body = Body::behind(&answer.headers, max_body)
         .ok_or_else(|| OutboundError::Encoding(host.to_owned()))?;
+    let mut has_memory = false;
     'frames: while let Some(frame) = incoming.frame().await {
         let frame = frame.map_err(|_| broken_off())?;
         let Some(bytes) = frame.data_ref() else { continue };
         for piece in bytes.chunks(body.at_once()) {
-            if body.is_large() {
-                memory::enough().await; // meanwhile the server waits
-                yield_now().await;
+            // The server waits meanwhile.
+            if !has_memory && body.len() > SMALL {
+                memory::enough().await;
+                has_memory = true;
             }
+            if answer.place.is_none() && body.len() > LARGE {
+                answer.place = LARGE_BODIES.acquire().await.ok(); // never closed
+            }
+            yield_now().await;
             if !body.push(piece).map_err(damaged)? {
                 break 'frames;
             }

@@ -33,6 +33,7 @@ use tokio_rustls::rustls::ClientConfig;
 use url::{Host, Url};
 
 use crate::bounds::address;
+pub use exchange::LargeBody;
 use exchange::Secured;
 pub use networks::AddressPolicy;
 
@@ -96,7 +97,7 @@ pub struct Terms<'a> {
 }
 
 /// An answer.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Response {
     pub status: StatusCode,
     pub headers: HeaderMap,
@@ -108,6 +109,8 @@ pub struct Response {
     pub is_whole: bool,
     /// Requests that it took.
     pub requests: u32,
+    /// Of a large body; a few are there at the same time.
+    pub place: Option<LargeBody>,
 }
 
 /// Why there is no answer. None of the texts repeats more of an address than its host.
@@ -219,6 +222,7 @@ impl Client {
                     body: answer.body,
                     is_whole: answer.is_whole,
                     requests,
+                    place: answer.place,
                 });
             }
             if requests > allowed {

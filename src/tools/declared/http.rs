@@ -12,6 +12,7 @@ use async_trait::async_trait;
 use http::header::{ACCEPT, HeaderName, HeaderValue, RETRY_AFTER, USER_AGENT};
 use http::{HeaderMap, StatusCode};
 use serde_json::Value;
+use tokio::sync::Semaphore;
 use url::Url;
 
 use super::answer::Shown;
@@ -35,6 +36,8 @@ const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const MAX_ANSWER: usize = 8 * 1024 * 1024;
 /// Bytes of an answer that is read where it came.
 const SMALL_ANSWER: usize = 64 * 1024;
+/// Others that are read at the same time: each takes several times its size.
+static READERS: Semaphore = Semaphore::const_new(4);
 /// For one request; the call has a limit of its own, which is shorter as a rule.
 const DEADLINE: Duration = Duration::from_mins(10);
 /// Tries of a call that may be repeated.
@@ -204,7 +207,14 @@ impl HttpTool {
             return self.shown.of(&response);
         }
         let shown = self.shown.clone();
-        let shown = tokio::task::spawn_blocking(move || shown.of(&response)).await;
+        let Ok(place) = READERS.acquire().await else {
+            return Err("The service is closing.".to_owned());
+        };
+        let reading = move || {
+            let _place = place;
+            shown.of(&response)
+        };
+        let shown = tokio::task::spawn_blocking(reading).await;
         shown.unwrap_or_else(|_panic| Err("The answer cannot be read.".to_owned()))
     }
 }

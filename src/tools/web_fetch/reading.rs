@@ -112,7 +112,8 @@ mod tests {
         }
         let url = Url::parse("https://site.example/").unwrap();
         let (status, body) = (StatusCode::OK, body.to_vec());
-        let response = Response { status, headers, url, body, is_whole: true, requests: 1 };
+        let response =
+            Response { status, headers, url, body, is_whole: true, requests: 1, place: None };
         Text::of(&response).map(Text::raw)
     }
 

@@ -11,7 +11,7 @@ use clap::{Args, Subcommand};
 use super::UsageError;
 use super::output::{print, print_notice};
 use crate::tools::declared::openapi::{Document, Imported};
-use crate::tools::declared::{read_document, written};
+use crate::tools::declared::{read_document, readable, written};
 
 #[derive(Debug, Subcommand)]
 pub(super) enum ToolsCommand {
@@ -61,6 +61,9 @@ pub(super) fn tools(command: ToolsCommand) -> anyhow::Result<()> {
         print_notice(&format!("left out of the operation {id:?}: {part}"));
     }
     let text = written::yaml(document.base_url().as_deref(), &entries);
+    readable(&text).map_err(|why| {
+        UsageError(format!("these operations do not fit in one file of tools, import fewer: {why}"))
+    })?;
     match output {
         Some(output) => std::fs::write(&output, text)
             .with_context(|| format!("{} cannot be written", output.display()))?,

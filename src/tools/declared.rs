@@ -247,6 +247,17 @@ fn list(dir: &Path) -> Vec<String> {
     files
 }
 
+/// Whether the text of a file of tools can be read back.
+///
+/// # Errors
+/// Why not.
+pub fn readable(text: &str) -> Result<(), String> {
+    if text.len() as u64 > MAX_FILE {
+        return Err(format!("{} bytes are more than it may have ({MAX_FILE})", text.len()));
+    }
+    yaml::read::<ToolsFile>(text).map(drop).map_err(|error| described(&error))
+}
+
 fn is_set(name: &str) -> bool {
     (2..=64).contains(&name.len())
         && name.starts_with(|c: char| c.is_ascii_lowercase())

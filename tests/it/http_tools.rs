@@ -441,6 +441,12 @@ async fn left_out(dir: &Path, document: &Value) {
     let why = "left out of the operation \"some\": the parameter \"filter\": it is an object";
     assert!(said.contains(why), "{said}");
     assert!(told.contains("description: \"GET /some\""), "{told}");
+    let many = ["--operation", "resource7/get"].repeat(4000);
+    let refused =
+        command(dir).args(["tools", "import", "odd.json"]).args(many).output().await.unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(2), "{said}");
+    assert!(said.contains("do not fit in one file of tools, import fewer"), "{said}");
 }
 
 async fn an_api_is_imported_and_called(db: Db) {

@@ -402,7 +402,7 @@ impl Budget {
     }
 
     /// How many of the files that were modified count: what a build or a checkout makes is known only
-    /// afterwards, and is bounded where somebody wrote a bound.
+    /// afterwards, and is bounded where a bound is written.
     pub fn counted_files(&self, used: &Consumption) -> u64 {
         if self.max_files_modified.is_some() { used.files() } else { used.files_of_tools() }
     }

@@ -31,7 +31,7 @@ fn session_name(run: Uuid, session: Option<&str>) -> String {
     }
 }
 
-/// The outermost directory that nobody uses once a run is forgotten, and its session too where
+/// The outermost directory that no run uses once this one is forgotten, and its session too where
 /// `with_session`; none where other runs share it.
 pub fn left_alone(
     workspace: &str,

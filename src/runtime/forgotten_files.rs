@@ -68,7 +68,7 @@ impl Runtime {
     }
 }
 
-/// The directory that nobody uses without this run, relative to its tenant's.
+/// The directory that no other run uses, relative to its tenant's.
 fn left_by(run: &DeletedRun) -> Option<String> {
     let kept: Kept = serde_json::from_str(run.definition.as_ref()?).ok()?;
     left_alone(&kept.workspace, run.id, run.session_id.as_deref(), run.ends_session)

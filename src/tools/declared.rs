@@ -23,7 +23,7 @@ use std::sync::Arc;
 use super::Tool;
 use super::sandbox::Sandbox;
 use crate::bounds::mistakes::{self, Mistake};
-use crate::bounds::yaml::{self, YamlError};
+use crate::bounds::yaml;
 use crate::outbound::Client;
 use crate::tools::proxy::Proxy;
 use file::{Entry, ToolsFile};
@@ -255,20 +255,13 @@ pub fn readable(text: &str) -> Result<(), String> {
     if text.len() as u64 > MAX_FILE {
         return Err(format!("{} bytes are more than it may have ({MAX_FILE})", text.len()));
     }
-    yaml::read::<ToolsFile>(text).map(drop).map_err(|error| described(&error))
+    yaml::read::<ToolsFile>(text).map(drop).map_err(|error| Mistake::from(error).to_string())
 }
 
 fn is_set(name: &str) -> bool {
     (2..=64).contains(&name.len())
         && name.starts_with(|c: char| c.is_ascii_lowercase())
         && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
-}
-
-fn described(error: &YamlError) -> String {
-    let YamlError { place, key, message, .. } = error;
-    let place = place.map(|(line, column)| format!("line {line}, column {column}: "));
-    let key = if key.is_empty() { String::new() } else { format!("{key}: ") };
-    format!("{}{key}{message}", place.unwrap_or_default())
 }
 
 fn read_text(path: &Path, max: u64) -> Result<String, String> {
@@ -291,7 +284,7 @@ pub fn read_document(path: &Path) -> Result<serde_json::Value, String> {
     if text.trim_start().starts_with('{') {
         return serde_json::from_str(&text).map_err(|e| format!("{}: {e}", shown.display()));
     }
-    yaml::read(&text).map_err(|error| format!("{}: {}", shown.display(), described(&error)))
+    yaml::read(&text).map_err(|error| format!("{}: {}", shown.display(), Mistake::from(error)))
 }
 
 #[cfg(test)]

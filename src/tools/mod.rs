@@ -29,6 +29,7 @@ pub mod quota;
 mod ready;
 pub mod recall;
 pub mod registry;
+mod removal;
 pub mod requests;
 pub mod results;
 pub mod run_scope;

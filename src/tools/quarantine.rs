@@ -1,13 +1,13 @@
-//! Where things are put that may not stay in a workspace, while nobody can say for certain who made
-//! them: they are moved and never deleted, so that an operator can give them back.
+//! Where things are put that may not stay in a workspace, while it cannot be told for certain who
+//! made them: they are moved and never deleted, so that an operator can give them back.
 //!
 //! `<workspaces>/.quarantine/<tenant>/<id>/<path>` is what lay at that path beneath the tenant's
 //! directory. It is on the same volume, beside the tenants, where no workspace and so no program
 //! reaches. Age alone ends it.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,15 +16,14 @@ use cap_fs_ext::DirExt;
 use cap_std::ambient_authority;
 use cap_std::fs::Dir;
 use chrono::{DateTime, TimeDelta, Utc};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::Mode;
 use uuid::{NoContext, Timestamp, Uuid};
 
+use super::removal::{listed, make_accessible, make_own, remove};
 use crate::clock;
 
 /// Its name beneath the directory of all workspaces; no tenant can have it.
 pub const NAME: &str = ".quarantine";
-/// Entries of a directory that are listed at once.
-const LISTED: usize = 10_000;
 
 /// That of one tenant. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -122,71 +121,4 @@ fn made(directory: &Dir, name: &str) -> io::Result<Dir> {
         _ => {}
     }
     directory.open_dir_nofollow(name)
-}
-
-/// Removes an entry of a directory with all that is in it, and follows no link. What lies deeper is
-/// moved up before it is removed, so that no depth takes more than two open directories.
-fn remove(directory: &Dir, name: &OsStr) -> io::Result<()> {
-    if !directory.symlink_metadata(name)?.is_dir() {
-        return directory.remove_file(name);
-    }
-    make_accessible(directory, name);
-    let top = directory.open_dir_nofollow(name)?;
-    loop {
-        let some = listed(&top)?;
-        if some.is_empty() {
-            return directory.remove_dir(name);
-        }
-        for (name, is_directory) in some {
-            if is_directory {
-                remove_shallow(&top, &name)?;
-            } else {
-                top.remove_file(&name)?;
-            }
-        }
-    }
-}
-
-/// Removes a directory; those in it are moved beside it.
-fn remove_shallow(top: &Dir, name: &OsStr) -> io::Result<()> {
-    make_accessible(top, name);
-    let inner = top.open_dir_nofollow(name)?;
-    loop {
-        let some = listed(&inner)?;
-        if some.is_empty() {
-            return top.remove_dir(name);
-        }
-        for (name, is_directory) in some {
-            if is_directory {
-                make_accessible(&inner, &name);
-                inner.rename(&name, top, format!(".{}", Uuid::new_v4().simple()))?;
-            } else {
-                inner.remove_file(&name)?;
-            }
-        }
-    }
-}
-
-/// Some of what is in a directory, with whether it is one itself.
-fn listed(directory: &Dir) -> io::Result<Vec<(OsString, bool)>> {
-    let entries = directory.entries()?.take(LISTED);
-    entries.map(|entry| entry.and_then(|e| Ok((e.file_name(), e.file_type()?.is_dir())))).collect()
-}
-
-/// Gives the service its permissions back on a directory whose programs took them away.
-pub(super) fn make_accessible(directory: &Dir, name: &OsStr) {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let opened = rustix::fs::openat(directory, name, flags, Mode::empty());
-    if let Ok(opened) = opened {
-        make_own(opened.as_fd());
-    }
-}
-
-fn make_own(directory: impl AsFd) {
-    let Ok(found) = rustix::fs::fstat(&directory) else { return };
-    let mode = Mode::from_raw_mode(found.st_mode);
-    if !mode.contains(Mode::RWXU) {
-        let place = format!("/proc/self/fd/{}", directory.as_fd().as_raw_fd());
-        let _ = rustix::fs::chmod(place.as_str(), mode | Mode::RWXU); // opening it fails if this has
-    }
 }

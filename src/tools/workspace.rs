@@ -23,6 +23,7 @@ use uuid::Uuid;
 
 use super::quarantine::Quarantine;
 use super::quota::{Growth, OverQuota, Quota};
+use super::removal;
 pub use way::{Made, MadeAll, Way, directories_of};
 
 /// Bytes of a path.
@@ -214,12 +215,7 @@ impl Workspace {
         let mut gone = 0;
         for entry in bin.entries()? {
             let entry = entry?;
-            let removed = if entry.file_type()?.is_dir() {
-                bin.remove_dir_all(entry.file_name())
-            } else {
-                bin.remove_file(entry.file_name())
-            };
-            match removed {
+            match removal::remove(&bin, &entry.file_name()) {
                 // Another replica was faster.
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
                 removed => {

@@ -1,4 +1,4 @@
-//! What programs make under denied names is put aside and never lost, whoever made it. Through the HTTP
+//! What programs make under denied names is put aside and never lost, whatever made it. Through the HTTP
 //! API, on both stores.
 //!
 //! Crossings. Others at work in the workspace meanwhile: uploads, `file_ops` and programs of other runs, and

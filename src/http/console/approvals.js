@@ -34,7 +34,7 @@ export async function approvals(main, params, signal) {
     }
     for (const row of rows) {
       const known = shown.get(row.call_id);
-      // A row that names nobody yet is drawn again once it can.
+      // A row without a name yet is drawn again once it can.
       const by = row.decided_by && names(row.decided_by);
       if (known && (known.by ?? by) === by) continue;
       const node = Object.assign(request(row, names, load, signal), { by });

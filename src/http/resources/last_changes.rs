@@ -132,7 +132,7 @@ impl LastChanges {
         }
     }
 
-    /// Who left a file as it is now; nobody where it was changed since.
+    /// Who left a file as it is now; none where it was changed since.
     pub(super) fn take(&mut self, file: &ListedFile) -> Changer {
         let known = self.0.remove(&file.path).filter(|(at, _)| file.modified <= *at);
         known.map(|(_, changer)| changer).unwrap_or_default()

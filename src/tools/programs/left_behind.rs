@@ -17,7 +17,7 @@ use crate::bounds::text::quoted;
 use crate::event::{ChangeKind, FileChange};
 use crate::governance::{Decision, Permit};
 use crate::tools::ToolContext;
-use crate::tools::quarantine::make_accessible;
+use crate::tools::removal::make_accessible;
 use crate::tools::sandbox::reach::{Before, MAX_WALKED, Stamp};
 use crate::tools::sandbox::walk::{Beyond, Met, walk};
 

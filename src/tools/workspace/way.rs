@@ -92,7 +92,7 @@ impl<'p> Way<'p> {
             own_writes::note(&made.dir, name);
             match made.dir.create_dir(name) {
                 Ok(()) => {}
-                // Somebody else's, and so is what lies above it.
+                // Made by another, and so is what lies above it.
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => made.from = index + 1,
                 Err(e) => {
                     made.way.missing.truncate(index);

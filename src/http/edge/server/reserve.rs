@@ -1,7 +1,7 @@
 //! Connections beyond `max_connections`, which are reserved for probes.
 //!
 //! Where all of them are taken, the one that has waited longest for its client makes room for the next
-//! client: whoever connects and says nothing keeps nobody else out. What a client has sent is read
+//! client: one that connects and says nothing keeps no other out. What a client has sent is read
 //! before its connection is closed, so that a probe is answered however many others come.
 
 use std::collections::VecDeque;

@@ -1,0 +1,103 @@
+//! Removing what programs made: however deep it lies, and whatever permissions they took away.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+
+use cap_fs_ext::DirExt;
+use cap_std::fs::Dir;
+use rustix::fs::{Mode, OFlags};
+use uuid::Uuid;
+
+/// Entries of a directory that are listed at once.
+const LISTED: usize = 10_000;
+
+/// Removes an entry of a directory with all that is in it, and follows no link. What lies deeper is
+/// moved up before it is removed, so that no depth takes more than two open directories.
+pub(super) fn remove(directory: &Dir, name: &OsStr) -> io::Result<()> {
+    if !directory.symlink_metadata(name)?.is_dir() {
+        return directory.remove_file(name);
+    }
+    make_accessible(directory, name);
+    let top = directory.open_dir_nofollow(name)?;
+    loop {
+        let some = listed(&top)?;
+        if some.is_empty() {
+            return directory.remove_dir(name);
+        }
+        for (name, is_directory) in some {
+            if is_directory {
+                remove_shallow(&top, &name)?;
+            } else {
+                top.remove_file(&name)?;
+            }
+        }
+    }
+}
+
+/// Removes a directory; those in it are moved beside it.
+fn remove_shallow(top: &Dir, name: &OsStr) -> io::Result<()> {
+    make_accessible(top, name);
+    let inner = top.open_dir_nofollow(name)?;
+    loop {
+        let some = listed(&inner)?;
+        if some.is_empty() {
+            return top.remove_dir(name);
+        }
+        for (name, is_directory) in some {
+            if is_directory {
+                make_accessible(&inner, &name);
+                inner.rename(&name, top, format!(".{}", Uuid::new_v4().simple()))?;
+            } else {
+                inner.remove_file(&name)?;
+            }
+        }
+    }
+}
+
+/// Some of what is in a directory, with whether it is one itself.
+pub(super) fn listed(directory: &Dir) -> io::Result<Vec<(OsString, bool)>> {
+    let entries = directory.entries()?.take(LISTED);
+    entries.map(|entry| entry.and_then(|e| Ok((e.file_name(), e.file_type()?.is_dir())))).collect()
+}
+
+/// Gives the service its permissions back on a directory whose programs took them away.
+pub(super) fn make_accessible(directory: &Dir, name: &OsStr) {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let opened = rustix::fs::openat(directory, name, flags, Mode::empty());
+    if let Ok(opened) = opened {
+        make_own(opened.as_fd());
+    }
+}
+
+pub(super) fn make_own(directory: impl AsFd) {
+    let Ok(found) = rustix::fs::fstat(&directory) else { return };
+    let mode = Mode::from_raw_mode(found.st_mode);
+    if !mode.contains(Mode::RWXU) {
+        let place = format!("/proc/self/fd/{}", directory.as_fd().as_raw_fd());
+        let _ = rustix::fs::chmod(place.as_str(), mode | Mode::RWXU); // opening it fails if this has
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use crate::tools::Workspace;
+
+    #[test]
+    fn what_lies_very_deep_is_removed() {
+        let root = tempfile::tempdir().unwrap();
+        let workspace = Workspace::open(root.path(), "t", "s-1").unwrap();
+        let mut dir = workspace.root().try_clone().unwrap();
+        for _ in 0..5000 {
+            dir.create_dir("d").unwrap();
+            dir = dir.open_dir("d").unwrap();
+        }
+        dir.write("file", "x").unwrap();
+        assert!(Workspace::throw_away(root.path(), "t", "s-1").unwrap());
+        assert_eq!(Workspace::empty_bin(root.path()).unwrap(), 1);
+        let left = |place: &Path| std::fs::read_dir(place).unwrap().count();
+        assert_eq!((left(&root.path().join("t")), left(&root.path().join(".deleted"))), (0, 0));
+    }
+}

@@ -13,6 +13,8 @@ mod journal;
 mod lists;
 mod memory;
 mod ownership;
+// A release build of the service does not ask for plans.
+#[cfg(debug_assertions)]
 mod plans;
 mod rate_limits;
 mod retention;

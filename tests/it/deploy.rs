@@ -248,6 +248,31 @@ fn the_compose_files_mount_what_is_there_and_pass_every_key() {
 }
 
 #[test]
+fn three_replicas_of_the_compose_file_are_behind_a_balancer() {
+    let compose = yaml(&text("docker-compose.yml"));
+    let services = compose["services"].as_object().unwrap();
+    let replicas: Vec<&str> =
+        services.keys().map(String::as_str).filter(|name| name.starts_with("toolloop")).collect();
+    assert_eq!(replicas, ["toolloop", "toolloop-2", "toolloop-3"]);
+    let balancer = text("deploy/compose/haproxy.cfg");
+    let asked: Vec<&str> = balancer
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("server ")?.split(' ').nth(1))
+        .collect();
+    assert_eq!(asked, replicas.iter().map(|name| format!("{name}:8080")).collect::<Vec<_>>());
+    assert!(balancer.contains("httpchk GET /readyz\n"));
+    for replica in &replicas[1..] {
+        let replica = &services[*replica];
+        assert_eq!(replica["profiles"], json!(["replicas"]));
+        assert_eq!(replica["ports"], json!([]), "only the balancer and the first have a port");
+        for same in ["environment", "volumes", "stop_grace_period", "read_only", "cap_drop"] {
+            assert_eq!(replica[same], services["toolloop"][same], "{same}");
+        }
+    }
+    assert_eq!(services["balancer"]["profiles"], json!(["replicas"]));
+}
+
+#[test]
 fn the_image_lets_the_service_write_its_data_and_its_workspaces_only() {
     let image = text("Dockerfile");
     let (_, run) = image.split_once("FROM debian").unwrap();

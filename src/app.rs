@@ -88,7 +88,9 @@ pub enum AppError {
 /// The store is unreachable, or locked by another process.
 pub async fn open_store(config: &Config) -> Result<Arc<Store>, AppError> {
     keep_files_private();
-    Ok(store::open(config.database.url.expose_secret(), config.database.max_connections).await?)
+    let database = &config.database;
+    let url = database.url.expose_secret();
+    Ok(store::open(url, database.max_connections, database.transaction_pooler).await?)
 }
 
 /// From now on, files and directories that this process makes are its user's alone: the database,
@@ -384,14 +386,15 @@ impl Parts {
     /// Registers this process as a replica. With PostgreSQL, heartbeats have a connection of their own,
     /// so that a busy pool does not cost the lease; SQLite is used by this process alone.
     async fn join(&self, config: &Config) -> Result<(), AppError> {
-        let url = config.database.url.clone();
+        let database = &config.database;
+        let (url, pooler) = (database.url.clone(), database.transaction_pooler);
         let shared = Arc::clone(&self.store);
         let heartbeat: HeartbeatStore = Box::new(move || {
             let (shared, url) = (Arc::clone(&shared), url.clone());
             Box::pin(async move {
                 match shared.kind() {
                     "sqlite" => Ok(shared),
-                    _ => store::open(url.expose_secret(), 1).await,
+                    _ => store::open(url.expose_secret(), 1, pooler).await,
                 }
             })
         });

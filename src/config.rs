@@ -184,6 +184,8 @@ pub struct Database {
     #[serde(deserialize_with = "count::<1, 10_000, _, _>")]
     #[schemars(schema_with = "values::count_schema::<1, 10_000>")]
     pub max_connections: u32,
+    /// Whether `url` is that of a pooler which gives a connection to each transaction anew.
+    pub transaction_pooler: bool,
 }
 
 /// `[auth]`

@@ -21,7 +21,7 @@ use crate::tools::ToolInfo;
 async fn away() -> Arc<Store> {
     let dir = tempfile::tempdir().unwrap();
     let url = format!("sqlite://{}", dir.path().join("away.db").display());
-    let store = open(&url, 1).await.unwrap();
+    let store = open(&url, 1, false).await.unwrap();
     store.close().await;
     store
 }

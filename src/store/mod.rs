@@ -248,19 +248,25 @@ impl Store {
     }
 }
 
-/// Opens the store of a URL: `sqlite://path`, or `postgres://…`. `max_connections` is PostgreSQL's.
+/// Opens the store of a URL: `sqlite://path`, or `postgres://…`, for which alone the rest is:
+/// `max_connections`, and whether the URL is that of a pooler that gives a connection to each
+/// transaction anew.
 ///
 /// # Errors
 /// [`StoreError::Locked`] where another process has the SQLite file open,
 /// [`StoreError::Unavailable`] where no server answers, [`StoreError::Failed`] for a file that cannot
 /// be made or is no database, a login that is refused and a URL that is not valid. No message
 /// repeats the URL, which may hold a password.
-pub async fn open(url: &str, max_connections: u32) -> Result<Arc<Store>, StoreError> {
+pub async fn open(
+    url: &str,
+    max_connections: u32,
+    transaction_pooler: bool,
+) -> Result<Arc<Store>, StoreError> {
     Ok(Arc::new(match url.split_once(':').map(|(scheme, _)| scheme) {
         Some("sqlite") => Store::over(sqlite::Sqlite::open(url).await?),
-        Some("postgres" | "postgresql") => {
-            Store::over(postgres::Postgres::connect(url, max_connections).await?)
-        }
+        Some("postgres" | "postgresql") => Store::over(
+            postgres::Postgres::connect(url, max_connections, transaction_pooler).await?,
+        ),
         _ => {
             return Err(StoreError::Failed(
                 "the database URL must begin with sqlite:// or postgres://".to_owned(),

@@ -32,6 +32,23 @@ const COMMIT_CONNECTIONS: usize = 3;
 /// Connections for claims, heartbeats, cancelling and the sweep.
 const CONTROL_CONNECTIONS: usize = 3;
 
+/// The server drops a connection whose other end is gone, and what it has locked.
+const KEEPALIVE: [(&str, &str); 3] =
+    [("tcp_keepalives_idle", "5"), ("tcp_keepalives_interval", "2"), ("tcp_keepalives_count", "3")];
+const SESSION: [(&str, &str); 5] = [
+    ("statement_timeout", "5s"),
+    ("lock_timeout", "2s"),
+    ("idle_in_transaction_session_timeout", "10s"),
+    ("jit", "off"),
+    ("enable_seqscan", "off"),
+];
+/// For the commit statement.
+const PLANNED_ONCE: [(&str, &str); 3] = [
+    ("plan_cache_mode", "force_generic_plan"),
+    ("enable_hashjoin", "off"),
+    ("enable_mergejoin", "off"),
+];
+
 /// A PostgreSQL database.
 pub(super) struct Postgres {
     options: PgConnectOptions,
@@ -39,37 +56,32 @@ pub(super) struct Postgres {
     reads: Connections,
     control: Connections,
     wakeups: Wakeups,
+    transaction_pooler: bool,
 }
 
 impl Postgres {
     /// Connects once, to find out whether the database can be reached.
     ///
     /// `max_connections` is the sum over all purposes, the listener included; at least 9 are used.
+    /// Through a transaction pooler nothing belongs to a connection: no settings, no listener, and
+    /// no lock under which the schema could be changed.
     ///
     /// # Errors
     /// [`StoreError::Failed`] for a URL that is not valid or a login that is refused,
     /// [`StoreError::Unavailable`] where no server answers.
-    pub(super) async fn connect(url: &str, max_connections: u32) -> Result<Self, StoreError> {
+    pub(super) async fn connect(
+        url: &str,
+        max_connections: u32,
+        transaction_pooler: bool,
+    ) -> Result<Self, StoreError> {
         let invalid = |_| StoreError::Failed("the PostgreSQL URL is not valid".to_owned());
         let plain = PgConnectOptions::from_str(url).map_err(invalid)?.disable_statement_logging();
-        // The server drops a connection whose other end is gone, and what it has locked.
-        let plain = plain.options([
-            ("tcp_keepalives_idle", "5"),
-            ("tcp_keepalives_interval", "2"),
-            ("tcp_keepalives_count", "3"),
-        ]);
-        let options = plain.clone().application_name("toolloop").options([
-            ("statement_timeout", "5s"),
-            ("lock_timeout", "2s"),
-            ("idle_in_transaction_session_timeout", "10s"),
-            ("jit", "off"),
-            ("enable_seqscan", "off"),
-        ]);
-        let planned_once = options.clone().options([
-            ("plan_cache_mode", "force_generic_plan"),
-            ("enable_hashjoin", "off"),
-            ("enable_mergejoin", "off"),
-        ]);
+        let set = |options: PgConnectOptions, settings: &[(&str, &str)]| {
+            if transaction_pooler { options } else { options.options(settings.iter().copied()) }
+        };
+        let plain = set(plain, &KEEPALIVE);
+        let options = set(plain.clone().application_name("toolloop"), &SESSION);
+        let planned_once = set(options.clone(), &PLANNED_ONCE);
         let others = COMMIT_CONNECTIONS + CONTROL_CONNECTIONS + 1;
         let reads =
             usize::try_from(max_connections).unwrap_or(usize::MAX).saturating_sub(others).max(2);
@@ -77,8 +89,9 @@ impl Postgres {
             commits: Connections::new(planned_once, COMMIT_CONNECTIONS),
             reads: Connections::new(options.clone(), reads),
             control: Connections::new(options, CONTROL_CONNECTIONS),
-            wakeups: Wakeups::new(plain.clone()),
+            wakeups: Wakeups::new(plain.clone(), !transaction_pooler),
             options: plain,
+            transaction_pooler,
         };
         let line = store.control.get().await?;
         line.settle(Ok(()))?;
@@ -127,6 +140,10 @@ impl Backend for Postgres {
     }
 
     async fn migrate(&self) -> Result<(), StoreError> {
+        if self.transaction_pooler {
+            let about = self.about().await?;
+            return if about.applied < about.known { Err(not_through_a_pooler()) } else { Ok(()) };
+        }
         // Without the limits of a session: a migration may take its time, and waits for another's.
         let mut connection = PgConnection::connect_with(&self.options).await?;
         let migrated = MIGRATIONS.run_direct(None, &mut connection, false).await;
@@ -181,6 +198,9 @@ impl Backend for Postgres {
     }
 
     async fn hint(&self, wakeup: Wakeup) {
+        if self.transaction_pooler {
+            return;
+        }
         let hint = Query::new("SELECT pg_notify(:channel, :payload)");
         let hint = hint.bind("channel", CHANNEL).bind("payload", payload(wakeup));
         if let Err(error) = self.read(Work::Control, hint).await {
@@ -193,6 +213,15 @@ impl Backend for Postgres {
     }
 
     fn note_replica(&self, _: &str) {}
+}
+
+fn not_through_a_pooler() -> StoreError {
+    StoreError::Failed(
+        "the schema is not up to date, and cannot be changed through a transaction pooler: run \
+         `toolloop migrate` with the URL of the database itself and \
+         database.transaction_pooler = false"
+            .to_owned(),
+    )
 }
 
 async fn about(connection: &mut PgConnection) -> Result<DatabaseInfo, StoreError> {

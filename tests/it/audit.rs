@@ -46,7 +46,7 @@ steps:
 
 /// Closes what is there, as an hour later.
 pub(crate) async fn close(service: &Service, key: Option<[u8; 32]>) {
-    let store = store::open(&service.database_url, 12).await.unwrap();
+    let store = store::open(&service.database_url, 12, false).await.unwrap();
     let now = Utc::now() + TimeDelta::seconds(1);
     let closing = Closing { records: 3, settled: now, aged: now };
     let key = AuditKey::new(key.as_ref().map(<[u8; 32]>::as_slice));

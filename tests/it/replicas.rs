@@ -13,7 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
 use crate::postgres_cluster;
-use crate::service::{Answer, Db, Service, Setup, Signal, answer, on_both_stores};
+use crate::service::{Answer, Db, Service, Setup, Signal, answer, command, on_both_stores};
 
 on_both_stores! {
     a_replica_without_a_workspace_leaves_runs_alone,
@@ -173,6 +173,39 @@ async fn a_heartbeat_connection_that_goes_silent_costs_no_lease() {
     }
     service.until_logged("heartbeat failed").await;
     assert!(!service.log().contains("declared dead"), "{}", service.log());
+}
+
+#[tokio::test]
+async fn through_a_transaction_pooler_replicas_find_everything_by_asking() {
+    let url = postgres_cluster::fresh_database().await;
+    let pooled = || setup().config("[database]\ntransaction_pooler = true");
+    let dir = tempfile::tempdir().unwrap();
+    let mut migrate = command(dir.path());
+    migrate.args(["migrate"]).env("DATABASE_URL", &url);
+    let refused = migrate.env("TOOLLOOP_DATABASE__TRANSACTION_POOLER", "true").output().await;
+    let refused = String::from_utf8(refused.unwrap().stderr).unwrap();
+    assert!(refused.contains("cannot be changed through a transaction pooler"), "{refused}");
+    let migrated = migrate.env_remove("TOOLLOOP_DATABASE__TRANSACTION_POOLER").status().await;
+    assert!(migrated.unwrap().success());
+    let services = [pooled().start_on(url.clone()).await, pooled().start_on(url.clone()).await];
+    for run in running(&services[0], 3).await {
+        let cancelled = services[1].post(&format!("{run}/cancel"), &json!({})).await;
+        assert_eq!(cancelled.status, 202, "{cancelled:?}");
+        services[1].until(&run, |run| run["status"] == "cancelled").await;
+    }
+    for service in &services {
+        let quick = invoke(service, "quick", &json!({})).await.body;
+        services[0].until(&path_of(&quick), |run| run["status"] == "completed").await;
+    }
+    let of_a_connection: i64 = sqlx::query_scalar(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
+         AND (query LIKE 'LISTEN%' OR query LIKE 'SET %' OR query LIKE '%advisory%') \
+         AND pid <> pg_backend_pid()",
+    )
+    .fetch_one(&mut database(&url).await)
+    .await
+    .unwrap();
+    assert_eq!(of_a_connection, 0);
 }
 
 /// As a clock that jumps ahead by a minute makes them look.

@@ -69,7 +69,7 @@ impl Db {
     }
 
     async fn open(url: String, dir: Option<TempDir>) -> Self {
-        let store = store::open(&url, 12).await.unwrap();
+        let store = store::open(&url, 12, false).await.unwrap();
         store.migrate().await.unwrap();
         Self { store, url, dir }
     }
@@ -411,7 +411,7 @@ fn audited(call: &ToolCall, decision: &str) -> AuditRecord {
 #[tokio::test]
 async fn a_url_of_another_scheme_is_refused_without_repeating_it() {
     for url in ["mysql://root:hunter2@db/x", "nonsense hunter2", "postgres://u:hunter2@[broken"] {
-        let error = store::open(url, 4).await.err().unwrap();
+        let error = store::open(url, 4, false).await.err().unwrap();
         assert!(matches!(error, StoreError::Failed(_)), "{error}");
         assert!(!error.to_string().contains("hunter2"), "{error}");
     }
@@ -420,7 +420,7 @@ async fn a_url_of_another_scheme_is_refused_without_repeating_it() {
 #[tokio::test]
 async fn a_second_process_on_the_same_file_is_refused() {
     let db = Db::sqlite().await;
-    let error = store::open(&db.url, 4).await.err().unwrap();
+    let error = store::open(&db.url, 4, false).await.err().unwrap();
     assert!(
         matches!(&error, StoreError::Locked(why) if why.contains("another toolloop process")),
         "{error}"
@@ -432,7 +432,7 @@ async fn a_second_process_on_the_same_file_is_refused() {
 async fn a_store_that_is_not_migrated_does_not_answer_pings() {
     for url in [fresh_sqlite(), (TempDir::new().unwrap(), postgres_cluster::fresh_database().await)]
     {
-        let store = store::open(&url.1, 10).await.unwrap();
+        let store = store::open(&url.1, 10, false).await.unwrap();
         assert!(store.ping().await.is_err());
         store.migrate().await.unwrap();
         store.migrate().await.unwrap();
@@ -464,8 +464,10 @@ async fn a_schema_one_step_ahead_is_used_and_one_further_ahead_is_refused(db: Db
 #[tokio::test]
 async fn nobody_behind_the_url_is_a_failure_that_may_pass() {
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let error =
-        store::open(&format!("postgres://u:hunter2@127.0.0.1:{port}/x"), 10).await.err().unwrap();
+    let error = store::open(&format!("postgres://u:hunter2@127.0.0.1:{port}/x"), 10, false)
+        .await
+        .err()
+        .unwrap();
     assert!(error.is_transient(), "{error}");
     assert!(!error.to_string().contains("hunter2"), "{error}");
 }

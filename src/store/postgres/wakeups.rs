@@ -37,17 +37,22 @@ pub(super) fn payload(wakeup: Wakeup) -> String {
 /// The listener, started by the first subscription.
 pub(super) struct Wakeups {
     options: PgConnectOptions,
+    /// Otherwise everything is found by polling.
+    listens: bool,
     heard: broadcast::Sender<Wakeup>,
     task: OnceLock<AbortHandle>,
 }
 
 impl Wakeups {
-    pub(super) fn new(options: PgConnectOptions) -> Self {
-        Self { options, heard: broadcast::Sender::new(1024), task: OnceLock::new() }
+    pub(super) fn new(options: PgConnectOptions, listens: bool) -> Self {
+        Self { options, listens, heard: broadcast::Sender::new(1024), task: OnceLock::new() }
     }
 
     pub(super) fn subscribe(&self) -> broadcast::Receiver<Wakeup> {
         let receiver = self.heard.subscribe();
+        if !self.listens {
+            return receiver;
+        }
         self.task.get_or_init(|| {
             let (options, heard) = (self.options.clone(), self.heard.clone());
             tokio::spawn(listen(options, heard)).abort_handle()

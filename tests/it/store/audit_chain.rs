@@ -292,7 +292,7 @@ async fn late_records_that_are_too_old_stay_outside(db: Db) {
 
 async fn two_replicas_close_each_stretch_once(db: Db) {
     write(&db, 40).await;
-    let other = toolloop::store::open(&db.url, 12).await;
+    let other = toolloop::store::open(&db.url, 12, false).await;
     let others: Vec<Arc<Store>> = match other {
         Ok(other) => vec![Arc::clone(&db.store), other],
         Err(_) => vec![Arc::clone(&db.store), Arc::clone(&db.store)], // one process a file

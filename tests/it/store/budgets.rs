@@ -74,7 +74,7 @@ async fn budget(db: &Db, root: Uuid) -> SharedBudget {
 
 async fn parallel_runs_never_overspend(db: Db) {
     let handle = async || match db.store.kind() {
-        "postgres" => store::open(&db.url, 12).await.unwrap(),
+        "postgres" => store::open(&db.url, 12, false).await.unwrap(),
         _ => db.store.clone(),
     };
     let replicas = [db.store.clone(), handle().await, handle().await];

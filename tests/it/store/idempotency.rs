@@ -61,7 +61,7 @@ async fn a_key_is_one_run_in_a_batch(db: Db) {
 /// Each batch holds the same keys, in an order of its own, and comes over a connection of its own.
 async fn a_key_is_one_run_in_batches_that_race(db: Db) {
     let other = match db.store.kind() {
-        "postgres" => store::open(&db.url, 12).await.unwrap(),
+        "postgres" => store::open(&db.url, 12, false).await.unwrap(),
         _ => db.store.clone(),
     };
     let mut commits = JoinSet::new();

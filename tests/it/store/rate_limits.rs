@@ -68,7 +68,7 @@ async fn buckets_do_not_share(db: Db) {
 
 async fn a_race_never_gives_more_than_there_is(db: Db) {
     let other = match db.store.kind() {
-        "postgres" => store::open(&db.url, 12).await.unwrap(),
+        "postgres" => store::open(&db.url, 12, false).await.unwrap(),
         _ => db.store.clone(),
     };
     let limit = RateLimit { per_minute: 1, burst: 60 };

@@ -145,7 +145,7 @@ async fn two_that_delete_at_once_share_the_work(db: Db) {
         ended(&db, Script::owned()).await;
     }
     let other = match db.store.kind() {
-        "postgres" => store::open(&db.url, 12).await.unwrap(),
+        "postgres" => store::open(&db.url, 12, false).await.unwrap(),
         _ => db.store.clone(),
     };
     let mut workers = JoinSet::new();

@@ -105,6 +105,7 @@ fn rules_hold_for_what_a_program_is_told_to_run() {
         (&["/usr/bin/git", "-c", "alias.x=!touch y", "x"],           "it names touch"),
         (&["/usr/bin/git", "-ccore.pager=touch y", "log"],           "it names touch"),
         (&["/usr/bin/git", "-c", "protocol.ext.allow=always", "clone", "ext::touch% y"], "it names touch"),
+        (&["/usr/bin/make", "--eval=x: ; @touch y", "x"],            "it names touch"),
         (&["/usr/bin/tar", "xf", "t", "--to-command=touch x"],       "it names touch"),
         (&["/usr/bin/tar", "cf", "t", "x", "--checkpoint-action=exec=touch y"], "it names touch"),
         (&["/usr/bin/awk", "BEGIN{system(\"touch x\")}"],            "it names touch"),

@@ -163,7 +163,7 @@ fn of_two() -> Setup {
     };
     let waits = [("script:set/waits", json!({}))];
     let setup = with(Setup::new(), "worker", &denies(), &waits).tools("set", &set);
-    let others = [write("sub/.env"), write("plain.txt")];
+    let others = [write("sub/.env"), write("secret/k"), write("plain.txt")];
     let setup = with(setup, "other", "paths: {write: ['./**']}", &others);
     with(setup, "maker", &denies(), &lines(&["cp plain.txt made.lock"]))
 }
@@ -188,21 +188,23 @@ async fn two_replicas_share_one_quarantine() {
     };
     let (run, ()) = tokio::join!(first.run("worker", &nothing), beside);
     // What the other replica wrote cannot be told from the programs' work: it is kept, and its record says where.
-    let expected = [("mine.lock", "mine"), ("secret/mine", "mine"), ("sub/.env", "of the other")];
+    let (mine, theirs) = ("mine", "of the other");
+    let of_secret = [("secret/k", theirs), ("secret/mine", mine)];
+    let expected = [("mine.lock", mine), of_secret[0], of_secret[1], ("sub/.env", theirs)];
     assert_eq!(aside(&first), pairs(&expected), "{run:#}");
     assert_eq!(aside(&second), aside(&first));
     assert!(is_there(&second, "plain.txt"));
     let records = audited(&second, &run).await;
     assert_eq!(records, audited(&first, &run).await);
-    let theirs = records.iter().map(|record| &record["arguments"]["left"]);
-    let theirs = theirs.clone().find(|left| left["path"] == "sub/.env").unwrap();
-    let kept = own.join(theirs["kept"].as_str().unwrap()).join("sub/.env");
+    let mut left = records.iter().map(|record| &record["arguments"]["left"]);
+    let left = left.find(|left| left["path"] == "sub/.env").unwrap();
+    let kept = own.join(left["kept"].as_str().unwrap()).join("sub/.env");
     std::fs::rename(kept, place(&first, "sub/.env")).unwrap();
     // What one of them has given back is nobody's work later on, and neither looks at what the other put aside.
     let run = second.run("maker", &nothing).await;
     assert_eq!(audited(&first, &run).await.len(), 1, "{run:#}");
-    assert_eq!(std::fs::read_to_string(place(&second, "sub/.env")).unwrap(), "of the other");
-    let expected = [("made.lock", "of the other"), ("mine.lock", "mine"), ("secret/mine", "mine")];
+    assert_eq!(std::fs::read_to_string(place(&second, "sub/.env")).unwrap(), theirs);
+    let expected = [("made.lock", theirs), ("mine.lock", mine), of_secret[0], of_secret[1]];
     assert_eq!(aside(&first), pairs(&expected));
     // Either deletes what is old, whoever put it there.
     second.kill().await;

@@ -13,10 +13,10 @@ use rustix::io::Errno;
 /// Bytes of entries that the system tells at once.
 const AT_ONCE: usize = 32 * 1024;
 
-/// Room for them, used for one directory after another.
-pub(super) struct Room(Vec<MaybeUninit<u8>>);
+/// Space for them, used for one directory after another.
+pub(super) struct Space(Vec<MaybeUninit<u8>>);
 
-impl Room {
+impl Space {
     pub(super) fn new() -> Self {
         Self(vec![MaybeUninit::uninit(); AT_ONCE])
     }
@@ -39,11 +39,11 @@ pub(super) fn stat(directory: impl AsFd, name: &OsStr) -> io::Result<Stat> {
 /// What the system says, or the visitor. What is gone meanwhile is passed over.
 pub(super) fn each<E: From<io::Error>>(
     directory: impl AsFd,
-    room: &mut Room,
+    space: &mut Space,
     mut visit: impl FnMut(&OsStr, FileType) -> Result<bool, E>,
 ) -> Result<(), E> {
     let directory = directory.as_fd();
-    let mut entries = RawDir::new(directory, &mut room.0);
+    let mut entries = RawDir::new(directory, &mut space.0);
     while let Some(entry) = entries.next() {
         let entry = entry.map_err(io::Error::from)?;
         let name = entry.file_name();

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use cap_std::fs::{Dir, MetadataExt};
 use parking_lot::Mutex;
 
-use super::entries::{self, Room};
+use super::entries::{self, Space};
 
 /// How long a figure is counted on.
 const FRESH: Duration = Duration::from_mins(1);
@@ -269,13 +269,13 @@ impl Quota {
 /// what cannot be read counts as nothing.
 fn measured(root: &Dir, most: Used) -> Used {
     let mut used = Used::default();
-    let mut room = Room::new();
+    let mut space = Space::new();
     let mut waiting: Vec<(Rc<OwnedFd>, OsString)> = Vec::new();
     let mut next = entries::opened(root, OsStr::new(".")).ok();
     loop {
         if let Some(directory) = next.map(Rc::new) {
             // What cannot be read to its end counts as far as it could be.
-            let _ = entries::each(&*directory, &mut room, |name, kind| {
+            let _ = entries::each(&*directory, &mut space, |name, kind| {
                 if used.files > most.files || used.bytes > most.bytes {
                     return Ok(false);
                 }

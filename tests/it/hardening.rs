@@ -314,11 +314,6 @@ async fn malformed_requests_are_rejected_without_an_error_log() {
             b"GET /healthz HTTP/1.1\r\nHost: x\nX-A: b\r\n\r\n".to_vec(),
             &[400],
         ),
-        (
-            "the same before the first line",
-            b"\nGET /healthz HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(),
-            &[400],
-        ),
         ("nothing but such line ends", b"GET /healthz HTTP/1.1\nHost: x\n\n".to_vec(), &[400]),
         (
             "the same behind empty lines",

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use cap_std::fs::Dir;
 use rustix::fs::Stat;
 
-use crate::tools::entries::{self, Room};
+use crate::tools::entries::{self, Space};
 
 /// Directories in one another.
 const MAX_DEPTH: usize = 512;
@@ -67,7 +67,7 @@ pub fn walk<E: From<io::Error>>(
     refused: impl Fn(Beyond) -> E,
     mut visit: impl FnMut(&Met<'_>) -> Result<bool, E>,
 ) -> Result<(), E> {
-    let mut room = Room::new();
+    let mut space = Space::new();
     let first = Waiting {
         parent: Arc::new(root.try_clone()?),
         name: ".".into(),
@@ -90,7 +90,7 @@ pub fn walk<E: From<io::Error>>(
             path.push('/');
         }
         let length = path.len();
-        entries::each(&*directory, &mut room, |name, kind| {
+        entries::each(&*directory, &mut space, |name, kind| {
             seen += 1;
             if seen > most {
                 return Err(refused(Beyond::Entries));

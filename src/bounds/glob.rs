@@ -29,6 +29,24 @@ pub struct Glob {
     regex: Regex,
 }
 
+/// Globs on paths of which it is asked whether any means a path.
+#[derive(Debug, Clone)]
+pub struct PathGlobs(Regex);
+
+impl PathGlobs {
+    /// None where they are too large together, or one of them is no glob.
+    pub fn new<'g>(written: impl Iterator<Item = &'g str>) -> Option<Self> {
+        let parsed = written.map(|glob| Some(parsed(glob, true).ok()?.regex().to_owned()));
+        let patterns = parsed.collect::<Option<Vec<String>>>()?;
+        Some(Self(compiled(&patterns).ok()?))
+    }
+
+    /// Whether one of them means this path.
+    pub fn any_is_match(&self, path: &str) -> bool {
+        self.0.is_match(path.as_bytes())
+    }
+}
+
 static OF_NAMES: LazyLock<RwLock<HashMap<String, Option<Glob>>>> = LazyLock::new(RwLock::default);
 
 impl Glob {
@@ -63,17 +81,8 @@ impl Glob {
                 return Err(Refused(format!("has more than {MAX_NESTING} braces in one another")));
             }
         }
-        let glob = GlobBuilder::new(written).literal_separator(literal_separator).build();
-        let glob = glob.map_err(|e| Refused(format!("is not a glob: {}", e.kind())))?;
-        let limits = Regex::config()
-            .utf8_empty(false)
-            .nfa_size_limit(Some(MAX_PROGRAM))
-            .onepass_size_limit(Some(MAX_CACHE))
-            .hybrid_cache_capacity(MAX_CACHE);
-        let syntax = syntax::Config::new().utf8(false).dot_matches_new_line(true);
-        let regex = Regex::builder().configure(limits).syntax(syntax).build(glob.regex());
-        let regex = regex.map_err(|_| Refused("is too large when compiled".to_owned()))?;
-        Ok(Self { written: written.into(), regex })
+        let glob = parsed(written, literal_separator)?;
+        Ok(Self { written: written.into(), regex: compiled(&[glob.regex()])? })
     }
 
     /// As it was written.
@@ -85,6 +94,22 @@ impl Glob {
     pub fn is_match(&self, text: &str) -> bool {
         self.regex.is_match(text.as_bytes())
     }
+}
+
+fn parsed(written: &str, literal_separator: bool) -> Result<globset::Glob, Refused> {
+    let glob = GlobBuilder::new(written).literal_separator(literal_separator).build();
+    glob.map_err(|e| Refused(format!("is not a glob: {}", e.kind())))
+}
+
+fn compiled(patterns: &[impl AsRef<str>]) -> Result<Regex, Refused> {
+    let limits = Regex::config()
+        .utf8_empty(false)
+        .nfa_size_limit(Some(MAX_PROGRAM))
+        .onepass_size_limit(Some(MAX_CACHE))
+        .hybrid_cache_capacity(MAX_CACHE);
+    let syntax = syntax::Config::new().utf8(false).dot_matches_new_line(true);
+    let regex = Regex::builder().configure(limits).syntax(syntax).build_many(patterns);
+    regex.map_err(|_| Refused("is too large when compiled".to_owned()))
 }
 
 /// Whether a glob on names means a name; none where it is no glob.

@@ -189,7 +189,9 @@ impl Rule {
             let Some((word, arguments)) = words.get(at..).and_then(<[String]>::split_first) else {
                 return false;
             };
-            if last_part(word) != name {
+            // As in `ext::rm`, or `@rm` of a rule of make.
+            let behind_mark = word.rsplit(['/', ':', '@']).next();
+            if last_part(word) != name && behind_mark != Some(name) {
                 return false;
             }
             named += 1;

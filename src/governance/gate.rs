@@ -263,6 +263,17 @@ impl Permit {
         self.paths.denied_by(&self.directory, path).is_none()
     }
 
+    /// The same of something in a directory that it may enter.
+    pub fn may_meet(&self, path: &str) -> bool {
+        // A directory above the workspace may be the one that is denied.
+        let is_first = !path.contains('/');
+        if is_first {
+            self.may_enter(path)
+        } else {
+            !self.paths.denies_itself(&self.directory, path)
+        }
+    }
+
     /// What speaks against a request that follows from a permitted one, e.g. by a redirect.
     pub fn objection_to(&self, target: &Target) -> Option<String> {
         if self.network.observes { None } else { self.network.objection(target) }

@@ -9,7 +9,7 @@
 
 use super::gate::{PolicyError, Question, Ruling};
 use super::{ActionKind, Decision, Policy};
-use crate::bounds::glob::Glob;
+use crate::bounds::glob::{Glob, PathGlobs};
 
 /// The compiled lists.
 #[derive(Debug)]
@@ -51,6 +51,16 @@ impl Places {
             && self.elsewhere.iter().all(|(_, globs)| globs.written.is_empty())
     }
 
+    /// Whether a pattern means the path itself, whatever lies above it.
+    fn mean(&self, workspace: &str, path: &str) -> bool {
+        let elsewhere = |(directory, globs): &(String, Patterns)| {
+            !globs.written.is_empty()
+                && seen_from(directory, workspace, path)
+                    .is_some_and(|path| globs.matching(&path).is_some())
+        };
+        self.here.matching(path).is_some() || self.elsewhere.iter().any(elsewhere)
+    }
+
     /// The pattern that covers the path, or a directory above it, in the workspace at that directory
     /// beneath the tenant's.
     fn covering(&self, workspace: &str, path: &str) -> Option<&str> {
@@ -77,6 +87,8 @@ struct Patterns {
     written: Vec<String>,
     /// With the index into `written`.
     compiled: Vec<(Glob, usize)>,
+    /// All of them at once, since most paths match none.
+    together: Option<PathGlobs>,
 }
 
 impl PathRules {
@@ -97,6 +109,11 @@ impl PathRules {
     /// beneath the tenant's.
     pub(super) fn denied_by(&self, workspace: &str, path: &str) -> Option<&str> {
         self.denied.covering(workspace, path)
+    }
+
+    /// Whether a pattern denies the path itself, whatever lies above it.
+    pub(super) fn denies_itself(&self, workspace: &str, path: &str) -> bool {
+        self.denied.mean(workspace, path)
     }
 
     /// Whether the path of the workspace at that directory beneath the tenant's is private.
@@ -170,7 +187,9 @@ impl Patterns {
                 compiled.push((glob, index));
             }
         }
-        Ok(Self { written: written.to_vec(), compiled })
+        let several = compiled.iter().map(|(glob, _)| glob.written());
+        let together = if compiled.len() > 1 { PathGlobs::new(several) } else { None };
+        Ok(Self { written: written.to_vec(), compiled, together })
     }
 
     fn whole(&self) -> Whole {
@@ -191,6 +210,9 @@ impl Patterns {
 
     fn matching(&self, path: &str) -> Option<&str> {
         let path = if path == "." { "" } else { path };
+        if self.together.as_ref().is_some_and(|globs| !globs.any_is_match(path)) {
+            return None;
+        }
         let (_, index) = self.compiled.iter().find(|(glob, _)| glob.is_match(path))?;
         self.written.get(*index).map(String::as_str)
     }

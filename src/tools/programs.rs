@@ -7,7 +7,7 @@
 mod filling;
 mod left_behind;
 
-use super::sandbox::reach::Before;
+use super::sandbox::reach::{Before, Size};
 use super::sandbox::{Job, Ran, Sandbox, SandboxError};
 use super::{ToolContext, ToolError};
 use crate::governance::Permit;
@@ -32,21 +32,29 @@ pub(super) async fn run(
     if denied.by_glob || !denied.trees.is_empty() {
         there_is_room_aside(context).await?;
     }
-    let [bytes, _] = context.workspace.bounds();
-    job.largest_file = Some(bytes);
+    let size = before.size;
+    job.largest_file = Some(largest_file(context.workspace.bounds()[0], size));
     context.standing.held().await;
     let (held, looks_through) = LooksThrough::after(permit, context, before);
     job.held = Some(held);
     let running = async { sandbox.run(job).await.map_err(|error| failed(&error)) };
     let ran = tokio::select! {
         ran = running => ran,
-        over = filling::filled(&context.workspace) => {
+        over = filling::filled(&context.workspace, size) => {
             Err(ToolError::ForModel(format!("The programs were ended: {over}.")))
         }
     };
     drop(looks_through);
     context.changed.settled().await;
     ran
+}
+
+/// Bytes of one file that may be written in a workspace of so many: what there is room for beside the others,
+/// but an eighth of it, and what a file has already, in any case.
+fn largest_file(most: u64, size: Option<Size>) -> u64 {
+    let Some(Size { bytes, largest, .. }) = size else { return most };
+    let room = most.saturating_sub(bytes).max(most / 8);
+    room.saturating_add(largest).min(most)
 }
 
 /// Refuses programs whose denied works would have no place to go: the quarantine holds as much as a workspace
@@ -74,4 +82,25 @@ fn failed(error: &SandboxError) -> ToolError {
         tracing::warn!(%error, "programs in the sandbox did not run");
     }
     ToolError::ForModel(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_becomes_no_larger_than_there_is_room() {
+        let size = |bytes, largest| Some(Size { bytes, largest, files: 1 });
+        let table = [
+            (None, 800),
+            (size(0, 0), 800),
+            (size(300, 0), 500),
+            (size(700, 300), 400),
+            (size(700, 700), 800),
+            (size(9000, 50), 150),
+        ];
+        for (size, expected) in table {
+            assert_eq!(largest_file(800, size), expected, "{size:?}");
+        }
+    }
 }

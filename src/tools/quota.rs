@@ -6,11 +6,16 @@
 //! one lies in the other are measured each for itself.
 
 use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use cap_std::fs::{Dir, MetadataExt};
 use parking_lot::Mutex;
+
+use super::entries::{self, Space};
 
 /// How long a figure is counted on.
 const FRESH: Duration = Duration::from_mins(1);
@@ -81,6 +86,11 @@ impl OverQuota {
         let (Self::File(amount, most) | Self::Bytes(amount, most) | Self::Files(amount, most)) =
             self;
         amount > most.saturating_add(most / 8)
+    }
+
+    /// Of these bytes and files, what this is about.
+    pub fn amount_of(self, bytes: u64, files: u64) -> u64 {
+        if matches!(self, Self::Files(..)) { files } else { bytes }
     }
 
     /// The bytes or files that there would be.
@@ -259,24 +269,32 @@ impl Quota {
 /// what cannot be read counts as nothing.
 fn measured(root: &Dir, most: Used) -> Used {
     let mut used = Used::default();
-    let Ok(root) = root.try_clone() else { return used };
-    let mut open = vec![root];
-    while let Some(dir) = open.pop() {
-        let Ok(entries) = dir.entries() else { continue };
-        for entry in entries.filter_map(io::Result::ok) {
-            if used.files > most.files || used.bytes > most.bytes {
-                return used;
-            }
-            let Ok(metadata) = entry.metadata() else { continue };
-            used.files += 1;
-            if metadata.is_file() {
-                used.bytes = used.bytes.saturating_add(metadata.len());
-            } else if metadata.is_dir() {
-                open.extend(entry.open_dir().ok());
-            }
+    let mut space = Space::new();
+    let mut waiting: Vec<(Rc<OwnedFd>, OsString)> = Vec::new();
+    let mut next = entries::opened(root, OsStr::new(".")).ok();
+    loop {
+        if let Some(directory) = next.map(Rc::new) {
+            // What cannot be read to its end counts as far as it could be.
+            let _ = entries::each(&*directory, &mut space, |name, kind| {
+                if used.files > most.files || used.bytes > most.bytes {
+                    return Ok(false);
+                }
+                used.files += 1;
+                if kind.is_file() {
+                    let bytes = entries::stat(&*directory, name).map_or(0, |found| found.st_size);
+                    used.bytes = used.bytes.saturating_add(bytes.unsigned_abs());
+                } else if kind.is_dir() {
+                    waiting.push((Rc::clone(&directory), name.to_owned()));
+                }
+                io::Result::Ok(true)
+            });
         }
+        if used.files > most.files || used.bytes > most.bytes {
+            return used;
+        }
+        let Some((parent, name)) = waiting.pop() else { return used };
+        next = entries::opened(&*parent, &name).ok();
     }
-    used
 }
 
 #[cfg(test)]

@@ -3,8 +3,10 @@
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
+use std::path::Path;
 
 use cap_fs_ext::DirExt;
+use cap_std::ambient_authority;
 use cap_std::fs::Dir;
 use rustix::fs::{Mode, OFlags};
 use uuid::Uuid;
@@ -18,38 +20,40 @@ pub(super) fn remove(directory: &Dir, name: &OsStr) -> io::Result<()> {
     if !directory.symlink_metadata(name)?.is_dir() {
         return directory.remove_file(name);
     }
+    emptied_and_removed(directory, name, |top, name| {
+        emptied_and_removed(top, name, |inner, name| {
+            make_accessible(inner, name); // a directory that moves is written to
+            inner.rename(name, top, format!(".{}", Uuid::new_v4().simple()))
+        })
+    })
+}
+
+/// The same by a path whose directories are the service's own.
+pub(super) fn remove_path(path: &Path) -> io::Result<()> {
+    let (Some(above), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    remove(&Dir::open_ambient_dir(above, ambient_authority())?, name)
+}
+
+/// Removes a directory of which each one in it is taken away by `take`.
+fn emptied_and_removed(
+    directory: &Dir,
+    name: &OsStr,
+    take: impl Fn(&Dir, &OsStr) -> io::Result<()>,
+) -> io::Result<()> {
     make_accessible(directory, name);
-    let top = directory.open_dir_nofollow(name)?;
+    let opened = directory.open_dir_nofollow(name)?;
     loop {
-        let some = listed(&top)?;
+        let some = listed(&opened)?;
         if some.is_empty() {
             return directory.remove_dir(name);
         }
         for (name, is_directory) in some {
             if is_directory {
-                remove_shallow(&top, &name)?;
+                take(&opened, &name)?;
             } else {
-                top.remove_file(&name)?;
-            }
-        }
-    }
-}
-
-/// Removes a directory; those in it are moved beside it.
-fn remove_shallow(top: &Dir, name: &OsStr) -> io::Result<()> {
-    make_accessible(top, name);
-    let inner = top.open_dir_nofollow(name)?;
-    loop {
-        let some = listed(&inner)?;
-        if some.is_empty() {
-            return top.remove_dir(name);
-        }
-        for (name, is_directory) in some {
-            if is_directory {
-                make_accessible(&inner, &name);
-                inner.rename(&name, top, format!(".{}", Uuid::new_v4().simple()))?;
-            } else {
-                inner.remove_file(&name)?;
+                opened.remove_file(&name)?;
             }
         }
     }
@@ -83,7 +87,37 @@ pub(super) fn make_own(directory: impl AsFd) {
 mod tests {
     use std::path::Path;
 
+    use rustix::fs::{Mode, OFlags, mkdirat, openat};
+
+    use super::*;
     use crate::tools::Workspace;
+
+    #[test]
+    fn what_nobody_may_enter_is_removed_by_its_path() {
+        let root = tempfile::tempdir().unwrap();
+        let top = root.path().join("top");
+        std::fs::create_dir(&top).unwrap();
+        let flags = OFlags::PATH | OFlags::DIRECTORY;
+        let mut dir = openat(rustix::fs::CWD, &top, flags, Mode::empty()).unwrap();
+        for _ in 0..3000 {
+            mkdirat(&dir, "d", Mode::RWXU).unwrap();
+            let next = openat(&dir, "d", flags, Mode::empty()).unwrap();
+            make_closed(&dir);
+            dir = next;
+        }
+        std::os::unix::fs::symlink("/", root.path().join("link")).unwrap();
+        for name in ["top", "link"] {
+            remove_path(&root.path().join(name)).unwrap();
+        }
+        assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 0);
+        assert!(remove_path(&top).is_err());
+        assert!(remove_path(Path::new("/")).is_err());
+    }
+
+    fn make_closed(directory: impl AsFd) {
+        let place = format!("/proc/self/fd/{}", directory.as_fd().as_raw_fd());
+        rustix::fs::chmod(place.as_str(), Mode::empty()).unwrap();
+    }
 
     #[test]
     fn what_lies_very_deep_is_removed() {

@@ -14,11 +14,10 @@ use bytes::Bytes;
 use http::header::{ACCEPT, CONTENT_TYPE, USER_AGENT};
 use http::{HeaderMap, HeaderValue, Method};
 use serde_json::{Value, json};
-use tokio::sync::Semaphore;
 use url::Url;
 
 use super::requests::Requests;
-use super::{Defaults, Tool, ToolContext, ToolError, ToolInfo, pdf};
+use super::{Defaults, Tool, ToolContext, ToolError, ToolInfo, pdf, readers};
 use crate::bounds::address;
 use crate::bounds::name::means;
 use crate::governance::{Action, ActionKind, Permit};
@@ -30,9 +29,6 @@ use robots::Robots;
 
 /// The tool's name.
 pub const NAME: &str = "web_fetch";
-
-/// Pages that are made readable at the same time: each takes memory for its tree.
-static READERS: Semaphore = Semaphore::const_new(4);
 
 /// How pages are fetched.
 #[derive(Debug, Clone)]
@@ -192,16 +188,12 @@ impl Tool for WebFetch {
             if response.body.starts_with(pdf::MAGIC) {
                 return pdf::text_of(response.body).await.map_err(|why| format!("it {why}"));
             }
-            let place = READERS.acquire().await.map_err(|_| "the service is closing".to_owned())?;
             let reading = move || {
-                let _place = place;
                 let text = Text::of(&response)?;
                 if raw { Ok(text.raw()) } else { text.readable(&response.url) }
             };
-            match tokio::task::spawn_blocking(reading).await {
-                Ok(read) => read,
-                Err(_panic) => Err("it cannot be made readable; try it with raw".to_owned()),
-            }
+            let read = readers::read(reading).await;
+            read.unwrap_or_else(|| Err("it cannot be made readable; try it with raw".to_owned()))
         };
         let read = tokio::time::timeout(deadline, work).await.unwrap_or_else(|_elapsed| {
             Err(format!("it took longer than {} seconds", deadline.as_secs_f64()))

@@ -244,6 +244,28 @@ async fn a_rejected_request_leaves_the_connection_usable() {
 }
 
 #[tokio::test]
+async fn line_ends_are_looked_at_in_heads_alone() {
+    let service = start("").await;
+    let key = format!("Host: x\r\nAuthorization: Bearer {ADMIN_KEY}\r\n");
+    let body = "{\n\"inputs\":\n\n{}\n}";
+    let mut stream = connect(&service).await;
+    for split in [0, 1, 20, 60] {
+        // The head comes in two parts, its body behind the second one.
+        let head = format!(
+            "POST /v1/agents/none/invoke HTTP/1.1\r\n{key}Content-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        );
+        let (one, other) = head.split_at(split);
+        stream.write_all(one.as_bytes()).await.unwrap();
+        tokio::task::yield_now().await;
+        stream.write_all(format!("{other}{body}").as_bytes()).await.unwrap();
+        assert_eq!(one_answer(&mut stream).await.status, 404, "{split}");
+    }
+    stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\nX: y\r\n\r\n").await.unwrap();
+    assert_eq!(one_answer(&mut stream).await.status, 400, "the head of a later request");
+}
+
+#[tokio::test]
 async fn a_body_too_large_to_discard_closes_the_connection_after_the_response() {
     let service = start("").await;
     let head = "POST /v1/agents/sleeper/invoke HTTP/1.1\r\nHost: x\r\n";
@@ -287,6 +309,18 @@ async fn malformed_requests_are_rejected_without_an_error_log() {
             &[400],
         ),
         ("NUL in a header", head("GET /healthz", b"X-A: a\0b"), &[400]),
+        (
+            "a line end without a return",
+            b"GET /healthz HTTP/1.1\r\nHost: x\nX-A: b\r\n\r\n".to_vec(),
+            &[400],
+        ),
+        ("nothing but such line ends", b"GET /healthz HTTP/1.1\nHost: x\n\n".to_vec(), &[400]),
+        (
+            "the same behind empty lines",
+            b"\r\n\r\nGET /healthz HTTP/1.1\r\nHost: x\nX-A: b\r\n\r\n".to_vec(),
+            &[400],
+        ),
+        ("the same at the end", b"GET /healthz HTTP/1.1\r\nHost: x\r\n\n".to_vec(), &[400]),
         ("space in a header's name", head("GET /healthz", b"X A: b"), &[400]),
         ("two lengths", head("POST /v1/keys", b"Content-Length: 1\r\nContent-Length: 2"), &[400]),
         (

@@ -4,7 +4,7 @@
 //! Crossings. Others at work in the workspace meanwhile: uploads, `file_ops` and programs of other runs, and
 //! what neither the service nor a program wrote, as another replica's (here). Cancel, crash, directories,
 //! links, retention, a full quarantine (here). Children and rules that observe: `left_behind.rs`. Tenants:
-//! each has its own. Parked runs, sessions, streaming, dry run, generated clients: nothing of it is in events
+//! each has its own. Two replicas on one volume (`two_replicas_share_one_quarantine`). Parked runs, sessions, streaming, dry run, generated clients: nothing of it is in events
 //! but the error of the call.
 
 use std::os::unix::fs::PermissionsExt;
@@ -149,6 +149,74 @@ async fn what_others_make_meanwhile_is_not_lost(db: Db) {
         ("x.lock", "a"),
     ];
     assert_eq!(aside(&service), pairs(&expected));
+}
+
+fn denies() -> String {
+    format!("paths: {{write: ['./**'], {DENY}}}")
+}
+
+/// The same agents for two replicas on one volume.
+fn of_two() -> Setup {
+    let set = format!("tools:\n{}", python("waits", WAITS, ""));
+    let write = |path: &str| {
+        ("file_ops", json!({"operation": "write", "path": path, "content": "of the other"}))
+    };
+    let waits = [("script:set/waits", json!({}))];
+    let setup = with(Setup::new(), "worker", &denies(), &waits).tools("set", &set);
+    let others = [write("sub/.env"), write("secret/k"), write("plain.txt")];
+    let setup = with(setup, "other", "paths: {write: ['./**']}", &others);
+    with(setup, "maker", &denies(), &lines(&["cp plain.txt made.lock"]))
+}
+
+/// One volume has one quarantine, whichever replica put something there.
+#[tokio::test]
+async fn two_replicas_share_one_quarantine() {
+    let shared = "[tools.workspace]\nstore = \"shared\"\n";
+    let first = of_two().config(shared).start(Db::Postgres).await;
+    let retention = format!("{shared}quarantine_retention = \"1s\"\n");
+    let mut second = of_two().config(shared).start_on(first.database_url.clone()).await;
+    let own = second.dir.path().join("workspace");
+    std::fs::remove_dir_all(&own).unwrap();
+    std::os::unix::fs::symlink(first.dir.path().join("workspace"), &own).unwrap();
+    second.until("/readyz", |ready| ready["status"] == "ready").await;
+    let nothing = json!({});
+    let beside = async {
+        until_there(&first, "started").await;
+        let run = second.run("other", &nothing).await;
+        assert_eq!(run["status"], "completed", "{run:#}");
+        std::fs::write(place(&first, "go"), "").unwrap();
+    };
+    let (run, ()) = tokio::join!(first.run("worker", &nothing), beside);
+    // What the other replica wrote cannot be told from the programs' work: it is kept, and its record says where.
+    let (mine, theirs) = ("mine", "of the other");
+    let of_secret = [("secret/k", theirs), ("secret/mine", mine)];
+    let expected = [("mine.lock", mine), of_secret[0], of_secret[1], ("sub/.env", theirs)];
+    assert_eq!(aside(&first), pairs(&expected), "{run:#}");
+    assert_eq!(aside(&second), aside(&first));
+    assert!(is_there(&second, "plain.txt"));
+    let records = audited(&second, &run).await;
+    assert_eq!(records, audited(&first, &run).await);
+    let mut left = records.iter().map(|record| &record["arguments"]["left"]);
+    let left = left.find(|left| left["path"] == "sub/.env").unwrap();
+    let kept = own.join(left["kept"].as_str().unwrap()).join("sub/.env");
+    std::fs::rename(kept, place(&first, "sub/.env")).unwrap();
+    // What one of them has given back is nobody's work later on, and neither looks at what the other put aside.
+    let run = second.run("maker", &nothing).await;
+    assert_eq!(audited(&first, &run).await.len(), 1, "{run:#}");
+    assert_eq!(std::fs::read_to_string(place(&second, "sub/.env")).unwrap(), theirs);
+    let expected = [("made.lock", theirs), ("mine.lock", mine), of_secret[0], of_secret[1]];
+    assert_eq!(aside(&first), pairs(&expected));
+    // Either deletes what is old, whoever put it there.
+    second.kill().await;
+    let settings = std::fs::read_to_string(second.dir.path().join("toolloop.toml")).unwrap();
+    second.write("toolloop.toml", &settings.replace(shared, &retention));
+    second.restart().await;
+    let until = Instant::now() + Duration::from_mins(1);
+    while !aside(&first).is_empty() {
+        assert!(Instant::now() < until, "it stays: {}", second.log());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(is_there(&first, "sub/.env") && is_there(&first, "plain.txt"));
 }
 
 async fn a_cancel_and_a_crash_lose_nothing(db: Db) {

@@ -275,7 +275,7 @@ enum Asked {
 }
 
 /// One try; an answer that is large waits for its turn.
-async fn try_once(
+pub(super) async fn try_once(
     router: &Router,
     models: &[String],
     call: &mut ModelCall,

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use super::asking::fault;
+use super::asking::{fault, try_once};
 use super::sharing::ModelCall;
 use super::{MAY_LAG, Run, Stopped, instant_of, until};
 use crate::clock;
@@ -126,10 +126,14 @@ impl Run {
                 biased;
                 () = self.control.token.cancelled() => return Ok(None),
                 () = until(deadline) => return Ok(None),
-                tried = self.router.try_once(&plan.models, &mut call, &request, deadline) => tried,
+                tried = try_once(&self.router, &plan.models, &mut call, &request, deadline) => tried,
             };
+            let (tried, turn) = tried;
             match tried {
-                Ok(Tried::Answered(answer)) => return Ok(Some(Ok(Some(*answer)))),
+                Ok(Tried::Answered(answer)) => {
+                    self.large_answer = turn;
+                    return Ok(Some(Ok(Some(*answer))));
+                }
                 Err(failure) => return Ok(Some(Err(failure))),
                 Ok(Tried::Again(again)) => {
                     if !self.wait_to_ask_again(again, None, deadline).await? {

@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
-use tempfile::TempDir;
+use crate::tools::removal::remove_path;
 
 const PREFIX: &str = "toolloop-browser-";
 const LOCK: &str = "lock";
@@ -18,7 +18,7 @@ const DOWNLOADS: &str = "downloads";
 pub(super) const NOBODY: u32 = 65_534;
 
 pub(super) struct Profile {
-    directory: TempDir,
+    directory: PathBuf,
     _lock: File,
 }
 
@@ -32,32 +32,39 @@ impl Profile {
         for left in fs::read_dir(place)?.flatten() {
             let _ = remove_abandoned(&left); // a directory that cannot be removed harms no other
         }
-        let directory = tempfile::Builder::new().prefix(PREFIX).tempdir_in(place)?;
-        let unlocked = directory.path().join("unlocked");
+        let made = tempfile::Builder::new().prefix(PREFIX).tempdir_in(place)?;
+        let unlocked = made.path().join("unlocked");
         let lock = File::create_new(&unlocked)?;
         lock.lock()?;
-        fs::rename(unlocked, directory.path().join(LOCK))?;
-        let own = directory.path().join(OWN);
-        let downloads = directory.path().join(DOWNLOADS);
+        fs::rename(unlocked, made.path().join(LOCK))?;
+        let profile = Self { directory: made.keep(), _lock: lock };
+        let (own, downloads) = (profile.path(), profile.downloads());
         fs::create_dir(&own)?;
         fs::create_dir(&downloads)?;
         if rustix::process::geteuid().is_root() {
             chown(&own, Some(NOBODY), Some(NOBODY))?;
-            for passed in [directory.path(), &downloads] {
+            for passed in [&profile.directory, &downloads] {
                 fs::set_permissions(passed, fs::Permissions::from_mode(0o711))?;
             }
         }
-        Ok(Self { directory, _lock: lock })
+        Ok(profile)
     }
 
     /// What Chromium may write.
     pub(super) fn path(&self) -> PathBuf {
-        self.directory.path().join(OWN)
+        self.directory.join(OWN)
     }
 
     /// Where each page has a directory for what it downloads.
     pub(super) fn downloads(&self) -> PathBuf {
-        self.directory.path().join(DOWNLOADS)
+        self.directory.join(DOWNLOADS)
+    }
+}
+
+/// What a page made Chromium write may lie deep.
+impl Drop for Profile {
+    fn drop(&mut self) {
+        let _ = remove_path(&self.directory); // the next one finds what is left
     }
 }
 
@@ -71,11 +78,13 @@ fn remove_abandoned(entry: &DirEntry) -> io::Result<()> {
         return Ok(());
     }
     File::open(entry.path().join(LOCK))?.try_lock()?;
-    fs::remove_dir_all(entry.path())
+    remove_path(&entry.path())
 }
 
 #[cfg(test)]
 mod tests {
+    use tempfile::TempDir;
+
     use super::*;
 
     #[test]
@@ -96,7 +105,7 @@ mod tests {
         let mut there: Vec<_> =
             fs::read_dir(place.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         there.sort();
-        let named = |profile: &Profile| profile.directory.path().file_name().unwrap().to_owned();
+        let named = |profile: &Profile| profile.directory.file_name().unwrap().to_owned();
         let mut expected = vec![
             "other".into(),
             "toolloop-browser-just-begun".into(),

@@ -12,7 +12,6 @@ use async_trait::async_trait;
 use http::header::{ACCEPT, HeaderName, HeaderValue, RETRY_AFTER, USER_AGENT};
 use http::{HeaderMap, StatusCode};
 use serde_json::Value;
-use tokio::sync::Semaphore;
 use url::Url;
 
 use super::answer::Shown;
@@ -28,7 +27,7 @@ use crate::outbound::{
 };
 use crate::run::{Effect, Target};
 use crate::tools::requests::Requests;
-use crate::tools::{Defaults, Tool, ToolContext, ToolError, ToolInfo};
+use crate::tools::{Defaults, Tool, ToolContext, ToolError, ToolInfo, readers};
 
 /// The header by which a service recognises a call that is repeated.
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -36,8 +35,6 @@ const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const MAX_ANSWER: usize = 8 * 1024 * 1024;
 /// Bytes of an answer that is read where it came.
 const SMALL_ANSWER: usize = 64 * 1024;
-/// Others that are read at the same time: each takes several times its size.
-static READERS: Semaphore = Semaphore::const_new(4);
 /// For one request; the call has a limit of its own, which is shorter as a rule.
 const DEADLINE: Duration = Duration::from_mins(10);
 /// Tries of a call that may be repeated.
@@ -207,15 +204,8 @@ impl HttpTool {
             return self.shown.of(&response);
         }
         let shown = self.shown.clone();
-        let Ok(place) = READERS.acquire().await else {
-            return Err("The service is closing.".to_owned());
-        };
-        let reading = move || {
-            let _place = place;
-            shown.of(&response)
-        };
-        let shown = tokio::task::spawn_blocking(reading).await;
-        shown.unwrap_or_else(|_panic| Err("The answer cannot be read.".to_owned()))
+        let shown = readers::read(move || shown.of(&response)).await;
+        shown.unwrap_or_else(|| Err("The answer cannot be read.".to_owned()))
     }
 }
 

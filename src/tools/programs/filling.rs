@@ -9,9 +9,11 @@ use std::time::{Duration, Instant};
 
 use crate::tools::Workspace;
 use crate::tools::quota::OverQuota;
+use crate::tools::sandbox::reach::Size;
 
-/// Between two looks at the file system.
-const TICK: Duration = Duration::from_millis(20);
+/// Between two looks at the file system: the first while much is written, and at the beginning.
+const SOON: Duration = Duration::from_millis(2);
+const LATER: Duration = Duration::from_millis(20);
 /// Between two looks at a workspace, where the file system tells nothing.
 const PAUSE: Duration = Duration::from_millis(500);
 /// The part of the time that such looks may take.
@@ -20,15 +22,17 @@ const SHARE: u32 = 20;
 const SHARE_WHEN_FILLING: u32 = 2;
 /// The part of the bounds that the file system may lose before the workspace is looked at.
 const PART: u64 = 16;
+/// The part that it loses between two looks where much is written.
+const PART_OF_MUCH: u64 = 256;
 
 /// Answers when a workspace holds more than it may and does not become smaller; sooner where it holds far
-/// more and grows.
-pub(super) async fn filled(workspace: &Workspace) -> OverQuota {
-    let mut watched = Some(Watched::new(workspace.clone()));
+/// more and has grown, if it is known from what size.
+pub(super) async fn filled(workspace: &Workspace, begun: Option<Size>) -> OverQuota {
+    let mut watched = Some(Watched::new(workspace.clone(), begun));
     loop {
-        tokio::time::sleep(TICK).await;
+        tokio::time::sleep(watched.as_ref().map_or(LATER, |watched| watched.pause)).await;
         // One that is lost with its thread begins anew.
-        let mut looking = watched.take().unwrap_or_else(|| Watched::new(workspace.clone()));
+        let mut looking = watched.take().unwrap_or_else(|| Watched::new(workspace.clone(), begun));
         let looked = tokio::task::spawn_blocking(move || (looking.look(), looking)).await;
         if let Ok((over, looked)) = looked {
             if let Some(over) = over {
@@ -41,7 +45,13 @@ pub(super) async fn filled(workspace: &Workspace) -> OverQuota {
 
 struct Watched {
     workspace: Workspace,
+    /// What was in there before the programs.
+    begun: Option<Size>,
+    /// Until the next look.
+    pause: Duration,
     /// Bytes and files that the file system has room for; none where it does not say.
+    seen: Option<[u64; 2]>,
+    /// The same when the workspace was looked at.
     room: Option<[u64; 2]>,
     due: Instant,
     /// Not before this, whatever the file system says.
@@ -51,14 +61,18 @@ struct Watched {
 }
 
 impl Watched {
-    fn new(workspace: Workspace) -> Self {
+    fn new(workspace: Workspace, begun: Option<Size>) -> Self {
         let (room, now) = (workspace.room(), Instant::now());
-        Self { workspace, room, due: now + PAUSE, rests: now, before: None }
+        let (pause, seen, due) = (SOON, room, now + PAUSE);
+        Self { workspace, begun, pause, seen, room, due, rests: now, before: None }
     }
 
     fn look(&mut self) -> Option<OverQuota> {
         let (since, room) = (Instant::now(), self.workspace.room());
-        if since < self.due && !(since >= self.rests && self.has_lost(room)) {
+        let is_much = self.has_lost(self.seen, room, PART_OF_MUCH);
+        self.pause = if is_much { SOON } else { LATER.min(self.pause * 2) };
+        self.seen = room;
+        if since < self.due && !(since >= self.rests && self.has_lost(self.room, room, PART)) {
             return None;
         }
         let excess = self.workspace.excess();
@@ -74,6 +88,10 @@ impl Watched {
             self.due = self.rests;
         }
         let amount = over.amount();
+        let begun = self.begun.map(|size| over.amount_of(size.bytes, size.files));
+        if over.is_far() && begun.is_some_and(|begun| amount > begun) {
+            return Some(over);
+        }
         // Programs that make it smaller, or have not yet begun to, are let be.
         let Some((before, at)) = self.before else {
             self.before = Some((amount, since));
@@ -89,9 +107,10 @@ impl Watched {
         None
     }
 
-    fn has_lost(&self, room: Option<[u64; 2]>) -> bool {
-        let (Some(before), Some(now)) = (self.room, room) else { return false };
+    /// Whether the file system has less room than it had, by that part of the bounds.
+    fn has_lost(&self, before: Option<[u64; 2]>, now: Option<[u64; 2]>, part: u64) -> bool {
+        let (Some(before), Some(now)) = (before, now) else { return false };
         let most = self.workspace.bounds();
-        (0..2).any(|which| before[which].saturating_sub(now[which]) >= (most[which] / PART).max(1))
+        (0..2).any(|which| before[which].saturating_sub(now[which]) >= (most[which] / part).max(1))
     }
 }

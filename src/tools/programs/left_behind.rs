@@ -9,7 +9,6 @@ use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::io;
 
-use cap_std::fs::MetadataExt;
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 
@@ -146,7 +145,7 @@ fn found(permit: &Permit, context: &ToolContext, before: &Before) -> io::Result<
     let root = context.workspace.root();
     let mut found = Found::default();
     let mut changes = Vec::new();
-    let mut kept: HashSet<String> = HashSet::new();
+    let mut kept: HashSet<&String> = HashSet::new();
     let refused = |beyond| match beyond {
         Beyond::Entries => {
             io::Error::other(format!("there are more than {MAX_AFTERWARDS} entries"))
@@ -154,12 +153,17 @@ fn found(permit: &Permit, context: &ToolContext, before: &Before) -> io::Result<
         Beyond::Time => io::ErrorKind::TimedOut.into(),
         Beyond::Depth => io::Error::other("directories lie too deep in one another"),
     };
+    let mut is_beneath_denied = false;
     walk(&root, (MAX_AFTERWARDS, None), refused, |met: &Met<'_>| {
-        if !permit.may_enter(met.path) {
+        // Patterns are seen above a path only where something denied was entered.
+        let may =
+            if is_beneath_denied { permit.may_enter(met.path) } else { permit.may_meet(met.path) };
+        if !may {
             if before.denied.contains(met.path) || is_observed(permit, met.path) {
                 return Ok(false);
             }
             if before.own.knows(met.directory, met.name) {
+                is_beneath_denied |= met.is_directory;
                 return Ok(met.is_directory); // what lies in it may be the programs' all the same
             }
             found.made.push(put_aside(met, context, before));
@@ -170,12 +174,12 @@ fn found(permit: &Permit, context: &ToolContext, before: &Before) -> io::Result<
             return Ok(true);
         }
         let Some(stamps) = &before.stamps else { return Ok(false) };
-        let Ok(metadata) = met.entry.metadata() else { return Ok(false) };
-        match stamps.get(met.path) {
+        let Ok(now) = met.stat() else { return Ok(false) };
+        match stamps.get_key_value(met.path) {
             None => changes.push((met.path.to_owned(), ChangeKind::Created)),
-            Some(stamp) => {
-                kept.insert(met.path.to_owned());
-                if *stamp != Stamp::of(&metadata) {
+            Some((path, stamp)) => {
+                kept.insert(path);
+                if *stamp != Stamp::of(&now) {
                     changes.push((met.path.to_owned(), ChangeKind::Modified));
                 }
             }
@@ -212,7 +216,7 @@ fn made_tree(tree: &str, context: &ToolContext, before: &Before) -> Option<Made>
 }
 
 fn put_aside(met: &Met<'_>, context: &ToolContext, before: &Before) -> Made {
-    let inode = met.entry.metadata().ok().filter(|it| !it.is_dir()).map(|it| it.ino());
+    let inode = met.stat().ok().filter(|_| !met.is_directory).map(|found| found.st_ino);
     let was = before.stamps.iter().flatten().find(|(_, stamp)| Some(stamp.inode) == inode);
     Made {
         path: met.path.to_owned(),

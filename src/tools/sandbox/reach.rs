@@ -12,7 +12,8 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use cap_std::fs::{Dir, Metadata, MetadataExt};
+use cap_std::fs::Dir;
+use rustix::fs::{FileType, Stat};
 
 use super::plan::{Access, Grant, GrantKind, Reach};
 use super::walk::{Beyond, Met, walk};
@@ -192,20 +193,20 @@ fn loaders() -> Vec<PathBuf> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stamp {
     pub inode: u64,
-    size: u64,
+    size: i64,
     /// In seconds, and nanoseconds beyond.
-    modified: (i64, i64),
+    modified: (i64, u64),
     /// The same of any change, which programs cannot set.
-    changed: (i64, i64),
+    changed: (i64, u64),
 }
 
 impl Stamp {
-    pub fn of(metadata: &Metadata) -> Self {
+    pub fn of(found: &Stat) -> Self {
         Self {
-            inode: metadata.ino(),
-            size: metadata.len(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
-            changed: (metadata.ctime(), metadata.ctime_nsec()),
+            inode: found.st_ino,
+            size: found.st_size,
+            modified: (found.st_mtime, found.st_mtime_nsec),
+            changed: (found.st_ctime, found.st_ctime_nsec),
         }
     }
 }
@@ -217,8 +218,20 @@ pub struct Before {
     pub stamps: Option<HashMap<String, Stamp>>,
     /// What is denied, without what lies in it.
     pub denied: HashSet<String>,
+    /// What all of it takes; none where a part was not looked at.
+    pub size: Option<Size>,
     /// Began before the others were looked at.
     pub own: Watch,
+}
+
+/// How much there is in a workspace.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Size {
+    pub bytes: u64,
+    /// With directories.
+    pub files: u64,
+    /// Bytes of its largest file.
+    pub largest: u64,
 }
 
 /// The workspace's part, and what is in there where the programs may change it.
@@ -253,6 +266,7 @@ pub fn workspace(
         Found { denied: denied.collect(), ..Found::default() }
     });
     let before = own.map(|own| Before {
+        size: found.stamps.as_ref().filter(|_| found.denied.is_empty()).map(|_| found.size),
         stamps: found.stamps.take(),
         denied: found.denied.iter().cloned().collect(),
         own,
@@ -318,6 +332,8 @@ struct Found {
     /// Without what lies in it.
     denied: Vec<String>,
     stamps: Option<HashMap<String, Stamp>>,
+    /// Of what is not denied, where stamps are asked for.
+    size: Size,
 }
 
 /// What a look at a workspace is for.
@@ -350,10 +366,11 @@ fn look(
             }
             return Ok(false);
         }
-        if !permit.may_enter(met.path) {
+        if !permit.may_meet(met.path) {
             found.denied.push(met.path.to_owned());
             return Ok(false);
         }
+        found.size.files += 1;
         if met.is_directory {
             if wanted.names {
                 found.directories.insert(met.path.to_owned());
@@ -361,8 +378,13 @@ fn look(
             return Ok(true);
         }
         if let Some(stamps) = &mut found.stamps
-            && let Ok(metadata) = met.entry.metadata()
+            && let Ok(metadata) = met.stat()
         {
+            if FileType::from_raw_mode(metadata.st_mode).is_file() {
+                let bytes = metadata.st_size.unsigned_abs();
+                found.size.bytes = found.size.bytes.saturating_add(bytes);
+                found.size.largest = found.size.largest.max(bytes);
+            }
             stamps.insert(met.path.to_owned(), Stamp::of(&metadata));
         }
         if wanted.names {

@@ -8,6 +8,7 @@
 
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,7 @@ use super::plan::{MAX_PLAN, Plan, Report, Stopped};
 use super::runner;
 use super::syscalls::{Forked, close_others, enter_namespaces, exit_now, fork};
 use super::tree::{end_descendants, usage_of};
+use crate::tools::removal::remove_path;
 
 /// How soon the use of programs is looked at first, and how often later.
 const FIRST_LOOK: Duration = Duration::from_millis(5);
@@ -54,7 +56,7 @@ fn supervised() -> io::Result<()> {
         let report = programs(&plan);
         if !plan.namespaces {
             end_descendants();
-            let _ = std::fs::remove_dir_all(&plan.temporary);
+            let _ = remove_path(Path::new(&plan.temporary));
         }
         report?
     };
@@ -114,7 +116,7 @@ fn own_namespaces(has_network: bool) -> io::Result<()> {
 /// A directory that is there for one plan.
 fn private_directory(base: &str) -> io::Result<String> {
     let own = format!("{base}/{}", rustix::process::getpid().as_raw_nonzero());
-    let _ = std::fs::remove_dir_all(&own); // of another process of that number, long gone
+    let _ = remove_path(Path::new(&own)); // of another process of that number, long gone
     rustix::fs::mkdir(own.as_str(), rustix::fs::Mode::from_raw_mode(0o700))?;
     Ok(own)
 }

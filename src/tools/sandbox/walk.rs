@@ -3,13 +3,16 @@
 //! What is looked for on the way is the visitor's. A directory is opened when its turn comes, so that
 //! no more are open than the workspace has levels.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cap_fs_ext::DirExt;
-use cap_std::fs::{Dir, DirEntry};
+use cap_std::fs::Dir;
+use rustix::fs::Stat;
+
+use crate::tools::entries::{self, Space};
 
 /// Directories in one another.
 const MAX_DEPTH: usize = 512;
@@ -17,8 +20,7 @@ const MAX_DEPTH: usize = 512;
 /// One entry of a directory, as a visitor sees it.
 pub struct Met<'a> {
     pub directory: &'a Dir,
-    pub entry: &'a DirEntry,
-    pub name: &'a OsString,
+    pub name: &'a OsStr,
     /// Beneath the workspace; what is not UTF-8 in it is replaced.
     pub path: &'a str,
     /// The path of the directory; empty for the workspace.
@@ -26,11 +28,20 @@ pub struct Met<'a> {
     pub is_directory: bool,
 }
 
+impl Met<'_> {
+    /// What is known of it; asked for each entry that this is called for.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn stat(&self) -> io::Result<Stat> {
+        entries::stat(self.directory, self.name)
+    }
+}
+
 /// A directory whose turn comes.
 struct Waiting {
     parent: Arc<Dir>,
-    /// None for the workspace itself.
-    name: Option<OsString>,
+    name: OsString,
     path: String,
     depth: usize,
 }
@@ -56,22 +67,30 @@ pub fn walk<E: From<io::Error>>(
     refused: impl Fn(Beyond) -> E,
     mut visit: impl FnMut(&Met<'_>) -> Result<bool, E>,
 ) -> Result<(), E> {
-    let first =
-        Waiting { parent: Arc::new(root.try_clone()?), name: None, path: String::new(), depth: 0 };
+    let mut space = Space::new();
+    let first = Waiting {
+        parent: Arc::new(root.try_clone()?),
+        name: ".".into(),
+        path: String::new(),
+        depth: 0,
+    };
     let mut waiting = vec![first];
     let (mut seen, since) = (0_usize, Instant::now());
     while let Some(Waiting { parent, name, path: above, depth }) = waiting.pop() {
-        let directory = match name.map(|name| parent.open_dir_nofollow(name)) {
-            None => parent,
-            Some(Ok(directory)) => Arc::new(directory),
-            Some(Err(e)) if e.kind() == io::ErrorKind::NotFound => continue,
-            Some(Err(e)) => return Err(e.into()),
+        let directory = match entries::opened(&*parent, &name) {
+            Ok(directory) => Arc::new(Dir::from_std_file(File::from(directory))),
+            Err(e) if e.kind() == io::ErrorKind::NotFound && depth > 0 => continue,
+            Err(e) => return Err(e.into()),
         };
         if depth > MAX_DEPTH {
             return Err(refused(Beyond::Depth));
         }
-        for entry in directory.entries()? {
-            let entry = entry?;
+        let mut path = above.clone();
+        if depth > 0 {
+            path.push('/');
+        }
+        let length = path.len();
+        entries::each(&*directory, &mut space, |name, kind| {
             seen += 1;
             if seen > most {
                 return Err(refused(Beyond::Entries));
@@ -79,27 +98,16 @@ pub fn walk<E: From<io::Error>>(
             if seen.is_multiple_of(100) && within.is_some_and(|within| since.elapsed() > within) {
                 return Err(refused(Beyond::Time));
             }
-            let name = entry.file_name();
-            let text = name.to_string_lossy();
-            let path = if above.is_empty() { text.into_owned() } else { format!("{above}/{text}") };
-            let is_directory = match entry.file_type() {
-                Ok(kind) => kind.is_dir(),
-                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
-                Err(e) => return Err(e.into()),
-            };
-            let met = Met {
-                directory: &directory,
-                entry: &entry,
-                name: &name,
-                path: &path,
-                above: &above,
-                is_directory,
-            };
+            path.truncate(length);
+            path.push_str(&name.to_string_lossy());
+            let is_directory = kind.is_dir();
+            let met = Met { directory: &directory, name, path: &path, above: &above, is_directory };
             if visit(&met)? && is_directory {
-                let parent = Arc::clone(&directory);
-                waiting.push(Waiting { parent, name: Some(name), path, depth: depth + 1 });
+                let (parent, path) = (Arc::clone(&directory), path.clone());
+                waiting.push(Waiting { parent, name: name.to_owned(), path, depth: depth + 1 });
             }
-        }
+            Ok(true)
+        })?;
     }
     Ok(())
 }

@@ -74,7 +74,7 @@ impl AsyncRead for Socket {
     ) -> Poll<Result<()>> {
         let before = buffer.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(context, buffer);
-        let received = &buffer.filled()[before..];
+        let received = &mut buffer.filled_mut()[before..];
         if !received.is_empty() {
             self.timing.bytes_received(received);
         }

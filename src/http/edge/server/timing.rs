@@ -36,6 +36,21 @@ struct State {
     write_blocked: bool,
     /// The client may still be sending when the connection is closed.
     lingers: bool,
+    /// Of the head that is being read, the last bytes, as far as they end lines; none outside of one.
+    head: Option<LineEnd>,
+}
+
+/// What the bytes of a request head end with.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum LineEnd {
+    /// There are empty lines at most, which do not count.
+    #[default]
+    Nothing,
+    NothingButReturn,
+    Other,
+    Return,
+    Line,
+    ReturnBehindLine,
 }
 
 #[derive(Debug)]
@@ -49,6 +64,7 @@ impl ConnectionTiming {
             requests: 0,
             write_blocked: false,
             lingers: false,
+            head: None,
         }))
     }
 
@@ -65,7 +81,10 @@ impl ConnectionTiming {
         self.0.lock()
     }
 
-    pub(super) fn bytes_received(&self, bytes: &[u8]) {
+    /// In the head of a request, makes a line end without a carriage return invalid: what one server takes
+    /// for the end of a header and another for a part of it lets requests be smuggled past the other. The
+    /// heads of requests that a client sends before the answers to those before them are not looked at.
+    pub(super) fn bytes_received(&self, bytes: &mut [u8]) {
         let mut state = self.state();
         match state.phase {
             Phase::Connected if bytes.starts_with(HTTP2_PREFACE) => state.enter(Phase::Multiplexed),
@@ -74,6 +93,26 @@ impl ConnectionTiming {
             }
             _ => {}
         }
+        let Some(mut end) = state.head.filter(|_| state.requests == 0) else { return };
+        for byte in bytes.iter() {
+            end = match (*byte, end) {
+                (b'\n', LineEnd::ReturnBehindLine) => {
+                    state.head = None;
+                    return;
+                }
+                (b'\r', LineEnd::Nothing) => LineEnd::NothingButReturn,
+                (b'\n', LineEnd::NothingButReturn) => LineEnd::Nothing,
+                (b'\n', LineEnd::Return) => LineEnd::Line,
+                (b'\n', _) => {
+                    state.head = None;
+                    return make_invalid(bytes);
+                }
+                (b'\r', LineEnd::Line) => LineEnd::ReturnBehindLine,
+                (b'\r', _) => LineEnd::Return,
+                _ => LineEnd::Other,
+            };
+        }
+        state.head = Some(end);
     }
 
     pub(super) fn set_write_blocked(&self, blocked: bool) {
@@ -108,10 +147,20 @@ impl ConnectionTiming {
     }
 }
 
+/// Makes of a part of a head one that no request has, and if it is long enough its end, so that it is refused at
+/// once.
+fn make_invalid(bytes: &mut [u8]) {
+    bytes.fill(b'\0');
+    if let [_, .., a, b, c, d] = bytes {
+        (*a, *b, *c, *d) = (b'\r', b'\n', b'\r', b'\n');
+    }
+}
+
 impl State {
     fn enter(&mut self, phase: Phase) {
         self.phase = phase;
         self.since = Instant::now();
+        self.head = (phase == Phase::ReadingHead && !self.lingers).then(LineEnd::default);
     }
 }
 

@@ -28,6 +28,7 @@ mod search;
 pub(super) mod session_messages;
 pub(super) mod sessions;
 pub(super) mod stats;
+pub(super) mod subjects;
 pub(super) mod stream;
 pub(super) mod tokens;
 pub(super) mod tools;

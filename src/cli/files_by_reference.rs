@@ -52,7 +52,14 @@ mod tests {
         ] {
             assert_eq!(file_references(&[option.to_owned()]).unwrap(), told, "{option}");
         }
-        for wrong in ["in/a", "=runs/7/files/a", "a=runs/7", "a=skills/7/files/b", "a=runs//files/b", "a=runs/7/files/"] {
+        for wrong in [
+            "in/a",
+            "=runs/7/files/a",
+            "a=runs/7",
+            "a=skills/7/files/b",
+            "a=runs//files/b",
+            "a=runs/7/files/",
+        ] {
             assert!(file_references(&[wrong.to_owned()]).is_err(), "{wrong}");
         }
     }

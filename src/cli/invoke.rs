@@ -13,10 +13,10 @@ use uuid::Uuid;
 
 use super::client::{Client, ClientError, TargetArgs};
 use super::event_follower::EventFollower;
+use super::files_by_reference::file_references;
 use super::output::{human_readable, print, print_json, stdout_is_terminal};
 use super::progress::Progress;
 use super::run_view::pending_text;
-use super::files_by_reference::file_references;
 use super::{JsonArg, UsageError};
 use crate::config::Flags;
 use crate::runtime::keys::DEFAULT_TENANT;
@@ -160,12 +160,7 @@ fn path_of(agent: &str, route: &str) -> String {
     format!("/agents/{agent_in_path}/{route}")
 }
 
-async fn run(
-    client: &Client,
-    agent: &str,
-    path: &str,
-    mut body: Value,
-) -> anyhow::Result<Value> {
+async fn run(client: &Client, agent: &str, path: &str, mut body: Value) -> anyhow::Result<Value> {
     let mut interrupts = signal(SignalKind::interrupt()).context("cannot handle interrupts")?;
     let run_id = Uuid::now_v7();
     body["run_id"] = json!(run_id);

@@ -30,8 +30,8 @@ use crate::providers::prices::Price;
 use crate::providers::router::Router;
 use crate::providers::{ToolOffer, WireNames, estimate};
 use crate::run::{
-    Budget, ClientTool, Delegation, GivenCall, Limits, OnLimit, Overrides, RunKind, Sampling, Thinking,
-    ToolChoicePolicy,
+    Budget, ClientTool, Delegation, GivenCall, Limits, OnLimit, Overrides, RunKind, Sampling,
+    Thinking, ToolChoicePolicy,
 };
 use crate::tools::executor::Executor;
 use crate::tools::use_skill;
@@ -232,8 +232,7 @@ impl Plan {
         let first = overrides.model.as_ref().unwrap_or(&definition.model);
         let models = definition.models_from(first);
         let sampling = sampling(&definition.sampling, overrides)?;
-        let is_react =
-            definition.driver == DriverKind::React && !single_shot && given.is_none();
+        let is_react = definition.driver == DriverKind::React && !single_shot && given.is_none();
         Ok(Self {
             answer: AnswerCall::of(&definition.react, &models, &sampling).filter(|_| is_react),
             models,

@@ -24,8 +24,8 @@ use self::edge::problem::{Code, Problem};
 use self::edge::{front, key_cache, layer, metrics};
 use self::resources::{
     agents, approvals, audit, audit_stretches, changes, events, files, health, invoke,
-    judged_calls, keys, memory, policy, run_parts, runs, session_messages, sessions, stats, subjects, tokens,
-    tools, webhooks,
+    judged_calls, keys, memory, policy, run_parts, runs, session_messages, sessions, stats,
+    subjects, tokens, tools, webhooks,
 };
 use self::state::{App, Shared};
 

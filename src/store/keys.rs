@@ -109,9 +109,8 @@ impl Store {
         tenant: &str,
         ids: &[String],
     ) -> Result<Vec<(String, String)>, StoreError> {
-        let look = Query::new(
-            "SELECT * FROM api_keys WHERE tenant = :tenant AND id IN :ids ORDER BY id",
-        );
+        let look =
+            Query::new("SELECT * FROM api_keys WHERE tenant = :tenant AND id IN :ids ORDER BY id");
         let look = look.bind("tenant", tenant).bind("ids", ids);
         let rows = self.backend.read(Work::Data, look).await?;
         let keys = rows.iter().map(ApiKeyRecord::read);

@@ -446,8 +446,7 @@ pub fn attach_payloads(calls: &mut [ToolCallRecord], events: Vec<Event>) {
         let proposed = events.get(&call.proposed_seq).and_then(RunEvent::proposed);
         if let Some((message, ..)) = proposed {
             let position = usize::try_from(call.ordinal).unwrap_or_default().saturating_sub(1);
-            call.arguments =
-                message.tool_calls.get(position).map(arguments).unwrap_or_default();
+            call.arguments = message.tool_calls.get(position).map(arguments).unwrap_or_default();
         }
         match call.result_seq.and_then(|seq| events.get(&seq)) {
             Some(RunEvent::ToolCallCompleted(done)) => {

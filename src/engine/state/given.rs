@@ -7,7 +7,7 @@ use serde_json::json;
 use super::{State, Step};
 use crate::engine::output;
 use crate::message::Turn;
-use crate::run::{GivenCall, TerminationReason};
+use crate::run::{GivenCall, Outcome, TerminationReason};
 
 impl State {
     /// What to do between iterations where there is nothing but the given call.
@@ -24,7 +24,16 @@ impl State {
             let message = format!("The call of {} failed.", given.tool);
             self.failed(now, TerminationReason::ToolFailure, message, context)
         } else {
-            self.ended(now, self.completed(output::from_text(content)))
+            self.ended(
+                now,
+                Outcome::Completed {
+                    output: output::from_text(content),
+                    raw_response: content.to_owned(),
+                    reason: TerminationReason::Completed,
+                    partial: false,
+                    unchecked: Vec::new(),
+                },
+            )
         }])
     }
 }

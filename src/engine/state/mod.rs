@@ -36,7 +36,9 @@ use crate::message::{
     AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, ToolResult,
 };
 use crate::providers::ToolChoice;
-use crate::run::{Action, Consumption, Effect, GivenCall, Labels, OnUnknownOutcome, RunStatus, Totals};
+use crate::run::{
+    Action, Consumption, Effect, GivenCall, Labels, OnUnknownOutcome, RunStatus, Totals,
+};
 use crate::tools::approval::Granted;
 use crate::tools::executor::Slot;
 

@@ -64,7 +64,7 @@ class Judge {
 
   /** What a call needs besides, and its button. */
   caller() {
-    this.button = el("button", { type: "button", onclick: () => this.call() }, "Call");
+    this.button = el("button", { type: "button", class: "call", onclick: () => this.call() }, "Call");
     return el("fieldset", {}, el("legend", {}, "For a call that is executed"), this.inputs?.node, this.session.node,
       el("p", { class: "buttons start" }, this.button));
   }

@@ -14,9 +14,7 @@ use serde_json::Value;
 
 use super::delivery::{DeliveryOptions, Streaming};
 use super::dry_run::DryRun;
-use super::invocation::{
-    CallToolRequest, Invocation, InvokeIterativeRequest, InvokeRequest,
-};
+use super::invocation::{CallToolRequest, Invocation, InvokeIterativeRequest, InvokeRequest};
 use super::run_views::{Run, detail};
 use super::runs::existing;
 use super::stream::{self, CancelOnDrop, Viewer};

@@ -34,7 +34,7 @@ pub(crate) struct Subject {
 /// too. Ids that are none, such as the subjects of tokens, are left out.
 #[utoipa::path(
     get, path = "/subjects", tag = "keys", security(("bearer" = ["runs:read"])),
-    params(("ids" = String, Query, description = "Ids, separated by commas; at most 100.")),
+    params(("ids" = Option<String>, Query, description = "Ids, separated by commas; at most 100.")),
     responses((status = 200, description = "The names that are known.", body = Listing<Subject>)),
 )]
 pub(crate) async fn list_subjects(
@@ -46,11 +46,14 @@ pub(crate) async fn list_subjects(
     params.finish()?;
     let mut ids: Vec<String> =
         ids.split(',').map(str::trim).filter(|id| !id.is_empty()).map(str::to_owned).collect();
-    if ids.is_empty() || ids.len() > MOST {
-        return Err(invalid_parameter("ids", &format!("must be 1 to {MOST} ids")));
+    if ids.len() > MOST {
+        return Err(invalid_parameter("ids", &format!("must be at most {MOST} ids")));
     }
     ids.sort();
     ids.dedup();
+    if ids.is_empty() {
+        return Ok(Json(Listing { data: Vec::new(), next_cursor: None }));
+    }
     let named = app.store.key_names(&caller.tenant, &ids).await?;
     let data = named.into_iter().map(|(id, name)| Subject { id, name: redacted::text(name) });
     Ok(Json(Listing { data: data.collect(), next_cursor: None }))

@@ -20,9 +20,9 @@ impl State {
         let said = result.content.len().saturating_sub(result.note_bytes);
         let content = result.content.get(..said).unwrap_or(&result.content);
         Step::Record(vec![if result.is_error {
-            let context = json!({"tool": given.tool, "call_id": result.call_id, "result": content});
+            let about = json!({"tool": given.tool, "call_id": result.call_id, "result": content});
             let message = format!("The call of {} failed.", given.tool);
-            self.failed(now, TerminationReason::ToolFailure, message, context)
+            self.failed(now, TerminationReason::ToolFailure, message, about)
         } else {
             self.ended(
                 now,

@@ -66,9 +66,10 @@ impl ReadAtStart {
         let changed: Vec<&String> =
             names.filter(|name| self.seen.get(*name) != now.get(*name)).collect();
         let is_of_tools = |name: &&String| name.starts_with(TOOLS) && now.contains_key(*name);
-        let mistakes = match changed.iter().copied().any(|name| is_of_tools(&name)) {
-            true => tools::mistakes(&self.config),
-            false => Mistakes::new(),
+        let mistakes = if changed.iter().copied().any(|name| is_of_tools(&name)) {
+            tools::mistakes(&self.config)
+        } else {
+            Mistakes::new()
         };
         changed.into_iter().map(|name| (name.clone(), due(name, file, &mistakes))).collect()
     }

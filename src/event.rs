@@ -13,7 +13,7 @@ use strum::{IntoStaticStr, VariantNames};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::message::Turn;
+use crate::message::{AssistantMessage, Turn};
 use crate::run::{Action, Autonomy, Outcome, RunError, TerminationReason};
 
 mod audit;
@@ -40,7 +40,7 @@ pub use circumstances::{BudgetSpent, CallRate, Circumstances};
 pub use compaction::{CompactionCause, ContextCompacted, Summary, SummaryCall};
 pub use delta::{ModelDelta, Piece};
 pub use labels::{LabelCause, LabelsChanged};
-pub use models::{DecisionFailed, ModelInterrupted, ModelResponded, ModelRetried};
+pub use models::{CallGiven, DecisionFailed, ModelInterrupted, ModelResponded, ModelRetried};
 pub use progress::ToolProgress;
 pub use scan::{Disguise, InjectionKind, ScanSource, ScanWarned, Suspicion};
 pub use served::stored;
@@ -149,6 +149,10 @@ pub enum RunEvent {
     #[serde(rename = "model.responded")]
     #[strum(serialize = "model.responded")]
     ModelResponded(ModelResponded),
+    /// The caller made a tool call in the agent's name; no model was asked.
+    #[serde(rename = "call.given")]
+    #[strum(serialize = "call.given")]
+    CallGiven(CallGiven),
     /// A tool call passed the gate and is dispatched.
     #[serde(rename = "tool_call.started")]
     #[strum(serialize = "tool_call.started")]
@@ -412,6 +416,7 @@ impl RunEvent {
             | Self::ModelRetried(_)
             | Self::ModelInterrupted(_)
             | Self::ModelResponded(_)
+            | Self::CallGiven(_)
             | Self::ToolCallStarted(_)
             | Self::ToolCallCompleted(_)
             | Self::ToolCallBlocked(_)
@@ -433,6 +438,17 @@ impl RunEvent {
             | Self::AnswerBlank { .. }
             | Self::ContextCompacted(_)
             | Self::RunCancelRequested { .. } => None,
+        }
+    }
+
+    /// The message of the event that says what is to be called, with the place in the run.
+    pub fn proposed(&self) -> Option<(&AssistantMessage, u32, u32)> {
+        match self {
+            Self::ModelResponded(ModelResponded { message, attempt, iteration, .. })
+            | Self::CallGiven(CallGiven { message, attempt, iteration }) => {
+                Some((message, *attempt, *iteration))
+            }
+            _ => None,
         }
     }
 

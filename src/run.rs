@@ -7,6 +7,7 @@ mod action;
 mod amounts;
 mod consumption;
 mod delegation;
+mod given;
 mod labels;
 mod money;
 mod outcome;
@@ -30,6 +31,7 @@ pub use action::{Action, ActionKind, Target};
 pub use amounts::{Amounts, Caps, Refusal, Reserved};
 pub use consumption::Consumption;
 pub use delegation::Delegation;
+pub use given::GivenCall;
 pub use labels::{FlowDecision, FlowRule, Label, Labels, Yield};
 pub use money::Usd;
 pub use outcome::{Outcome, RunError, text_of};
@@ -41,7 +43,7 @@ pub use policies::{
 pub use sampling::{Sampling, check_passed, named_option};
 pub use trace::{RunOrigin, SpanPlace, TraceContext, TraceSpan, is_traceparent};
 
-/// Single model call, or the loop.
+/// Single model call, the loop, or one tool call.
 #[derive(
     Debug,
     Clone,
@@ -62,6 +64,8 @@ pub enum RunKind {
     Single,
     /// Iterations until an output is accepted or a limit is reached.
     Iterative,
+    /// One tool call that the caller gave; no model is asked.
+    Call,
 }
 
 impl RunKind {
@@ -72,7 +76,7 @@ impl RunKind {
 
     /// The kind of that name.
     pub fn parse(name: &str) -> Option<Self> {
-        [Self::Single, Self::Iterative].into_iter().find(|kind| kind.as_str() == name)
+        [Self::Single, Self::Iterative, Self::Call].into_iter().find(|kind| kind.as_str() == name)
     }
 }
 
@@ -613,6 +617,9 @@ pub struct Overrides {
     /// Tools that the caller executes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client_tools: Option<Vec<ClientTool>>,
+    /// The tool call of a run of the kind `call`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub call: Option<GivenCall>,
 }
 
 /// Consumption caps of a request; the smaller of two wins.

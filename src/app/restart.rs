@@ -3,20 +3,33 @@
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::tools;
 use crate::agents::{Catalogue, DefinitionProblem};
 use crate::config::Config;
 
 /// How what is said of such a file begins.
 pub(super) const SINCE_START: &str = "has changed since the start";
 
+/// How names of files of tools begin.
+const TOOLS: &str = "tools/";
+
 const DUE: &str = "has changed since the start: restart the service, so that it takes effect";
 
-/// What is due where one has changed: a restart, unless the service would not start with it.
-fn due(name: &str, settings: Option<&Path>) -> String {
+/// The mistakes of files of tools, by what they are called in problems.
+type Mistakes = BTreeMap<String, String>;
+
+/// What is due where one has changed: a restart, unless the file is broken.
+fn due(name: &str, settings: Option<&Path>, tools: &Mistakes) -> String {
+    if let Some(mistake) = tools.get(name) {
+        return format!(
+            "has changed since the start and is broken; the service goes on with the tools that it \
+             read from it then, and after a restart there would be none of them: {mistake}"
+        );
+    }
     let is_settings = settings.and_then(Path::file_name).is_some_and(|file| file == name);
     let broken = settings.filter(|file| is_settings && file.exists()).map(Config::mistake_in);
     match broken.flatten() {
@@ -33,26 +46,32 @@ const MAX_READ: u64 = 4 << 20;
 
 /// The files and what was in them.
 pub(super) struct ReadAtStart {
-    file: Option<PathBuf>,
-    tools: PathBuf,
+    config: Config,
     /// A hash of the content, by what the file is called in problems.
     seen: BTreeMap<String, u64>,
 }
 
 impl ReadAtStart {
     pub(super) fn of(config: &Config) -> Self {
-        let (file, tools) = (config.file.clone(), config.tools_dir.clone());
-        let seen = look(file.as_deref(), &tools);
-        Self { file, tools, seen }
+        let seen = look(config.file.as_deref(), &config.tools_dir);
+        Self { config: config.clone(), seen }
     }
 
     /// Those that are not as they were, changed, new or gone, and what that means.
     fn changed(&self) -> BTreeMap<String, String> {
-        let now = look(self.file.as_deref(), &self.tools);
+        let file = self.config.file.as_deref();
+        let now = look(file, &self.config.tools_dir);
         let names =
             self.seen.keys().chain(now.keys().filter(|name| !self.seen.contains_key(*name)));
-        let changed = names.filter(|name| self.seen.get(*name) != now.get(*name));
-        changed.map(|name| (name.clone(), due(name, self.file.as_deref()))).collect()
+        let changed: Vec<&String> =
+            names.filter(|name| self.seen.get(*name) != now.get(*name)).collect();
+        let is_of_tools = |name: &&String| name.starts_with(TOOLS) && now.contains_key(*name);
+        let mistakes = if changed.iter().copied().any(|name| is_of_tools(&name)) {
+            tools::mistakes(&self.config)
+        } else {
+            Mistakes::new()
+        };
+        changed.into_iter().map(|name| (name.clone(), due(name, file, &mistakes))).collect()
     }
 
     /// Looks every `interval`, off the executor.
@@ -100,7 +119,7 @@ fn look(file: Option<&Path>, tools: &Path) -> BTreeMap<String, u64> {
         let path = entry.path();
         let is_yaml = path.extension().is_some_and(|e| e == "yaml" || e == "yml");
         if is_yaml {
-            note(format!("tools/{}", entry.file_name().to_string_lossy()), &path);
+            note(format!("{TOOLS}{}", entry.file_name().to_string_lossy()), &path);
         }
     }
     seen

@@ -83,6 +83,12 @@ pub(super) fn without_secrets(config: &Config, unset: &mut UnsetVariables) -> To
     tools
 }
 
+/// What is wrong with files of tools as they are now, by what they are called in problems.
+pub(super) fn mistakes(config: &Config) -> BTreeMap<String, String> {
+    let Tools { broken, .. } = configured(config, super::no_memory(), sandbox(config));
+    broken.into_iter().map(|DefinitionProblem { file, error }| (file, error)).collect()
+}
+
 fn configured_with(
     config: &Config,
     recollect: RecallFn,

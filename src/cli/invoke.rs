@@ -1,4 +1,4 @@
-//! `toolloop invoke`: one run, progress on standard error, the answer on standard output.
+//! `toolloop invoke` and `toolloop tools call`: one run, progress on standard error, the answer on standard output.
 //!
 //! A terminal gets the output; a pipe, or `--json`, gets the whole response of the API. Ctrl-C
 //! cancels the run and waits for its end; a second Ctrl-C exits immediately.
@@ -13,6 +13,7 @@ use uuid::Uuid;
 
 use super::client::{Client, ClientError, TargetArgs};
 use super::event_follower::EventFollower;
+use super::files_by_reference::file_references;
 use super::output::{human_readable, print, print_json, stdout_is_terminal};
 use super::progress::Progress;
 use super::run_view::pending_text;
@@ -41,6 +42,7 @@ Exit codes: 0 completed · 1 failed, or not started · 2 wrong usage · 3 waits 
 Examples:
   toolloop invoke repo-guide --input path=.
   toolloop invoke assistant --input task='What is in the README?' --server http://127.0.0.1:8080 --key tl_…
+  toolloop invoke repo-guide --file in/a.csv=runs/0199…/files/out/a.csv
   toolloop invoke repo-guide --inputs '{\"path\": \"docs\"}' --json | jq .output.title";
 
 #[derive(Debug, Args)]
@@ -54,6 +56,10 @@ pub(super) struct InvokeArgs {
     /// All inputs as a JSON object
     #[arg(long, value_name = "JSON")]
     inputs: Option<String>,
+    /// A copy of a file for the run: its path there, and the file's address in the API, e.g.
+    /// in/a.csv=runs/ID/files/out/a.csv, sessions/ID/files/… or agents/NAME/files/…; can be repeated
+    #[arg(long = "file", value_name = "PATH=ADDRESS")]
+    files: Vec<String>,
     /// Make exactly one model call, without tools
     #[arg(long)]
     single: bool,
@@ -66,15 +72,55 @@ pub(super) struct InvokeArgs {
     output: JsonArg,
 }
 
+const AFTER_CALL_HELP: &str = "\
+The call is a run of its own in which no model is asked: its gate, approvals, budgets and records are
+those of any other. The tool's result is the run's output. Everything else is as of `toolloop invoke`.
+
+Exit codes: 0 completed · 1 failed, refused or not started · 2 wrong usage · 3 waits for an answer · 130 cancelled
+
+Examples:
+  toolloop tools call repo-guide file_ops --argument operation=read --argument path=README.md
+  toolloop tools call repo-guide file_ops --arguments '{\"operation\": \"list\", \"path\": \".\"}' --json";
+
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_CALL_HELP)]
+pub(super) struct CallArgs {
+    /// The agent's name
+    agent: String,
+    /// The tool, one of the agent's
+    tool: String,
+    /// One argument: KEY=TEXT, or KEY:=JSON; can be repeated
+    #[arg(long = "argument", value_name = "KEY=VALUE")]
+    argument: Vec<String>,
+    /// All arguments as a JSON object
+    #[arg(long, value_name = "JSON")]
+    arguments: Option<String>,
+    /// One input of the agent: KEY=TEXT, or KEY:=JSON; can be repeated
+    #[arg(long = "input", value_name = "KEY=VALUE")]
+    input: Vec<String>,
+    /// The session to join, e.g. for its workspace
+    #[arg(long, value_name = "ID")]
+    session: Option<String>,
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    output: JsonArg,
+}
+
 pub(super) async fn invoke(flags: &Flags, args: InvokeArgs) -> anyhow::Result<ExitCode> {
     let inputs = parse_inputs(args.inputs.as_deref(), &args.input)?;
+    let mut body = json!({"inputs": inputs});
+    if !args.files.is_empty() {
+        body["files"] = file_references(&args.files)?;
+    }
     let client = Client::open(&args.target, flags, DEFAULT_TENANT).await?;
     client.join().await?;
-    let path = path_of(&args.agent, args.single);
+    let path = path_of(&args.agent, if args.single { "invoke" } else { "invoke-iterative" });
     let answer = if args.dry_run {
-        client.post(&path, &json!({"inputs": inputs, "dry_run": true})).await.map_err(Into::into)
+        body["dry_run"] = true.into();
+        client.post(&path, &body).await.map_err(Into::into)
     } else {
-        run(&client, &args.agent, &path, &inputs).await
+        run(&client, &args.agent, &path, body).await
     };
     client.close().await;
     let answer = answer?;
@@ -82,24 +128,42 @@ pub(super) async fn invoke(flags: &Flags, args: InvokeArgs) -> anyhow::Result<Ex
         print_json(&answer)?;
         return Ok(ExitCode::SUCCESS);
     }
-    if args.output.json || !stdout_is_terminal() {
-        print_json(&answer)?;
+    told(&answer, args.output.json)
+}
+
+pub(super) async fn call(flags: &Flags, args: CallArgs) -> anyhow::Result<ExitCode> {
+    let arguments = parse_pairs("argument", args.arguments.as_deref(), &args.argument)?;
+    let inputs = parse_inputs(None, &args.input)?;
+    let mut body = json!({"tool": args.tool, "arguments": arguments, "inputs": inputs});
+    if let Some(session) = args.session {
+        body["session_id"] = session.into();
+    }
+    let client = Client::open(&args.target, flags, DEFAULT_TENANT).await?;
+    client.join().await?;
+    let answer = run(&client, &args.agent, &path_of(&args.agent, "call"), body).await;
+    client.close().await;
+    told(&answer?, args.output.json)
+}
+
+/// Prints the answer of a run.
+fn told(answer: &Value, as_json: bool) -> anyhow::Result<ExitCode> {
+    if as_json || !stdout_is_terminal() {
+        print_json(answer)?;
     } else if let Some(output) = answer.get("output").filter(|output| !output.is_null()) {
         print(&human_readable(output))?;
     }
-    Ok(exit_code(&answer))
+    Ok(exit_code(answer))
 }
 
-fn path_of(agent: &str, single: bool) -> String {
-    let route = if single { "invoke" } else { "invoke-iterative" };
+fn path_of(agent: &str, route: &str) -> String {
     let agent_in_path: String = url::form_urlencoded::byte_serialize(agent.as_bytes()).collect();
     format!("/agents/{agent_in_path}/{route}")
 }
 
-async fn run(client: &Client, agent: &str, path: &str, inputs: &Value) -> anyhow::Result<Value> {
+async fn run(client: &Client, agent: &str, path: &str, mut body: Value) -> anyhow::Result<Value> {
     let mut interrupts = signal(SignalKind::interrupt()).context("cannot handle interrupts")?;
     let run_id = Uuid::now_v7();
-    let body = json!({"run_id": run_id, "inputs": inputs});
+    body["run_id"] = json!(run_id);
     let mut progress = Progress::start();
     let started = tokio::select! {
         started = EventFollower::started(client, run_id, path, &body) => started,
@@ -209,22 +273,27 @@ pub(super) fn exit_code(answer: &Value) -> ExitCode {
 
 /// The object of `--inputs`, overridden by every `--input`.
 pub(super) fn parse_inputs(object: Option<&str>, pairs: &[String]) -> anyhow::Result<Value> {
+    parse_pairs("input", object, pairs)
+}
+
+/// The same of options with another name.
+fn parse_pairs(name: &str, object: Option<&str>, pairs: &[String]) -> anyhow::Result<Value> {
     let wrong = |message: String| anyhow::Error::from(UsageError(message));
     let mut inputs = match object.map(serde_json::from_str::<Value>) {
         None => Map::new(),
         Some(Ok(Value::Object(object))) => object,
-        Some(Ok(_)) => return Err(wrong("--inputs: not a JSON object".into())),
-        Some(Err(error)) => return Err(wrong(format!("--inputs: not JSON: {error}"))),
+        Some(Ok(_)) => return Err(wrong(format!("--{name}s: not a JSON object"))),
+        Some(Err(error)) => return Err(wrong(format!("--{name}s: not JSON: {error}"))),
     };
     for pair in pairs {
         let Some((key, value)) = pair.split_once('=').filter(|(key, _)| !matches!(*key, "" | ":"))
         else {
-            return Err(wrong(format!("--input: {pair:?} is neither KEY=TEXT nor KEY:=JSON")));
+            return Err(wrong(format!("--{name}: {pair:?} is neither KEY=TEXT nor KEY:=JSON")));
         };
         let (key, value) = match key.strip_suffix(':') {
             Some(key) => match serde_json::from_str(value) {
                 Ok(json) => (key, json),
-                Err(error) => return Err(wrong(format!("--input {key}: not JSON: {error}"))),
+                Err(error) => return Err(wrong(format!("--{name} {key}: not JSON: {error}"))),
             },
             None => (key, Value::from(value)),
         };

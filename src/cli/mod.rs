@@ -11,6 +11,7 @@ mod client;
 mod doctor;
 mod event_follower;
 mod files;
+mod files_by_reference;
 mod invoke;
 mod keys;
 mod models;
@@ -212,7 +213,10 @@ async fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Keys(command) => keys::keys(&flags, command).await?,
         Command::Audit(command) => return audit::audit(&flags, command).await,
         Command::Models(JsonArg { json }) => models::models(&Config::read(&flags)?, json)?,
-        Command::Tools(command) => tools::tools(command)?,
+        Command::Tools(tools::ToolsCommand::Call(args)) => {
+            return invoke::call(&flags, args).await;
+        }
+        Command::Tools(tools::ToolsCommand::Import(args)) => tools::import(args)?,
         Command::Check(JsonArg { json }) => {
             return check(&flags, json).await;
         }

@@ -114,6 +114,7 @@ impl StatusLine {
             | RunEvent::SkillActivated(_)
             | RunEvent::RunResumed { .. }
             | RunEvent::AttemptStarted { .. }
+            | RunEvent::CallGiven(_)
             | RunEvent::ToolCallAwaitingClient(_)
             | RunEvent::ToolCallAwaitingChild(_)
             | RunEvent::ApprovalRequested(_)
@@ -177,6 +178,11 @@ pub(super) fn describe(event: &Event) -> Option<String> {
             format!("attempt {attempt}, iteration {iteration}")
         }
         RunEvent::ModelResponded(response) => answered(response),
+        RunEvent::CallGiven(given) => {
+            let calls = given.message.tool_calls.iter();
+            let told = calls.map(|call| format!("  calls {}", escape_control(&call.name)));
+            told.collect::<Vec<_>>().join("\n")
+        }
         RunEvent::ModelRetried(tried) => retried(tried),
         RunEvent::ModelInterrupted(call) => format!(
             "  {}/{}: interrupted after about {} tokens",

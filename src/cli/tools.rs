@@ -1,4 +1,4 @@
-//! `toolloop tools`: makes files of `tools_dir` from descriptions of APIs.
+//! `toolloop tools import`: makes files of `tools_dir` from descriptions of APIs.
 //!
 //! What is written is the operator's to look through: methods suggest effects, and nothing is kept
 //! of where it came from.
@@ -9,6 +9,7 @@ use anyhow::Context as _;
 use clap::{Args, Subcommand};
 
 use super::UsageError;
+use super::invoke::CallArgs;
 use super::output::{print, print_notice};
 use crate::tools::declared::openapi::{Document, Imported};
 use crate::tools::declared::{read_document, readable, written};
@@ -17,6 +18,8 @@ use crate::tools::declared::{read_document, readable, written};
 pub(super) enum ToolsCommand {
     /// Write operations of an OpenAPI document as a file of tools; without any, list them
     Import(ImportArgs),
+    /// Call one tool as an agent, under its gate; no model is asked
+    Call(CallArgs),
 }
 
 #[derive(Debug, Args)]
@@ -31,8 +34,8 @@ pub(super) struct ImportArgs {
     output: Option<PathBuf>,
 }
 
-pub(super) fn tools(command: ToolsCommand) -> anyhow::Result<()> {
-    let ToolsCommand::Import(ImportArgs { file, operations, output }) = command;
+pub(super) fn import(args: ImportArgs) -> anyhow::Result<()> {
+    let ImportArgs { file, operations, output } = args;
     let document = read_document(&file)
         .and_then(|root| Document::of(root).map_err(|wrong| format!("{} {wrong}", file.display())))
         .map_err(UsageError)?;

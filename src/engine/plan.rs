@@ -3,6 +3,7 @@
 //! Pure, and a function of stored things only, so that recovery makes the same plan. Numbers can
 //! only shrink, tools only be taken away. [`Rules`] is the part that the state machine needs.
 
+mod given;
 mod models;
 mod narrowing;
 
@@ -13,6 +14,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use self::given::only_given;
 use self::models::check_selected_model;
 use self::narrowing::{narrowed_budget, narrowed_limits, not_widened};
 use super::answer_call::AnswerCall;
@@ -28,8 +30,8 @@ use crate::providers::prices::Price;
 use crate::providers::router::Router;
 use crate::providers::{ToolOffer, WireNames, estimate};
 use crate::run::{
-    Budget, ClientTool, Delegation, Limits, OnLimit, Overrides, RunKind, Sampling, Thinking,
-    ToolChoicePolicy,
+    Budget, ClientTool, Delegation, GivenCall, Limits, OnLimit, Overrides, RunKind, Sampling,
+    Thinking, ToolChoicePolicy,
 };
 use crate::tools::executor::Executor;
 use crate::tools::use_skill;
@@ -101,6 +103,9 @@ pub struct Rules {
     /// Tokens that the models read and write at most, in the order of the plan; known to this
     /// service only, like the price.
     pub windows: Vec<Window>,
+    /// The call that the caller made, where there is nothing else to do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub given: Option<GivenCall>,
 }
 
 /// How much one model can read and write.
@@ -176,6 +181,7 @@ impl Default for Rules {
             price: None,
             offered_tokens: 0,
             windows: Vec::new(),
+            given: None,
         }
     }
 }
@@ -207,25 +213,26 @@ impl Plan {
         let mut warnings = unknown_tools(wanted.unwrap_or_default(), executor);
         let mut offers = match kind {
             RunKind::Single => Vec::new(),
-            RunKind::Iterative => {
+            RunKind::Iterative | RunKind::Call => {
                 let own = bounds.iter().filter(|skill| !skill.inherited).count();
                 agent_tools(executor, wanted, &bounds, definition.skills.len() > own)
             }
         };
+        let given = only_given(kind, overrides, &mut offers)?;
         let client_tools = client_tools(overrides, executor, definition, &bounds, &mut offers)?;
-        let contract = contract(definition, overrides, single, &mut offers);
+        let contract = contract(definition, overrides, kind, &mut offers);
         let single_shot = single || offers.is_empty();
         if single_shot && !single {
             warnings.push(DEGRADED.to_owned());
         }
         let tool_choice =
-            tool_choice(overrides, &definition.tool_choice, &contract, &offers, single_shot)?;
+            tool_choice(overrides, &definition.tool_choice, &contract, &offers, kind, single_shot)?;
         warnings.extend(not_widened(&definition.limits, &definition.governance.budget, overrides));
         let budget = narrowed_budget(definition.governance.budget.clone(), overrides)?;
         let first = overrides.model.as_ref().unwrap_or(&definition.model);
         let models = definition.models_from(first);
         let sampling = sampling(&definition.sampling, overrides)?;
-        let is_react = definition.driver == DriverKind::React && !single_shot;
+        let is_react = definition.driver == DriverKind::React && !single_shot && given.is_none();
         Ok(Self {
             answer: AnswerCall::of(&definition.react, &models, &sampling).filter(|_| is_react),
             models,
@@ -244,7 +251,10 @@ impl Plan {
                 limits: narrowed_limits(definition.limits, overrides)?,
                 budget,
                 max_network_requests: definition.governance.network.max_requests,
-                on_limit: overrides.on_limit.unwrap_or(definition.on_limit),
+                on_limit: match given {
+                    Some(_) => OnLimit::Fail,
+                    None => overrides.on_limit.unwrap_or(definition.on_limit),
+                },
                 max_crashes: u32::MAX,
                 throw_on_tool_failure: definition.throw_on_tool_failure
                     || overrides.throw_on_tool_failure == Some(true),
@@ -259,6 +269,7 @@ impl Plan {
                 price: None,
                 offered_tokens: 0,
                 windows: Vec::new(),
+                given,
             },
             is_observed: definition.memory.is_some() && overrides.private != Some(true),
             client_tools,
@@ -455,13 +466,14 @@ fn client_tools(
 fn contract(
     definition: &Definition,
     overrides: &Overrides,
-    single: bool,
+    kind: RunKind,
     offers: &mut Vec<ToolOffer>,
 ) -> Contract {
-    let has_tools = !offers.is_empty();
-    match &definition.output {
+    let (single, has_tools) = (kind == RunKind::Single, !offers.is_empty());
+    match definition.output.as_ref().filter(|_| kind != RunKind::Call) {
         None => Contract::Text {
             confirm: has_tools
+                && kind != RunKind::Call
                 && overrides
                     .enable_double_confirmation
                     .unwrap_or(definition.enable_double_confirmation),
@@ -532,9 +544,10 @@ fn tool_choice(
     defined: &ToolChoicePolicy,
     contract: &Contract,
     offers: &[ToolOffer],
+    kind: RunKind,
     single_shot: bool,
 ) -> Result<ToolChoicePolicy, PlanError> {
-    if single_shot {
+    if single_shot || kind == RunKind::Call {
         return Ok(ToolChoicePolicy::Auto);
     }
     let choice = overrides.tool_choice.as_ref().unwrap_or(defined);

@@ -8,6 +8,7 @@
 mod asking;
 mod calls;
 mod compact;
+mod given;
 pub mod large_answers;
 mod sharing;
 mod waiting;
@@ -214,6 +215,7 @@ impl Run {
                 Step::Open => self.record(RunEvent::interrupted("the run was never opened"))?,
                 Step::Record(events) => self.record_all(events)?,
                 Step::Compact(compaction) => self.compact(compaction, None).await?,
+                Step::GiveCall(given) => self.give_call(&given)?,
                 Step::CallModel(choice) => self.call_model(choice).await?,
                 Step::CallTools(calls) => self.call_tools(calls).await?,
                 Step::Suspend(status) => {

@@ -39,6 +39,17 @@ pub struct ModelResponded {
     pub warnings: Vec<String>,
 }
 
+/// A tool call that the caller made in the agent's name. It stands where a model's answer would.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct CallGiven {
+    /// The attempt, 1-based.
+    pub attempt: u32,
+    /// The iteration within the attempt, 1-based.
+    pub iteration: u32,
+    /// The message with the call, as the conversation has it.
+    pub message: AssistantMessage,
+}
+
 /// A failed try of a model call that is not the last one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ModelRetried {

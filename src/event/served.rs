@@ -53,6 +53,7 @@ impl Event {
             | RunEvent::SkillActivated(_)
             | RunEvent::RunResumed { .. }
             | RunEvent::AttemptStarted { .. }
+            | RunEvent::CallGiven(_)
             | RunEvent::ToolCallStarted(_)
             | RunEvent::ToolCallCompleted(_)
             | RunEvent::ToolCallBlocked(_)

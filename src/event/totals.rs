@@ -70,6 +70,7 @@ impl Totals {
             | RunEvent::SkillActivated(_)
             | RunEvent::RunResumed { .. }
             | RunEvent::IterationStarted { .. }
+            | RunEvent::CallGiven(_)
             | RunEvent::ToolCallCompleted(_)
             | RunEvent::ToolCallAwaitingClient(_)
             | RunEvent::ToolCallAwaitingChild(_)

@@ -24,8 +24,8 @@ use self::edge::problem::{Code, Problem};
 use self::edge::{front, key_cache, layer, metrics};
 use self::resources::{
     agents, approvals, audit, audit_stretches, changes, events, files, health, invoke,
-    judged_calls, keys, memory, policy, run_parts, runs, session_messages, sessions, stats, tokens,
-    tools, webhooks,
+    judged_calls, keys, memory, policy, run_parts, runs, session_messages, sessions, stats,
+    subjects, tokens, tools, webhooks,
 };
 use self::state::{App, Shared};
 
@@ -77,6 +77,7 @@ fn table() -> OpenApiRouter<App> {
         .routes(routes!(invoke::invoke_agent_iterative))
         .routes(routes!(invoke::stream_agent))
         .routes(routes!(invoke::dry_run_agent))
+        .routes(routes!(invoke::call_tool))
         .routes(routes!(runs::list_runs))
         .routes(routes!(runs::get_run))
         .routes(routes!(runs::wait_for_run))
@@ -116,6 +117,7 @@ fn table() -> OpenApiRouter<App> {
         .routes(routes!(keys::create_key))
         .routes(routes!(keys::list_keys))
         .routes(routes!(keys::revoke_key))
+        .routes(routes!(subjects::list_subjects))
         .routes(routes!(tokens::create_token))
         .routes(routes!(audit::list_audit))
         .routes(routes!(audit_stretches::list_audit_stretches))

@@ -152,14 +152,14 @@ impl Files {
         condition: Option<Condition>,
     ) -> Result<String, ChangeError> {
         self.blocking(move |files| {
-            let path = files.resolved(&path).ok_or(ChangeError::NotFound)?;
+            let path = files.resolved(&path).ok_or_else(|| files.without_file(path))?;
             files.stored.delete(&files.workspace, &path, condition.as_ref())?;
             Ok(path)
         })
         .await
     }
 
-    /// Why no file can be put at a path.
+    /// Why there can be no file at a path.
     fn without_file(&self, path: String) -> ChangeError {
         let is_directory = self.workspace.resolve(&path).is_ok_and(|resolved| {
             // A rule for the files beneath is one for the directory.

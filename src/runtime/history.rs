@@ -72,7 +72,7 @@ pub fn turn_sources(journal: &[Event]) -> Result<Vec<TurnSource>, FoldError> {
     let mut brought = HashMap::new();
     for event in journal {
         let here = (event.seq, event.at);
-        if let RunEvent::ModelResponded(_) = &event.what {
+        if event.what.proposed().is_some() {
             answer = Some(here);
         }
         if let RunEvent::ToolCallCompleted(ToolCallCompleted { call_id, .. })

@@ -72,6 +72,7 @@ pub(super) fn recorded(event: &RunEvent) -> Option<Recorded<'_>> {
         | RunEvent::AttemptStarted { .. }
         | RunEvent::IterationStarted { .. }
         | RunEvent::ModelResponded(_)
+        | RunEvent::CallGiven(_)
         | RunEvent::ToolCallCompleted(_)
         | RunEvent::ToolCallAwaitingChild(_)
         | RunEvent::ApprovalRequested(_)

@@ -362,7 +362,9 @@ impl Runtime {
         let plan = Plan::new(agent, &loaded.executor, &request.overrides, request.kind, active)
             .map_err(|e| StartError::InvalidOverride(e.0))?;
         check_tools(&plan, &request.caller)?;
-        plan.check_models(&inner.router).map_err(|e| StartError::InvalidOverride(e.0))?;
+        if plan.rules.given.is_none() {
+            plan.check_models(&inner.router).map_err(|e| StartError::InvalidOverride(e.0))?;
+        }
         let plan = plan.informed(&inner.router);
         let new = NewRun {
             id: request.run_id.unwrap_or_else(Uuid::now_v7),

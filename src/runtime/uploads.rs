@@ -175,6 +175,13 @@ impl Runtime {
             return Ok(Vec::new());
         }
         let directory = loaded.agent.workspace_of(new.id, new.session_id.as_deref());
+        if self.workspace_found(&caller.tenant, &directory)?.is_none() {
+            // Refused before the workspace is made, which nobody would miss and nobody would remove.
+            let asked = given.iter().map(|Given { pointer, upload, .. }| {
+                (pointer.clone(), upload.path.clone(), upload.size)
+            });
+            self.judge_unmade(loaded, &directory, asked)?;
+        }
         match self.files_in(&caller.tenant, &directory, loaded.clone(), FileUsers::default()).await
         {
             Ok(Some(files)) => files.put_all(given).await,
@@ -200,19 +207,10 @@ impl Runtime {
             asked.push((copied_to(number), copy.path, size));
         }
         let directory = loaded.agent.workspace_of(new.id, new.session_id.as_deref());
-        let settings = &self.inner.settings;
-        let found = Workspace::find(&settings.workspace, &caller.tenant, &directory);
-        match found.map_err(io::Error::other)? {
-            None => {
-                let sizes = targets(asked, |path| unmade(loaded, &directory, path))?;
-                let above = sizes.iter().flat_map(|(path, _)| directories_of(path));
-                let directories = Growth::of_directories(above.collect::<BTreeSet<_>>().len());
-                let files = sizes.iter().map(|(_, size)| Growth::of_file(None, *size));
-                let growths = files.chain([directories]);
-                Ok(settings.quota.has_room(None, growths).map_err(ChangeError::from)?)
-            }
+        match self.workspace_found(&caller.tenant, &directory)? {
+            None => self.judge_unmade(loaded, &directory, asked),
             Some(workspace) => {
-                let workspace = workspace.within(&settings.quota);
+                let workspace = workspace.within(&self.inner.settings.quota);
                 let files =
                     self.files_of_workspace(workspace, loaded.clone(), FileUsers::default());
                 files
@@ -223,6 +221,25 @@ impl Runtime {
                     .await
             }
         }
+    }
+
+    fn workspace_found(&self, tenant: &str, directory: &str) -> io::Result<Option<Workspace>> {
+        Workspace::find(&self.inner.settings.workspace, tenant, directory).map_err(io::Error::other)
+    }
+
+    /// Refuses files that a workspace could not have which is not made yet.
+    fn judge_unmade(
+        &self,
+        loaded: &LoadedAgent,
+        directory: &str,
+        asked: impl IntoIterator<Item = (String, String, u64)>,
+    ) -> Result<(), UploadError> {
+        let sizes = targets(asked, |path| unmade(loaded, directory, path))?;
+        let above = sizes.iter().flat_map(|(path, _)| directories_of(path));
+        let directories = Growth::of_directories(above.collect::<BTreeSet<_>>().len());
+        let files = sizes.iter().map(|(_, size)| Growth::of_file(None, *size));
+        let growths = files.chain([directories]);
+        Ok(self.inner.settings.quota.has_room(None, growths).map_err(ChangeError::from)?)
     }
 
     /// A file that is to be copied, and its size.

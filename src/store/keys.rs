@@ -103,6 +103,20 @@ impl Store {
         rows.first().map(Record::read).transpose()
     }
 
+    /// Ids and names of those keys of a tenant, sorted by id.
+    pub async fn key_names(
+        &self,
+        tenant: &str,
+        ids: &[String],
+    ) -> Result<Vec<(String, String)>, StoreError> {
+        let look =
+            Query::new("SELECT * FROM api_keys WHERE tenant = :tenant AND id IN :ids ORDER BY id");
+        let look = look.bind("tenant", tenant).bind("ids", ids);
+        let rows = self.backend.read(Work::Data, look).await?;
+        let keys = rows.iter().map(ApiKeyRecord::read);
+        keys.map(|key| key.map(|key| (key.id, key.name))).collect()
+    }
+
     /// Whether a key was created by that key or subject, or by one that it created, and so on.
     pub async fn key_descends_from(&self, id: &str, creator: &str) -> Result<bool, StoreError> {
         let look = Query::new(

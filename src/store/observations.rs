@@ -102,6 +102,7 @@ pub(super) fn observation(write: &RunWrite, event: &Event) -> Option<Observation
         | RunEvent::ModelRetried(_)
         | RunEvent::ModelInterrupted(_)
         | RunEvent::ContextCompacted(_)
+        | RunEvent::CallGiven(_)
         | RunEvent::RunCancelRequested { .. }
         | RunEvent::RunCancelled(_) => return None,
     };

@@ -26,7 +26,7 @@ use super::tables::{
 use super::{ApprovalStatus, FORMAT, NewRun, RunWrite, SessionPlace, StoreError};
 use crate::bounds::json;
 use crate::event::{AuditRecord, Awaited, CallFailure, Event, ModelResponded, RunEvent, WaitKind};
-use crate::message::{CallTarget, ToolCall};
+use crate::message::{AssistantMessage, CallTarget, ToolCall};
 use crate::run::{self, Caller, Outcome, RunStatus, Totals};
 
 /// Every row that a batch of writes inserts or changes.
@@ -287,7 +287,11 @@ struct RunCalls<'a> {
 impl RunCalls<'_> {
     fn apply(&mut self, event: &Event) {
         match &event.what {
-            RunEvent::ModelResponded(response) => self.propose(event.seq, response),
+            RunEvent::ModelResponded(_) | RunEvent::CallGiven(_) => {
+                if let Some((message, attempt, iteration)) = event.what.proposed() {
+                    self.propose(event.seq, message, attempt, iteration);
+                }
+            }
             RunEvent::ToolCallStarted(call) => {
                 let row = self.row(call.call_id);
                 row.state = "dispatched".into();
@@ -375,12 +379,12 @@ impl RunCalls<'_> {
         }
     }
 
-    fn propose(&mut self, seq: i64, response: &ModelResponded) {
-        for (ordinal, call) in (1..).zip(&response.message.tool_calls) {
+    fn propose(&mut self, seq: i64, message: &AssistantMessage, attempt: u32, iteration: u32) {
+        for (ordinal, call) in (1..).zip(&message.tool_calls) {
             if call.target == CallTarget::Tool {
                 self.change(call.id).proposal = Some(CallProposal {
-                    attempt: response.attempt,
-                    iteration: response.iteration,
+                    attempt,
+                    iteration,
                     ordinal,
                     tool: call.name.clone(),
                     proposed_seq: seq,
@@ -439,10 +443,10 @@ pub fn attach_payloads(calls: &mut [ToolCallRecord], events: Vec<Event>) {
     let events: HashMap<i64, RunEvent> =
         events.into_iter().map(|event| (event.seq, event.what)).collect();
     for call in calls {
-        if let Some(RunEvent::ModelResponded(response)) = events.get(&call.proposed_seq) {
+        let proposed = events.get(&call.proposed_seq).and_then(RunEvent::proposed);
+        if let Some((message, ..)) = proposed {
             let position = usize::try_from(call.ordinal).unwrap_or_default().saturating_sub(1);
-            call.arguments =
-                response.message.tool_calls.get(position).map(arguments).unwrap_or_default();
+            call.arguments = message.tool_calls.get(position).map(arguments).unwrap_or_default();
         }
         match call.result_seq.and_then(|seq| events.get(&seq)) {
             Some(RunEvent::ToolCallCompleted(done)) => {

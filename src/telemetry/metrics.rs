@@ -195,6 +195,7 @@ impl Metrics {
                 | RunEvent::SkillActivated(_)
                 | RunEvent::RunResumed { .. }
                 | RunEvent::AttemptStarted { .. }
+                | RunEvent::CallGiven(_)
                 | RunEvent::IterationStarted { .. }
                 | RunEvent::ToolCallStarted(_)
                 | RunEvent::ToolCallAwaitingClient(_)

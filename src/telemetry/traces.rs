@@ -144,6 +144,7 @@ impl Traces {
                 | RunEvent::SkillActivated(_)
                 | RunEvent::RunResumed { .. }
                 | RunEvent::AttemptStarted { .. }
+                | RunEvent::CallGiven(_)
                 | RunEvent::IterationStarted { .. }
                 | RunEvent::ToolCallStarted(_)
                 | RunEvent::ToolCallCompleted(_)

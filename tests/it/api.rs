@@ -165,9 +165,13 @@ async fn responses_match_the_document(db: Db) {
                 let request = json!({"run_id": run, "actions": ["read"]});
                 ("201", service.post("/tokens", &request).await)
             }
-            ("POST", "/agents/{name}/policy/judge") => {
+            ("POST", "/agents/{name}/policy/judge" | "/agents/{name}/call") => {
                 let call =
                     json!({"tool": "file_ops", "arguments": {"operation": "list", "path": "."}});
+                let mut call = call;
+                if operation.path.ends_with("/call") {
+                    call["inputs"] = json!({"task": "x"});
+                }
                 ("200", service.post(&operation.path(run), &call).await)
             }
             _ => continue,
@@ -187,7 +191,7 @@ async fn responses_match_the_document(db: Db) {
         }
         checked += 1;
     }
-    assert_eq!(checked, 35);
+    assert_eq!(checked, 37);
 }
 
 async fn documented_parameters_are_accepted_and_others_rejected(db: Db) {

@@ -175,3 +175,36 @@ async fn a_call_is_judged_on_the_page_of_its_agent() {
     assert_eq!(service.get("/v1/runs").await.body["data"], json!([]));
     browser.close(&service.url("/")).await;
 }
+
+#[tokio::test]
+async fn a_tool_is_called_on_the_page_of_its_agent() {
+    let service = setup().start(Db::Sqlite).await;
+    let browser = signed_in(&service, "#/judge/writer").await;
+    browser.until("document.querySelector('form.judge')").await;
+    let choose = "(() => { const s = document.querySelector('#judged-arguments-operation');
+        s.value = [...s.options].find((o) => o.text === 'write').value; })()";
+    let status = "document.querySelector('.result .status')?.innerText";
+    browser.eval(choose).await;
+    browser.eval("document.querySelector('#judged-arguments-content').value = 'x'").await;
+    for (path, ending) in [("out/new.txt", "completed"), ("secret/x", "failed")] {
+        browser.eval("document.querySelector('#judged-arguments-path').value = ''").await;
+        browser.click("#judged-arguments-path").await;
+        browser.write(path).await;
+        browser.eval("document.querySelector('.result')?.remove()").await;
+        browser.click("button.call").await;
+        browser.until(&format!("{status} === '{ending}'")).await;
+        let said = browser.eval("document.querySelector('.result').innerText").await;
+        assert!(said.as_str().unwrap().contains(path), "{said}");
+    }
+    browser.screenshot("called").await;
+    let runs = service.get("/v1/runs").await.body["data"].clone();
+    assert_eq!((&runs[0]["kind"], &runs[1]["kind"]), (&json!("call"), &json!("call")), "{runs:#}");
+
+    // Its page tells the call, and leads back to the form with what was entered.
+    browser.click(".result a[href^='#/runs/']").await;
+    browser.until("document.querySelector('.call')").await;
+    assert_eq!(browser.eval("document.querySelectorAll('.step.iteration').length").await, json!(0));
+    browser.click("a[href^='#/judge/writer?from=']").await;
+    browser.until("document.querySelector('#judged-arguments-path')?.value === 'secret/x'").await;
+    browser.close(&service.url("/")).await;
+}

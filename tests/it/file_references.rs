@@ -24,6 +24,8 @@ on_both_stores! {
     a_run_gets_copies_of_files_of_others,
     what_cannot_be_copied_is_refused_and_a_dry_run_says_so,
     a_crash_before_the_start_costs_a_repetition,
+    copies_outlive_handoffs_and_parks_and_belong_to_sessions,
+    a_refused_path_leaves_no_workspace,
 }
 
 const SCOPES: [&str; 4] = ["agents:invoke", "agents:read", "files:read", "files:write"];
@@ -241,10 +243,8 @@ async fn what_cannot_be_copied_is_refused_and_a_dry_run_says_so(db: Db) {
             assert_eq!(said.status, 422, "{:#}", said.body);
             assert!(said.body["errors"][0]["pointer"].as_str().unwrap().starts_with("/files"));
         }
-        let is_dry = route == "dry-run";
-        assert!(!is_dry || !workspace.join("reads").exists(), "nothing was made");
+        assert!(!workspace.join("reads").exists(), "{route}: nothing was made");
     }
-    std::fs::remove_dir_all(workspace.join("reads")).unwrap();
     let dry = service.post("/v1/agents/reads/dry-run", &json!({"files": [good]})).await;
     assert_eq!(dry.status, 200, "{:#}", dry.body);
     assert!(!workspace.join("reads").exists(), "nor by one that is not refused");
@@ -282,4 +282,97 @@ async fn a_crash_before_the_start_costs_a_repetition(db: Db) {
     assert_eq!(service.get("/v1/sessions/s").await.status, 404);
     let done = answer(request(&service)).await.body;
     assert!(done["output"].to_string().contains("made"), "{done:#}");
+}
+
+async fn copies_outlive_handoffs_and_parks_and_belong_to_sessions(db: Db) {
+    let agent = |scenario: &str, tools: &str, workspace: &str| {
+        format!(
+            "model: scripted/{scenario}\ntools: [{tools}]\nenable_double_confirmation: false\n\
+             workspace: '{workspace}'\ngovernance: {{autonomy: supervised, paths: {{write: ['**']}}}}\n"
+        )
+    };
+    let handing = "steps: [{tool_calls: [{tool: transfer_to_WHO, arguments: {}}]}, {text: '{{ results[0] }}'}]";
+    let deleting = "
+steps:
+  - tool_calls: [{tool: file_ops, arguments: {operation: delete, path: old.txt}}]
+  - tool_calls: [{tool: file_ops, arguments: {operation: read, path: in/data.csv}}]
+  - {text: '{{ results[0] }}'}
+";
+    let setup = setup()
+        .agent("boss", &agent("to-mate", "transfer_to_mate", "team"))
+        .agent("mate", &agent("reader", "file_ops", "team"))
+        .agent("far-boss", &agent("to-stranger", "transfer_to_stranger", "far/{run_id}"))
+        .agent("stranger", &agent("reader", "file_ops", "strange/{run_id}"))
+        .agent("cleans", &agent("deleter", "file_ops", "cleans/{session_id}"))
+        .scenario("to-mate", &handing.replace("WHO", "mate"))
+        .scenario("to-stranger", &handing.replace("WHO", "stranger"))
+        .scenario("deleter", deleting);
+    let mut service = setup.start(db).await;
+    let run = made(&service, "own", &json!({})).await;
+    let from = json!({"run_id": run, "path": "out/made.txt"});
+
+    // A worker reads it where both share a workspace, and nowhere else.
+    let done = service.run("boss", &copy(&from)).await;
+    assert!(done["output"].to_string().contains("made"), "{done:#}");
+    let done = service.run("far-boss", &copy(&from)).await;
+    assert_eq!(done["status"], "completed", "{done:#}");
+    assert!(done["output"].to_string().contains("does not exist"), "{done:#}");
+
+    // Parked, with a session whose workspace it is; the source is gone and the replica another one.
+    let body = json!({"session_id": "s", "files": [
+        {"path": "in/data.csv", "from": from}, {"path": "old.txt", "from": from}]});
+    let parked = invoke(&service, "cleans", &[], &body).await;
+    assert_eq!(parked.status, 202, "{:#}", parked.body);
+    let source = format!("/v1/runs/{run}/files/out/made.txt");
+    assert_eq!(service.delete(&source).await.status, 204);
+    service.kill().await;
+    service.restart().await;
+    let (path, calls) = crate::approvals::paths(&parked.body);
+    assert_eq!(service.post(&format!("{}/approve", calls[0]), &json!({})).await.status, 200);
+    let done = service.until(&path, |run| run["status"] == "completed").await;
+    assert!(done["output"].to_string().contains("made"), "{done:#}");
+    assert_eq!(service.get("/v1/sessions/s/files/in/data.csv").await.body, "made");
+    assert_eq!(service.get("/v1/sessions/s/files/old.txt").await.status, 404);
+
+    // Another run of the session may bring it from there again, into its own place even.
+    let own = json!({"session_id": "s", "path": "in/data.csv"});
+    let body = json!({"session_id": "s", "files": [
+        {"path": "in/data.csv", "from": own}, {"path": "old.txt", "from": own}]});
+    let parked = invoke(&service, "cleans", &[], &body).await;
+    assert_eq!(parked.status, 202, "{:#}", parked.body);
+    let (path, _) = crate::approvals::paths(&parked.body);
+    // Neither does a run that never goes on take it along.
+    service.post(&format!("{path}/cancel"), &json!({})).await;
+    service.until(&path, |run| run["status"] == "cancelled").await;
+    assert_eq!(service.get("/v1/sessions/s/files/old.txt").await.body, "made");
+}
+
+async fn a_refused_path_leaves_no_workspace(db: Db) {
+    let service = setup().start(db).await;
+    let run = made(&service, "own", &json!({})).await;
+    for path in ["../out.csv", "in/.env", ""] {
+        let from = json!({"run_id": run, "path": "out/made.txt"});
+        let body = json!({"files": [{"path": path, "from": from}]});
+        let refused = invoke(&service, "reads", &[], &body).await;
+        assert_eq!(refused.status, 422, "{path}: {:#}", refused.body);
+    }
+    let made = service.dir.path().join("workspace/default/reads");
+    assert!(!made.exists(), "{:?}", std::fs::read_dir(&made).map(Iterator::count));
+
+    // What a directory is, whoever asks for it to be deleted; null is no body.
+    let deleted = service.delete(&format!("/v1/runs/{run}/files/out")).await;
+    assert_eq!((deleted.status.as_u16(), &deleted.body["code"]), (409, &json!("FILE_CONFLICT")));
+    assert!(
+        deleted.body["detail"].as_str().unwrap().contains("is a directory"),
+        "{:#}",
+        deleted.body
+    );
+    assert_eq!(service.delete(&format!("/v1/runs/{run}/files/none")).await.status, 404);
+    let run = service.post("/v1/agents/reads/invoke-iterative", &Value::Null).await;
+    assert_eq!(
+        (run.status.as_u16(), &run.body["status"]),
+        (200, &json!("completed")),
+        "{:#}",
+        run.body
+    );
 }

@@ -140,6 +140,7 @@ impl Bench {
                 }
                 Step::Record(events) => events.into_iter().for_each(|event| self.record(event)),
                 Step::Compact(compaction) => _ = self.compact(compaction),
+                Step::GiveCall(given) => panic!("a call of nobody: {given:?}"),
                 Step::CallModel(choice) => {
                     self.choices.push(choice);
                     self.model();

@@ -51,6 +51,7 @@ mod full_disk;
 mod fuzzing;
 mod gate_crossings;
 mod gated_calls;
+mod given_calls;
 mod hardening;
 mod hostile;
 mod hostile_definitions;

@@ -79,6 +79,19 @@ async fn a_restart_that_is_due_is_told(db: Db) {
     service.until_logged("has changed since the start").await;
     std::fs::write(&settings, before).unwrap();
     service.until("/readyz", |body| due(body) == ["tools/new.yaml"]).await;
+
+    // Nor is a broken file of tools, of which the service says what it goes on with.
+    service.write("tools/new.yaml", "tools:\n  - {name: x, nonsense: 1}\n");
+    let ready = service
+        .until("/readyz", |body| body["definitions"].to_string().contains("goes on with the tools"))
+        .await;
+    assert!(ready.to_string().contains("nonsense"), "{ready:#}");
+    service.until_logged("goes on with the tools that it read").await;
+    let checked = command(service.dir.path()).args(["check", "--listen", &address]).output().await;
+    let said = String::from_utf8(checked.unwrap().stdout).unwrap();
+    assert!(said.contains("tools/new.yaml has changed since the start and is broken"), "{said}");
+    service.write("tools/new.yaml", "tools: []\n");
+    service.until("/readyz", |body| due(body) == ["tools/new.yaml"]).await;
 }
 
 #[tokio::test]

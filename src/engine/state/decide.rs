@@ -99,6 +99,9 @@ impl State {
     }
 
     fn next_iteration(&self, now: DateTime<Utc>) -> Step {
+        if let Some(given) = &self.rules.given {
+            return self.with_given(given, now);
+        }
         if let Some((_, end)) = self.halted(now) {
             return Step::Record(vec![end]);
         }

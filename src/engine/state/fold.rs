@@ -81,6 +81,10 @@ impl State {
                 self.compacted(compacted, misplaced)?;
             }
             RunEvent::ModelResponded(response) => self.responded(response),
+            RunEvent::CallGiven(given) => {
+                self.iteration = given.iteration;
+                self.phase = Phase::Acting(OpenTurn::of(given.message.clone()));
+            }
             RunEvent::ToolCallStarted(call) => self.dispatched(call, misplaced)?,
             RunEvent::ToolCallCompleted(call) => {
                 self.count(call.call_id, &call.content, call.failure);

@@ -10,6 +10,7 @@ mod crashes;
 mod decide;
 mod faults;
 mod fold;
+mod given;
 pub(super) mod limits;
 mod streak;
 mod verdicts;
@@ -35,7 +36,9 @@ use crate::message::{
     AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, ToolResult,
 };
 use crate::providers::ToolChoice;
-use crate::run::{Action, Consumption, Effect, Labels, OnUnknownOutcome, RunStatus, Totals};
+use crate::run::{
+    Action, Consumption, Effect, GivenCall, Labels, OnUnknownOutcome, RunStatus, Totals,
+};
 use crate::tools::approval::Granted;
 use crate::tools::executor::Slot;
 
@@ -55,6 +58,8 @@ pub enum Step {
     Record(Vec<RunEvent>),
     /// Make the conversation smaller, then journal [`Compaction::settled`].
     Compact(Compaction),
+    /// Journal the call that the caller made in the agent's name.
+    GiveCall(GivenCall),
     /// Call the model, then journal its answer or [`State::model_failed`].
     CallModel(ToolChoice),
     /// Execute these tool calls, at the same time, then journal their results in this order.

@@ -5,12 +5,14 @@ import { announce, el, folded, notice } from "./dom.js";
 import { snippets } from "./snippets.js";
 import { start } from "./stream.js";
 
-const mode = (run) => (run.kind === "single" ? "invoke" : "invoke-iterative");
+const MODES = { single: "invoke", iterative: "invoke-iterative", call: "call" };
+const mode = (run) => MODES[run.kind];
 
 /** What the run was asked, without what belongs to it alone. */
 function asked(run) {
   const overrides = Object.entries(run.overrides ?? {}).filter(([, value]) => value !== null);
-  const body = { inputs: run.inputs ?? {}, ...Object.fromEntries(overrides) };
+  const { call, ...body } = { inputs: run.inputs ?? {}, ...Object.fromEntries(overrides) };
+  Object.assign(body, call);
   if (run.session_id) body.session_id = run.session_id;
   if (run.priority) body.priority = run.priority;
   if (run.metadata && Object.keys(run.metadata).length) body.metadata = run.metadata;
@@ -30,7 +32,8 @@ export function again(run, main) {
     }
     repeat.disabled = false;
   } }, "Run again");
-  return [repeat, el("a", { class: "button", href: `#/agents/${part(run.agent)}?from=${part(run.run_id)}` }, "With changes …")];
+  const form = run.kind === "call" ? "judge" : "agents";
+  return [repeat, el("a", { class: "button", href: `#/${form}/${part(run.agent)}?from=${part(run.run_id)}` }, "With changes …")];
 }
 
 export const snippetOf = (run) =>

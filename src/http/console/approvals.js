@@ -4,7 +4,7 @@ import { all, get, part } from "./api.js";
 import { decision } from "./decide.js";
 import { el, folded, heading, notice, status, time } from "./dom.js";
 import { plural, short, visible, words } from "./format.js";
-import { people } from "./people.js";
+import { who } from "./people.js";
 import { argued } from "./preview.js";
 
 /** Milliseconds between two looks. */
@@ -22,7 +22,6 @@ export async function approvals(main, params, signal) {
 
   async function load() {
     const rows = (await all(`approvals?status=${part(wanted)}&limit=100`, signal, 100)).filter((row) => row.agent.includes(agent));
-    const names = await people();
     trouble.replaceChildren();
     said.textContent = rows.length ? plural(rows.length, "request") : wanted === "pending" ? "Nothing waits for a decision." : "There are none.";
     const ids = new Set(rows.map((row) => row.call_id));
@@ -34,12 +33,9 @@ export async function approvals(main, params, signal) {
     }
     for (const row of rows) {
       const known = shown.get(row.call_id);
-      // A row without a name yet is drawn again once it can.
-      const by = row.decided_by && names(row.decided_by);
-      if (known && (known.by ?? by) === by) continue;
-      const node = Object.assign(request(row, names, load, signal), { by });
-      if (known) known.replaceWith(node);
-      else list.append(node);
+      if (known) continue;
+      const node = request(row, load, signal);
+      list.append(node);
       shown.set(row.call_id, node);
     }
     document.dispatchEvent(new CustomEvent("waiting"));
@@ -63,10 +59,10 @@ function filters(wanted, agent) {
   return form;
 }
 
-function request(row, names, answered, signal) {
+function request(row, answered, signal) {
   const isOpen = row.status === "pending";
   const about = row.decided_by || row.decided_at
-    ? el("p", { class: "meta" }, status(row.status), row.decided_by && el("span", {}, `by ${visible(names(row.decided_by))}`), time(row.decided_at), row.decision_reason && el("span", {}, visible(row.decision_reason)))
+    ? el("p", { class: "meta" }, status(row.status), row.decided_by && el("span", {}, "by ", who(row.decided_by)), time(row.decided_at), row.decision_reason && el("span", {}, visible(row.decision_reason)))
     : row.expires_at && el("p", { class: "meta" }, "until ", time(row.expires_at));
   return el("li", { class: "card", "data-call": row.call_id },
     el("h2", {}, row.tool ? el("code", {}, visible(row.tool)) : words(row.kind), el("small", {}, visible(row.agent)),

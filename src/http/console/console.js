@@ -29,7 +29,7 @@ function chosen() {
   const [room, name] = path.split("/").map(decodeURIComponent);
   const params = new URLSearchParams(query);
   if (room === "agents") return name ? ["agents", (place, of, signal) => invoke(place, of, signal, params), name] : ["agents", agents];
-  if (room === "judge" && name) return ["agents", judge, name];
+  if (room === "judge" && name) return ["agents", (place, of, signal) => judge(place, of, signal, params), name];
   if (room === "tools") return ["tools", tools];
   if (room === "approvals") return ["approvals", approvals, params];
   if (room === "sessions") return name ? ["sessions", session, name] : ["sessions", sessions, params];

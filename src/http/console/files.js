@@ -3,7 +3,7 @@
 import { address, get, may, part, request } from "./api.js";
 import { announce, el, folded, long, notice, time } from "./dom.js";
 import { bytes, plural, visible } from "./format.js";
-import { people } from "./people.js";
+import { who } from "./people.js";
 
 /** Bytes of a text that is shown, and of a picture. */
 const TEXT = 256 * 1024;
@@ -40,7 +40,6 @@ export class Files {
   async load(cursor = "") {
     try {
       const page = await get(`${this.base}?limit=100${cursor && `&cursor=${part(cursor)}`}`, this.signal);
-      this.names = await people();
       const rows = page.data.map((file) => this.row(file));
       if (cursor) this.list.append(...rows);
       else this.list.replaceChildren(...rows);
@@ -69,7 +68,7 @@ export class Files {
 
   /** Who left a file as it is: a call of this run, another run, or a caller. */
   changer(file) {
-    if (file.changed_by_subject) return el("span", {}, `put by ${visible(this.names(file.changed_by_subject))}`);
+    if (file.changed_by_subject) return el("span", {}, "put by ", who(file.changed_by_subject));
     if (!file.changed_by) return "";
     if (this.reveal && this.base.includes(file.changed_by_run)) return el("button", { type: "button", class: "more", onclick: () => this.reveal(file.changed_by) }, "changed by a call");
     return el("a", { href: `#/runs/${part(file.changed_by_run)}` }, "changed by a run");

@@ -21,7 +21,7 @@ const OPTIONS = [
 ];
 
 export async function invoke(main, name, signal, params = new URLSearchParams()) {
-  heading(name, el("a", { href: `#/judge/${part(name)}` }, "Try its gate"), el("a", { href: `#/runs?agent=${part(name)}` }, "Runs"));
+  heading(name, el("a", { href: `#/judge/${part(name)}` }, "Try its tools"), el("a", { href: `#/runs?agent=${part(name)}` }, "Runs"));
   const model = params.get("from");
   const [agent, earlier] = await Promise.all([
     get(`agents/${part(name)}`, signal), model && get(`runs/${part(model)}`, signal),

@@ -1,9 +1,9 @@
-// A call that is not made: what an agent's gate would decide on it, and what the call would do. Nothing is executed.
+// One call of a tool under an agent's gate: judged, which executes nothing, or called, as a run in which no model is asked.
 
-import { all, get, part, post } from "./api.js";
+import { all, get, may, part, post, request } from "./api.js";
 import { announce, el, heading, notice, pre, status } from "./dom.js";
 import { makeField } from "./fields.js";
-import { visible } from "./format.js";
+import { visible, words } from "./format.js";
 
 const LABELS = [["untrusted", "something that an outsider can write"], ["private", "something that must not leave"]];
 
@@ -11,18 +11,30 @@ const LABELS = [["untrusted", "something that an outsider can write"], ["private
 const means = (pattern, name) =>
   new RegExp(`^${pattern.split("*").map((text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")).join(".*")}$`).test(name);
 
-export async function judge(main, name, signal) {
+/** How long a call is waited for here; it goes on beyond that, on its own page. */
+const PATIENCE = "wait=20";
+
+export async function judge(main, name, signal, params = new URLSearchParams()) {
   heading(`Try the gate of ${visible(name)}`, el("a", { href: `#/agents/${part(name)}` }, "Invoke"));
-  const [agent, tools] = await Promise.all([get(`agents/${part(name)}`, signal), all("tools", signal)]);
+  const from = params.get("from");
+  const [agent, tools, earlier] = await Promise.all([
+    get(`agents/${part(name)}`, signal), all("tools", signal), from && get(`runs/${part(from)}`, signal),
+  ]);
   const offered = tools.filter((tool) => agent.tools.some((pattern) => means(pattern, tool.name)));
-  main.append(el("p", { class: "notice" }, "Calls are judged here, not executed: the tool only tells what it would do, in a workspace with empty files, or none."));
+  main.append(el("p", { class: "notice" }, "Judge executes nothing: the tool only tells what it would do, in a workspace with empty files, or none. Call executes it, under the same gate, as a run of its own."));
   if (!offered.length) return main.append(el("p", {}, "This agent has no tools that can be judged without a run."));
-  main.append(new Judge(name, offered, signal).node);
+  const form = new Judge(agent, offered, signal);
+  if (earlier) form.fill(earlier);
+  main.append(form.node);
 }
 
 class Judge {
   constructor(agent, tools, signal) {
-    this.agent = agent;
+    this.agent = agent.name;
+    const { properties } = agent.inputs ?? {};
+    this.inputs = properties && Object.keys(properties).length
+      ? makeField("called-inputs", "Inputs of the agent", { ...agent.inputs, title: undefined }, true, agent.inputs) : null;
+    this.session = makeField("called-session", "Session", { type: "string", description: "Joins it, e.g. for its workspace." });
     this.tools = tools;
     this.signal = signal;
     this.place = el("div");
@@ -35,7 +47,7 @@ class Judge {
     this.node = el("form", { class: "card invoke judge", novalidate: true, onsubmit: (event) => (event.preventDefault(), this.ask()) },
       el("div", { class: "field" }, el("label", { for: "judged-tool" }, "Tool"), this.select, this.about), this.place, this.files.node,
       el("fieldset", {}, el("legend", {}, "What the run has read"), labels),
-      el("p", { class: "buttons start" }, el("button", { class: "main" }, "Judge")), this.result);
+      el("p", { class: "buttons start" }, el("button", { class: "main" }, "Judge")), may("agents:invoke") && this.caller(), this.result);
     this.choose();
   }
 
@@ -48,6 +60,49 @@ class Judge {
     this.about.textContent = visible(this.tool.description.split("\n")[0]);
     this.place.replaceChildren(this.field.node);
     this.result.replaceChildren();
+  }
+
+  /** What a call needs besides, and its button. */
+  caller() {
+    this.button = el("button", { type: "button", class: "call", onclick: () => this.call() }, "Call");
+    return el("fieldset", {}, el("legend", {}, "For a call that is executed"), this.inputs?.node, this.session.node,
+      el("p", { class: "buttons start" }, this.button));
+  }
+
+  /** What an earlier call was. */
+  fill({ overrides, inputs, session_id }) {
+    const { tool, arguments: values } = overrides?.call ?? {};
+    const index = this.tools.findIndex((known) => known.name === tool);
+    if (index < 0) return;
+    this.select.value = String(index);
+    this.choose();
+    this.field.set(values);
+    this.inputs?.set(inputs);
+    this.session.set(session_id);
+  }
+
+  async call() {
+    const fields = [this.field, this.inputs, this.session].filter(Boolean);
+    for (const field of fields) field.clear();
+    const errors = [];
+    const body = { tool: this.tool.name, arguments: this.field.read(errors) ?? {} };
+    const inputs = this.inputs?.read(errors);
+    const session = this.session.read(errors);
+    if (errors.length) return errors[0].node.querySelector("input, select, textarea")?.focus();
+    if (inputs) body.inputs = inputs;
+    if (session) body.session_id = session;
+    this.button.disabled = true;
+    this.result.replaceChildren(el("p", {}, "Calling …"));
+    try {
+      const headers = { Prefer: PATIENCE };
+      const answer = await request("POST", `agents/${part(this.agent)}/call`, { body, headers, signal: this.signal });
+      const run = await answer.json();
+      this.result.replaceChildren(called(run));
+      announce(`Called: ${run.status}`);
+    } catch (problem) {
+      if (!this.signal.aborted) this.result.replaceChildren(notice(problem));
+    }
+    this.button.disabled = false;
   }
 
   async ask() {
@@ -71,6 +126,15 @@ const MEANING = {
   allowed: "It would be executed.", warned: "It would be executed, with a warning.",
   escalated: "A person would have to approve it.", blocked: "It would not be executed.",
 };
+
+/** The run that a call was: its result where it has one. */
+function called(run) {
+  const waits = (run.pending ?? []).map((call) => el("p", {}, `Waits for ${words(call.kind)}: `, visible(call.reason)));
+  return el("section", { class: "result", "aria-label": "What the call returned" },
+    el("p", {}, status(run.status), " ", el("a", { href: `#/runs/${part(run.run_id)}` }, "Open the run")),
+    waits, run.error && [el("p", {}, visible(run.error.message)), run.error.context?.result && pre(run.error.context.result, "Result")],
+    run.output && pre(run.output, "Result"));
+}
 
 function answer({ decision, rule, reason, actions }) {
   return [

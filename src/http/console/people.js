@@ -1,26 +1,37 @@
-// Names of those who act: of API keys, where the caller may list them, else their ids.
+// Names of those who act: of API keys of the tenant; an id that is none stays as it is.
 
-import { all } from "./api.js";
+import { get } from "./api.js";
+import { el } from "./dom.js";
+import { visible } from "./format.js";
 
-/** Milliseconds after which names are asked for again because of an id that is not known. */
-const PATIENCE = 5000;
+/** Ids of one request. */
+const MOST = 100;
 
-let known = null;
-let asked = 0;
+const known = new Map();
+let wanted = new Map();
 
-/** Resolves to a function from an id to a name. One that is not known may be of a newer key: the next call looks again. */
-export function people() {
-  if (!known) {
-    asked = Date.now();
-    known = all("keys", undefined, 2000).then((keys) => new Map(keys.map((key) => [key.id, key.name])), () => new Map());
+/** Who acted: the name, as soon as it is known, else the id. */
+export function who(id) {
+  if (known.has(id)) return el("span", {}, visible(known.get(id)));
+  const node = el("span", {}, visible(id));
+  if (!wanted.size) setTimeout(ask);
+  wanted.set(id, [...(wanted.get(id) ?? []), node]);
+  return node;
+}
+
+async function ask() {
+  const waiting = wanted;
+  wanted = new Map();
+  const ids = [...waiting.keys()];
+  for (let first = 0; first < ids.length; first += MOST) {
+    const some = ids.slice(first, first + MOST).filter((id) => !id.includes(","));
+    const told = some.length ? await get(`subjects?ids=${some.map(encodeURIComponent).join(",")}`).catch(() => null) : null;
+    for (const { id, name } of told?.data ?? []) {
+      known.set(id, name);
+      for (const node of waiting.get(id) ?? []) node.textContent = visible(name);
+    }
   }
-  return known.then((names) => (id) => {
-    if (!names.has(id) && Date.now() - asked > PATIENCE) known = null;
-    return names.get(id) ?? id;
-  });
 }
 
 /** Another person may sign in, who may see other names. */
-export const forget = () => {
-  known = null;
-};
+export const forget = () => known.clear();

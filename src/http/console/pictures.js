@@ -115,7 +115,7 @@ export const NOTES = {
 
 /** Types that change a step which is there already, or open one that others belong to: see story.js. */
 export const PARTS = [
-  "attempt.started", "iteration.started", "model.delta", "model.responded", "tool_call.started", "tool_call.progress",
+  "attempt.started", "iteration.started", "model.delta", "model.responded", "call.given", "tool_call.started", "tool_call.progress",
   "tool_call.completed", "tool_call.blocked", "run.completed", "run.failed", "run.cancelled",
 ];
 

@@ -1,5 +1,6 @@
 // How a row of the story is drawn. A row is bounded: what can be long is cut or made when it is opened.
 
+import { who } from "./people.js";
 import { count, duration, money, pretty, short, visible, words } from "./format.js";
 import { el, folded, long, pre, status } from "./dom.js";
 import { changed } from "./diff.js";
@@ -12,15 +13,15 @@ const TAIL = 20_000;
 const PREVIEW = 200;
 
 /** A list item; `update` changes it in place where that is enough. */
-export function drawn(row, names) {
-  const { node, update } = DRAW[row.kind](row, names);
+export function drawn(row) {
+  const { node, update } = DRAW[row.kind](row);
   node.append(el("time", { class: "since", datetime: row.at, title: row.at }, `+${duration(row.since)}`));
   return { node, update };
 }
 
 const DRAW = {
   attempt: (row) => ({ node: step("attempt", el("h3", {}, `Attempt ${row.number}`)) }),
-  note: (row, names) => ({ node: note(row, names) }),
+  note: (row) => ({ node: note(row) }),
   iteration: (row) => (row.answer || row.over ? { node: answered(row) } : written(row)),
   call: (row) => ({ node: call(row) }),
   end: (row) => ({ node: end(row) }),
@@ -30,13 +31,13 @@ const step = (kind, ...children) => el("li", { class: `step ${kind}` }, children
 const spans = (parts) => parts.filter(Boolean).map((part) => el("span", {}, part));
 const head = (row, parts) => el("h4", {}, `Iteration ${row.number}`, el("span", { class: "meta" }, spans(parts)));
 
-function note(row, names) {
+function note(row) {
   const draw = NOTES[row.type];
   const { icon: picture, tone, title, meta, body, run, agent, by } = draw ? draw(row.data) : unknown(row.type, row.data);
   const told = (meta ?? []).filter(Boolean);
   return step(`note ${tone || ""}`,
     el("div", { class: "line" }, icon(picture), el("span", {}, title),
-      by && el("span", { class: "meta" }, `by ${visible(names(by))}`),
+      by && el("span", { class: "meta" }, "by ", who(by)),
       run && el("a", { href: `#/runs/${encodeURIComponent(run)}` }, "open it"),
       agent && el("a", { href: `#/agents/${encodeURIComponent(agent)}` }, "its definition"),
       told.length > 0 && el("span", { class: "meta" }, spans(told))),

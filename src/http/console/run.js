@@ -4,7 +4,6 @@ import { get, part, post } from "./api.js";
 import { announce, el, facts, folded, heading, notice, pre, status, time } from "./dom.js";
 import { count, duration, money, plural, short, visible, words } from "./format.js";
 import { meters } from "./meters.js";
-import { people } from "./people.js";
 import { Picture } from "./picture.js";
 import { again, snippetOf } from "./again.js";
 import { Changes } from "./changes.js";
@@ -27,8 +26,7 @@ export async function run(main, id, signal) {
   const waiting = new Waiting(path, (run) => (show(run), title.focus(), refresh()), signal);
   const summary = el("div");
   const request = el("div");
-  const names = await people();
-  const timeline = new Timeline(names, signal);
+  const timeline = new Timeline(signal);
   const picture = new Picture(id, timeline, signal);
   const changes = new Changes(id, (call) => timeline.revealCall(call), signal);
   const files = new Files(path, signal, (call) => timeline.revealCall(call));

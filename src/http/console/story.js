@@ -70,7 +70,11 @@ export class Story {
     if (!this.iteration) this.begin(data);
     this.change(this.iteration, { answer: data, live: null });
     this.iteration = null;
-    for (const call of data.message.tool_calls ?? []) {
+    this.propose(data.message);
+  }
+
+  propose(message) {
+    for (const call of message.tool_calls ?? []) {
       this.calls.set(call.id, this.push("call", { call, status: "proposed", facts: [] }));
     }
   }
@@ -135,6 +139,9 @@ const PARTS = {
   "iteration.started": (story, d) => story.begin(d),
   "model.delta": (story, d) => story.piece(d),
   "model.responded": (story, d) => story.answered(d),
+  "call.given": (story, d) => {
+    story.propose(d.message);
+  },
   "tool_call.started": (story, d) => story.settle(d.call_id, "running", {
     facts: [`Gate: ${d.decision}`, d.reason, `effect: ${d.effect}`], ran: story.at,
   }),

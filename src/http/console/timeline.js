@@ -11,10 +11,9 @@ const NEAR = 60;
 const MANY = 60;
 
 export class Timeline {
-  /** `names` gives the name of who decided. */
-  constructor(names, signal) {
+  constructor(signal) {
     this.story = new Story();
-    this.list = new VirtualList((row) => drawn(row, names), "Timeline");
+    this.list = new VirtualList((row) => drawn(row), "Timeline");
     this.list.watch(signal);
     this.list.onshown = () => this.look();
     this.isLive = false;

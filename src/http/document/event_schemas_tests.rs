@@ -88,6 +88,7 @@ fn all() -> Vec<(&'static str, Value)> {
             "finish_reason": "tool_calls", "usage": usage, "latency_ms": 1, "retries": 0, "fallback": false,
             "repeated": true, "warnings": ["w"]}),
         ),
+        ("call.given", json!({"attempt": 1, "iteration": 1, "message": message})),
         (
             "tool_call.started",
             json!({"call_id": call, "tool": "t", "effect": "once", "effect_key": "k", "decision": "allowed",

@@ -24,7 +24,7 @@ use crate::event::ValidationError;
 use crate::http::state::App;
 use crate::runtime::CallPlace;
 
-/// The body, which must be a JSON object; an absent body is an empty object.
+/// The body, which must be a JSON object; an absent body, and `null`, are an empty object.
 pub(crate) struct JsonObject(pub(crate) Map<String, Value>);
 
 impl FromRequest<App> for JsonObject {
@@ -121,6 +121,7 @@ pub(crate) fn object(body: &[u8]) -> Result<Map<String, Value>, Problem> {
     }
     let refused = match json::read(body) {
         Ok(Value::Object(object)) => return Ok(object),
+        Ok(Value::Null) => return Ok(Map::new()), // what clients send whose body is optional
         Ok(_) => "The body must be a JSON object.".to_owned(),
         Err(Unreadable::Malformed(e)) => format!("The body is not JSON: {e}."),
         Err(beyond) => format!("The body is too much to read: {beyond}."),

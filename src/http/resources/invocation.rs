@@ -19,12 +19,18 @@ use crate::http::document::openapi::{one_object, properties};
 use crate::http::document::vocabulary::{RunInputs, RunMetadata};
 use crate::http::edge::extract::fields;
 use crate::http::edge::problem::{Code, Problem};
-use crate::run::{Overrides, RunKind};
+use crate::run::{GivenCall, Overrides, RunKind};
 use crate::runtime::{FileCopy, FileOwner};
 use crate::store::QueuePlace;
 
 /// The overrides that a single-shot invocation accepts.
 const SINGLE: [&str; 5] = ["model", "temperature", "active_skills", "on_session_busy", "private"];
+
+/// The overrides that a tool call accepts.
+const CALL: [&str; 5] =
+    ["active_skills", "budget", "on_session_busy", "private", "tool_call_timeout_seconds"];
+/// The override that is made of the fields of [`CallEnvelope`].
+const GIVEN: &str = "call";
 
 #[derive(Debug, PartialEq)]
 pub(crate) struct Invocation {
@@ -112,6 +118,18 @@ impl FileReference {
     }
 }
 
+/// What is to be called.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(default)]
+struct CallEnvelope {
+    /// The tool, one of the agent's.
+    #[schema(required = true, example = "file_ops")]
+    tool: String,
+    /// Its arguments; an empty object by default.
+    #[schema(value_type = Option<Object>)]
+    arguments: Map<String, Value>,
+}
+
 /// Where `run.*` events and `approval.requested` are sent (Standard Webhooks).
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -143,7 +161,7 @@ impl Invocation {
         {
             envelope.extend(body.remove_entry(name));
         }
-        if kind == RunKind::Iterative {
+        if kind != RunKind::Single {
             envelope.extend(body.remove_entry("webhook"));
         }
         let Envelope {
@@ -166,7 +184,9 @@ impl Invocation {
         }
         let files = files.into_iter().enumerate().map(|(number, file)| file.read(number));
         let files = files.collect::<Result<_, _>>()?;
+        let call = (kind == RunKind::Call).then(|| given(&mut body)).transpose()?;
         let overrides = if body.is_empty() { Overrides::default() } else { overrides(kind, body)? };
+        let overrides = Overrides { call, ..overrides };
         Ok(Self {
             inputs,
             run_id,
@@ -181,13 +201,31 @@ impl Invocation {
     }
 }
 
+/// The call that the body asks for.
+fn given(body: &mut Map<String, Value>) -> Result<GivenCall, Problem> {
+    let mut envelope = Map::new();
+    for name in ["tool", "arguments"] {
+        envelope.extend(body.remove_entry(name).filter(|(_, value)| !value.is_null()));
+    }
+    let call = fields::<CallEnvelope>(envelope)
+        .map_err(|error| Problem::invalid(Code::InvalidInputs, vec![error]))?;
+    let CallEnvelope { tool, arguments } = call;
+    if tool.is_empty() {
+        return Err(Problem::at(Code::InvalidInputs, "/tool", "must be the name of a tool"));
+    }
+    Ok(GivenCall { tool, arguments })
+}
+
 fn overrides(kind: RunKind, body: Map<String, Value>) -> Result<Overrides, Problem> {
     let refused = |name: &str, why: &str| {
         Problem::at(Code::InvalidOverride, format!("/{}", escaped_key(name)), why)
     };
-    if let Some(name) =
-        body.keys().find(|name| kind == RunKind::Single && !SINGLE.contains(&name.as_str()))
-    {
+    let is_taken = |name: &str| match kind {
+        RunKind::Single => SINGLE.contains(&name),
+        RunKind::Iterative => name != GIVEN,
+        RunKind::Call => CALL.contains(&name),
+    };
+    if let Some(name) = body.keys().find(|name| !is_taken(name)) {
         return Err(refused(name, "is not a field of this request"));
     }
     // serde would read a list as the fields in order.
@@ -254,8 +292,29 @@ impl PartialSchema for InvokeIterativeRequest {
         body_schema(
             "The request body of an invocation of the loop. Overrides can only narrow what the agent's \
              definition allows.",
-            |name, _| name != DRY_RUN,
+            |name, _| ![DRY_RUN, GIVEN].contains(&name),
         )
+    }
+}
+
+/// The body of a tool call, for the API document.
+pub(crate) struct CallToolRequest;
+
+impl ToSchema for CallToolRequest {
+    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        Envelope::schemas(schemas);
+        Overrides::schemas(schemas);
+    }
+}
+
+impl PartialSchema for CallToolRequest {
+    fn schema() -> RefOr<Schema> {
+        let envelope = properties::<Envelope>().filter(|(name, _)| *name != DRY_RUN);
+        let overrides = properties::<Overrides>().filter(|(name, _)| CALL.contains(&&**name));
+        let fields = properties::<CallEnvelope>().chain(envelope).chain(overrides);
+        let mut body = one_object("The request body of a tool call in an agent's name.", fields);
+        body.required.push("tool".into());
+        body.into()
     }
 }
 

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::delivery::{DeliveryOptions, Streaming};
 use super::dry_run::DryRun;
-use super::invocation::{Invocation, InvokeIterativeRequest, InvokeRequest};
+use super::invocation::{CallToolRequest, Invocation, InvokeIterativeRequest, InvokeRequest};
 use super::run_views::{Run, detail};
 use super::runs::existing;
 use super::stream::{self, CancelOnDrop, Viewer};
@@ -113,6 +113,37 @@ pub(crate) async fn stream_agent(
     invoke(&app, &caller, &delivery, agent, STREAM, body).await
 }
 
+/// Call a tool as an agent
+///
+/// Executes one call of one of the agent's tools as a run of the kind `call`, in which no model is
+/// asked. The call passes the same gate as one that a model makes: scopes (also `tools:execute`, or
+/// `tools:` and the tool's name), policies, approvals, budgets, rates and the audit log. The run's output is
+/// the tool's result; a call that fails, or is refused, ends the run with `TOOL_FAILURE`. Where the
+/// gate asks for an approval the run is parked, and the answer is 202. The body can also be
+/// `multipart/form-data`, as of `invoke_agent`. `judge_call` tells beforehand what the gate would say.
+#[utoipa::path(
+    post, path = "/agents/{name}/call", tag = "agents", security(("bearer" = ["agents:invoke"])),
+    params(("name" = String, Path, description = "The agent's name."), DeliveryOptions),
+    request_body = CallToolRequest,
+    responses(Answers),
+)]
+pub(crate) async fn call_tool(
+    State(app): State<App>,
+    caller: Admitted,
+    delivery: DeliveryOptions,
+    Name(agent): Name,
+    params: Params,
+    request: Request,
+) -> Result<Response, Problem> {
+    params.finish()?;
+    let body = InvocationBody::read(&app, &caller, request).await?;
+    if body.body.get("dry_run").is_some_and(|dry| *dry != Value::Bool(false)) {
+        let why = "is not for one call; use POST /agents/{name}/policy/judge";
+        return Err(Problem::at(Code::InvalidOverride, "/dry_run", why));
+    }
+    invoke(&app, &caller, &delivery, agent, RunKind::Call.as_str(), body).await
+}
+
 /// Show what a run would be
 ///
 /// The prompt, tools and limits that `invoke_agent_iterative` would give the run with the same
@@ -199,8 +230,7 @@ async fn invoke(
     InvocationBody { body, uploads, listed }: InvocationBody,
 ) -> Result<Response, Problem> {
     let idempotency = delivery.idempotency(route, &agent, &body, &listed);
-    let is_single = route == RunKind::Single.as_str();
-    let kind = if is_single { RunKind::Single } else { RunKind::Iterative };
+    let kind = RunKind::parse(route).unwrap_or(RunKind::Iterative);
     let invocation = Invocation::read(kind, body)?;
     let is_dry = invocation.dry_run;
     let request = StartRequest {

@@ -29,6 +29,7 @@ pub(super) mod session_messages;
 pub(super) mod sessions;
 pub(super) mod stats;
 pub(super) mod stream;
+pub(super) mod subjects;
 pub(super) mod tokens;
 pub(super) mod tools;
 pub(super) mod uploads;

@@ -147,7 +147,7 @@ pub(crate) struct RunSummary {
     /// The version of the agent's definition.
     #[schema(example = "1.2.0")]
     agent_version: String,
-    /// Whether the run is a single model call or a loop.
+    /// Whether the run is a single model call, a loop, or one tool call that its caller gave.
     kind: RunKind,
     /// The current status; `completed`, `failed` and `cancelled` are final.
     status: RunStatus,
@@ -381,7 +381,7 @@ impl Run {
 impl From<RunRecord> for Run {
     /// A single shot has no attempts, iterations or tools to report.
     fn from(record: RunRecord) -> Self {
-        let is_loop = record.kind == RunKind::Iterative;
+        let is_loop = record.kind != RunKind::Single;
         Self {
             run_id: record.id,
             agent: record.agent,

@@ -1,0 +1,60 @@
+//! The names of those who acted, for people who may not list API keys.
+//!
+//! Whoever has seen an id in a record may learn what it is called, and nothing else of the key.
+
+use axum::Json;
+use axum::extract::State;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::page::Listing;
+use super::redacted;
+use crate::http::edge::auth::{RunsRead, Scoped};
+use crate::http::edge::extract::{Params, invalid_parameter};
+use crate::http::edge::problem::Problem;
+use crate::http::state::App;
+
+/// Ids of one request.
+const MOST: usize = 100;
+
+/// What somebody who acted is called.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Subject {
+    /// The id of the API key.
+    #[schema(example = "5f2a9c01d3e47b68")]
+    id: String,
+    /// The name of the key.
+    #[schema(example = "ci")]
+    name: String,
+}
+
+/// Name those who acted
+///
+/// The names of API keys of the caller's tenant, of those whose ids are given; revoked keys have theirs,
+/// too. Ids that are none, such as the subjects of tokens, are left out.
+#[utoipa::path(
+    get, path = "/subjects", tag = "keys", security(("bearer" = ["runs:read"])),
+    params(("ids" = Option<String>, Query, description = "Ids, separated by commas; at most 100.")),
+    responses((status = 200, description = "The names that are known.", body = Listing<Subject>)),
+)]
+pub(crate) async fn list_subjects(
+    State(app): State<App>,
+    caller: Scoped<RunsRead>,
+    mut params: Params,
+) -> Result<Json<Listing<Subject>>, Problem> {
+    let ids = params.text("ids").unwrap_or_default();
+    params.finish()?;
+    let mut ids: Vec<String> =
+        ids.split(',').map(str::trim).filter(|id| !id.is_empty()).map(str::to_owned).collect();
+    if ids.len() > MOST {
+        return Err(invalid_parameter("ids", &format!("must be at most {MOST} ids")));
+    }
+    ids.sort();
+    ids.dedup();
+    if ids.is_empty() {
+        return Ok(Json(Listing { data: Vec::new(), next_cursor: None }));
+    }
+    let named = app.store.key_names(&caller.tenant, &ids).await?;
+    let data = named.into_iter().map(|(id, name)| Subject { id, name: redacted::text(name) });
+    Ok(Json(Listing { data: data.collect(), next_cursor: None }))
+}

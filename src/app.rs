@@ -17,15 +17,17 @@ use secrecy::ExposeSecret;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
+use url::Url;
 
 use crate::agents::catalogue::{self, Change};
 use crate::agents::{Catalogue, Definition, DefinitionProblem};
 use crate::config::tables::ModelPrice;
 use crate::config::{
-    self, AuthMode, Config, Exposed, Model, ModelServer, UnsetVariables, WorkspaceStore,
+    self, AuthMode, Config, Exposed, Model, ModelServer, ObjectPlace, UnsetVariables, WorkspaceStore,
 };
 use crate::http::{self, Auth, HttpSettings, HttpState, Limits, MetricsSink, TokenSigner};
 use crate::model::{CapabilityOverrides, ProviderKind};
+use crate::objects::{Objects, ObjectsError, S3};
 use crate::outbound::Client;
 use crate::providers::capabilities::{CapabilityTable, ModelPattern};
 use crate::providers::prices::{Price, PriceTable};
@@ -70,6 +72,8 @@ pub enum AppError {
     Store(#[from] StoreError),
     #[error("[models.{name}]: {message}")]
     Provider { name: String, message: String },
+    #[error("[tools.workspace.object]: {0}")]
+    Objects(ObjectsError),
     #[error("cannot listen on {address}")]
     Listen { address: SocketAddr, source: std::io::Error },
     #[error(transparent)]
@@ -318,6 +322,7 @@ impl Parts {
             workspace: config.tools.workspace.dir.clone(),
             quarantine_retention: config.tools.workspace.quarantine_retention,
             is_workspace_shared: config.tools.workspace.store == WorkspaceStore::Shared,
+            objects: config.objects.as_ref().map(objects).transpose()?,
             quota: Arc::new(Quota::new(QuotaLimits {
                 max_file: config.tools.file_ops.max_file as u64,
                 bytes: config.tools.file_ops.workspace_quota as u64,
@@ -397,6 +402,26 @@ impl Parts {
         });
         Ok(self.runtime.join(heartbeat).await?)
     }
+}
+
+/// The object store that keeps the runs' files. A directory is made where it is missing.
+///
+/// # Errors
+/// The settings do not fit together.
+pub fn objects(place: &ObjectPlace) -> Result<Objects, AppError> {
+    let opened = match place {
+        ObjectPlace::Directory(dir) => std::fs::create_dir_all(dir)
+            .map_err(ObjectsError::from)
+            .and_then(|()| Objects::in_directory(dir)),
+        ObjectPlace::S3(bucket) => Objects::in_bucket(&S3 {
+            bucket: &bucket.name,
+            prefix: &bucket.prefix,
+            endpoint: bucket.endpoint.as_ref().map(Url::as_str),
+            region: bucket.region.as_deref(),
+            key: bucket.key.as_ref().map(|(id, secret)| (id.as_str(), secret)),
+        }),
+    };
+    opened.map_err(AppError::Objects)
 }
 
 /// What one key may have open, so that something is left for the others.

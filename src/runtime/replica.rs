@@ -5,6 +5,7 @@
 //! them.
 
 use std::sync::atomic::Ordering;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::broadcast::error::RecvError;
@@ -55,6 +56,9 @@ impl Runtime {
             self.look_first().await;
         }
         tokio::spawn(self.clone().watch_workspace());
+        if let Some(kept) = &inner.kept_files {
+            tokio::spawn(Arc::clone(kept).collect(inner.stop.clone()));
+        }
         let runtime = self.clone();
         tokio::spawn(async move {
             runtime.decide(orphans).await;

@@ -201,6 +201,10 @@ impl Runtime {
         }
         let directory = loaded.agent.workspace_of(new.id, new.session_id.as_deref());
         let settings = &self.inner.settings;
+        if self.inner.kept_files.is_some() {
+            let opened = self.workspace(&caller.tenant, &directory).await;
+            opened.map_err(|error| io::Error::other(error.to_string()))?;
+        }
         let found = Workspace::find(&settings.workspace, &caller.tenant, &directory);
         match found.map_err(io::Error::other)? {
             None => {
@@ -285,7 +289,8 @@ impl Files {
 
     /// Puts all files in their places.
     async fn put_all(&self, given: Vec<Given>) -> Result<Vec<Placed>, UploadError> {
-        self.blocking(move |files| {
+        let paths = |placed: &Vec<Placed>| placed.iter().map(|it| it.path.clone()).collect();
+        self.changing(paths, move |files| {
             let asked = given.iter().map(|Given { pointer, upload, .. }| {
                 (pointer.clone(), upload.path.clone(), upload.size)
             });

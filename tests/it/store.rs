@@ -18,6 +18,7 @@ mod rate_limits;
 mod retention;
 mod sessions;
 mod stats;
+mod workspaces;
 
 use std::sync::Arc;
 
@@ -34,7 +35,7 @@ use toolloop::run::{
     Caller, Consumption, Effect, Labels, Outcome, RunKind, RunStatus, TerminationReason, Totals,
 };
 use toolloop::store::{
-    self, AuditRow, DefinitionSnapshot, Idempotency, NewRun, Page, QueuePlace, RunWrite, Store,
+    self, AuditRow, DefinitionSnapshot, Idempotency, LeftFiles, NewRun, Page, QueuePlace, RunWrite, Store,
     StoreError, WriteOutcome,
 };
 use uuid::Uuid;

@@ -14,6 +14,8 @@ use uuid::Uuid;
 
 use super::{FIRST_PAUSE, Failure, KeptFiles, Known, Scope, contains, known_beneath};
 use crate::objects::PART;
+#[cfg(debug_assertions)]
+use crate::store::writer::crash;
 use crate::store::{
     KeptContent, KeptFile, ObjectClaim, Ownership, PathWrite, PathsWritten,
 };
@@ -70,6 +72,8 @@ impl Scope {
     ) -> Result<Vec<String>, Failure> {
         let (kept, tenant) = (&self.kept, &self.tenant);
         let (locals, unkeepable) = self.changed(touched).await?;
+        #[cfg(debug_assertions)]
+        crash::point("before_files");
         let written = stream::iter(locals).map(|local| kept.written(&tenant.name, local));
         let written: Vec<Option<Written>> = written.buffer_unordered(AT_ONCE).try_collect().await?;
         let mut stamps: BTreeMap<String, Option<Stamp>> = BTreeMap::new();
@@ -86,6 +90,8 @@ impl Scope {
         if writes.is_empty() {
             return Ok(refused);
         }
+        #[cfg(debug_assertions)]
+        crash::point("after_contents");
         let by = run.map(|(run, epoch)| (run, Ownership { owner: &kept.owner, epoch }));
         let (version, others) = match kept.store.write_files(&tenant.name, by, &writes).await? {
             PathsWritten::Done { version, changed_by_others } => (version, changed_by_others),
@@ -94,6 +100,8 @@ impl Scope {
                 return Err(Failure::Overtaken("a content is being collected".to_owned()));
             }
         };
+        #[cfg(debug_assertions)]
+        crash::point("after_files");
         let others: BTreeSet<String> = others.into_iter().collect();
         let mut overtaken_here = false;
         {

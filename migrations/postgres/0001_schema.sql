@@ -445,7 +445,7 @@ CREATE TABLE workspace_files (
     hash        text,
     size        bigint,
     mode        bigint,
-    modified_us bigint,
+    modified_ns bigint,
     -- Of a link.
     target      text,
     version     bigint      NOT NULL,

@@ -388,7 +388,7 @@ CREATE TABLE workspace_files (
     hash        TEXT,
     size        INTEGER,
     mode        INTEGER,
-    modified_us INTEGER,
+    modified_ns INTEGER,
     target      TEXT,
     version     INTEGER NOT NULL,
     at          INTEGER NOT NULL,

@@ -192,7 +192,7 @@ impl Files {
         T: Send + 'static,
         E: From<io::Error> + From<ChangeError> + Send + 'static,
     {
-        let keeping = self.workspace.keeping();
+        let keeping = self.workspace.keeping().await;
         let done = self.blocking(work).await?;
         if let Some(keeping) = keeping {
             let touched = Touched { paths: paths(&done).into_iter().collect(), is_all: true };

@@ -8,13 +8,14 @@
 
 mod bringing;
 mod collecting;
+mod gate;
 mod storing;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::fs::File;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -25,6 +26,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
+use self::gate::Gate;
 use super::Settings;
 use crate::objects::{Objects, ObjectsError};
 use crate::store::{KeptContent, Store, StoreError};
@@ -69,6 +71,7 @@ struct Tenant {
     scopes: Mutex<BTreeMap<String, Arc<Scope>>>,
     /// Held while files of it are put into their places.
     placing: Mutex<()>,
+    gate: Gate,
 }
 
 /// A path that this replica has as it is kept.
@@ -90,8 +93,6 @@ struct Scope {
     turn: tokio::sync::Mutex<Option<i64>>,
     /// Paths that others have changed and that could not be brought yet.
     behind: Mutex<BTreeSet<String>>,
-    /// Changes that are under way.
-    in_flight: AtomicUsize,
     /// Whether something may be there that is not kept.
     is_tainted: AtomicBool,
     /// Whether what is known of it may not be true any more.
@@ -119,6 +120,9 @@ enum Failure {
     Overtaken(String),
     #[error("another replica owns the run")]
     Fenced,
+    /// It takes that nobody else changes files here.
+    #[error("others are changing files of the workspace")]
+    NotAlone,
 }
 
 impl fmt::Debug for ScopeKeeper {
@@ -215,6 +219,7 @@ impl KeptFiles {
                 known: Mutex::default(),
                 scopes: Mutex::default(),
                 placing: Mutex::default(),
+                gate: Gate::default(),
             })
         });
         let mut scopes = tenant.scopes.lock();
@@ -225,7 +230,6 @@ impl KeptFiles {
                 directory: directory.to_owned(),
                 turn: tokio::sync::Mutex::default(),
                 behind: Mutex::default(),
-                in_flight: AtomicUsize::new(0),
                 is_tainted: AtomicBool::new(false),
                 is_stale: AtomicBool::new(false),
                 used: Mutex::new(Instant::now()),
@@ -250,7 +254,7 @@ impl KeptFiles {
         let is_passing = match failure {
             Failure::Store(error) => error.is_transient(),
             Failure::Objects(_) | Failure::Io(_) | Failure::Overtaken(_) => true,
-            Failure::Fenced => false,
+            Failure::Fenced | Failure::NotAlone => false,
         };
         if !is_passing || since.elapsed() >= self.patience {
             tracing::warn!(error = %failure, "files of a workspace cannot be kept or brought");
@@ -266,13 +270,6 @@ impl KeptFiles {
 impl Scope {
     fn overlaps(&self, directory: &str) -> bool {
         contains(&self.directory, directory) || contains(directory, &self.directory)
-    }
-
-    /// Whether somebody is changing files here.
-    fn is_changing(&self) -> bool {
-        let scopes = self.tenant.scopes.lock();
-        let mut others = scopes.values().filter(|other| other.overlaps(&self.directory));
-        others.any(|other| other.in_flight.load(Ordering::SeqCst) > 0)
     }
 }
 
@@ -345,15 +342,15 @@ impl Keeper for ScopeKeeper {
         self.scope.refresh().await
     }
 
-    fn begun(&self) {
-        self.scope.in_flight.fetch_add(1, Ordering::SeqCst);
+    async fn begun(&self) {
+        self.scope.tenant.gate.enter(&self.scope.directory).await;
     }
 
     fn ended(&self, is_kept: bool) {
         if !is_kept {
             self.scope.is_tainted.store(true, Ordering::SeqCst);
         }
-        self.scope.in_flight.fetch_sub(1, Ordering::SeqCst);
+        self.scope.tenant.gate.leave(&self.scope.directory);
     }
 
     async fn keep(&self, touched: Touched) -> Result<Vec<String>, NotKept> {

@@ -34,8 +34,8 @@ pub struct KeptFile {
     pub size: u64,
     /// The permissions.
     pub mode: u32,
-    /// Microseconds since 1970.
-    pub modified_us: i64,
+    /// Nanoseconds since 1970.
+    pub modified_ns: i64,
 }
 
 impl KeptContent {
@@ -356,7 +356,7 @@ pub(super) async fn delete_beneath(
     let delete = beneath(
         Query::new(
             "UPDATE workspace_files SET kind = 'gone', object = NULL, hash = NULL, size = NULL, \
-             mode = NULL, modified_us = NULL, target = NULL, version = :version, at = {now} \
+             mode = NULL, modified_ns = NULL, target = NULL, version = :version, at = {now} \
              WHERE tenant = :tenant AND kind <> 'gone'",
         ),
         directory,
@@ -415,7 +415,7 @@ async fn use_objects(
 
 fn upsert(tenant: &str, version: i64, writes: &[&PathWrite]) -> Query {
     let mut query = Query::new(
-        "INSERT INTO workspace_files (tenant, path, kind, object, hash, size, mode, modified_us, \
+        "INSERT INTO workspace_files (tenant, path, kind, object, hash, size, mode, modified_ns, \
          target, version, at) VALUES ",
     )
     .bind("tenant", tenant)
@@ -442,13 +442,13 @@ fn upsert(tenant: &str, version: i64, writes: &[&PathWrite]) -> Query {
             .bind(format!("hash{number}"), file.map(|file| file.hash.as_str()))
             .bind(format!("size{number}"), file.map(|file| file.size))
             .bind(format!("mode{number}"), file.map(|file| file.mode))
-            .bind(format!("modified{number}"), file.map(|file| file.modified_us))
+            .bind(format!("modified{number}"), file.map(|file| file.modified_ns))
             .bind(format!("target{number}"), target);
     }
     query.push(
         " ON CONFLICT (tenant, path) DO UPDATE SET kind = excluded.kind, object = excluded.object, \
          hash = excluded.hash, size = excluded.size, mode = excluded.mode, \
-         modified_us = excluded.modified_us, target = excluded.target, \
+         modified_ns = excluded.modified_ns, target = excluded.target, \
          version = excluded.version, at = excluded.at",
     )
 }
@@ -464,7 +464,7 @@ fn read(row: &Row) -> Result<KeptPath, StoreError> {
             hash: row.read("hash")?,
             size: row.read("size")?,
             mode: row.read("mode")?,
-            modified_us: row.read("modified_us")?,
+            modified_ns: row.read("modified_ns")?,
         })),
         other => return Err(StoreError::Failed(format!("a path is a {other:?}"))),
     };

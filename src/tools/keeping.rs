@@ -40,8 +40,8 @@ pub trait Keeper: Debug + Send + Sync {
     /// Brings into the directory what others have changed.
     async fn refresh(&self) -> Result<(), NotKept>;
 
-    /// Somebody is about to change files. Ends with [`Keeper::ended`].
-    fn begun(&self);
+    /// Somebody is about to change files, when nobody brings any. Ends with [`Keeper::ended`].
+    async fn begun(&self);
 
     /// Nothing is changed any more; what was changed was kept, or may not have been.
     fn ended(&self, is_kept: bool);
@@ -59,8 +59,8 @@ pub struct Keeping {
 }
 
 impl Keeping {
-    pub(super) fn by(keeper: &Arc<dyn Keeper>) -> Self {
-        keeper.begun();
+    pub(super) async fn by(keeper: &Arc<dyn Keeper>) -> Self {
+        keeper.begun().await;
         Self { keeper: Arc::clone(keeper), is_kept: false }
     }
 

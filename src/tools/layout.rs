@@ -52,7 +52,7 @@ pub struct FoundFile {
     pub stamp: Stamp,
     pub size: u64,
     pub mode: u32,
-    pub modified_us: i64,
+    pub modified_ns: i64,
 }
 
 impl Stamp {
@@ -133,10 +133,10 @@ pub fn look(tenant: &Workspace, path: &str) -> io::Result<Found> {
                 stamp: Stamp::of(&metadata),
                 size: metadata.len(),
                 mode: metadata.mode() & 0o777,
-                modified_us: metadata
+                modified_ns: metadata
                     .mtime()
-                    .saturating_mul(1_000_000)
-                    .saturating_add(metadata.mtime_nsec() / 1_000),
+                    .saturating_mul(1_000_000_000)
+                    .saturating_add(metadata.mtime_nsec()),
                 file: file.into_std(),
             })
         }
@@ -202,12 +202,12 @@ pub fn place(
     tenant: &Workspace,
     path: &str,
     (staged, file): (&Staged, &File),
-    (mode, modified_us): (u32, i64),
+    (mode, modified_ns): (u32, i64),
 ) -> io::Result<Stamp> {
     file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(mode & 0o777))?;
     let time = Timespec {
-        tv_sec: modified_us.div_euclid(1_000_000),
-        tv_nsec: modified_us.rem_euclid(1_000_000) * 1_000,
+        tv_sec: modified_ns.div_euclid(1_000_000_000),
+        tv_nsec: modified_ns.rem_euclid(1_000_000_000),
     };
     futimens(file, &Timestamps { last_access: time, last_modification: time })?;
     let stamp = Stamp::of(&Metadata::from_file(file)?);
@@ -326,7 +326,7 @@ mod tests {
     fn put(tenant: &Workspace, path: &str, text: &str) -> io::Result<Stamp> {
         let (staged, mut file) = stage(tenant)?;
         file.write_all(text.as_bytes())?;
-        place(tenant, path, (&staged, &file), (0o640, 1_000_000_000_123_456))
+        place(tenant, path, (&staged, &file), (0o640, 1_000_000_000_123_456_789))
     }
 
     #[test]
@@ -335,7 +335,7 @@ mod tests {
         let stamp = put(&tenant, "a/b/file", "text").unwrap();
         let Found::File(found) = look(&tenant, "a/b/file").unwrap() else { panic!() };
         assert_eq!((found.stamp, found.size, found.mode), (stamp, 4, 0o640));
-        assert_eq!(found.modified_us, 1_000_000_000_123_456);
+        assert_eq!(found.modified_ns, 1_000_000_000_123_456_789);
         place_directory(&tenant, "a/empty").unwrap();
         place_link(&tenant, "a/link", "/etc/passwd").unwrap();
         assert!(matches!(look(&tenant, "a/link").unwrap(), Found::Link(to) if to == "/etc/passwd"));

@@ -269,8 +269,11 @@ impl Workspace {
     }
 
     /// Somebody is about to change files, and keeps them then.
-    pub fn keeping(&self) -> Option<Keeping> {
-        self.keeper.as_ref().map(Keeping::by)
+    pub async fn keeping(&self) -> Option<Keeping> {
+        match &self.keeper {
+            Some(keeper) => Some(Keeping::by(keeper).await),
+            None => None,
+        }
     }
 
     /// Keeps paths that were changed; those that others have changed meanwhile, elsewhere.
@@ -278,18 +281,12 @@ impl Workspace {
     /// # Errors
     /// [`NotKept`].
     pub async fn keep(&self, paths: impl IntoIterator<Item = String>) -> Result<Vec<String>, NotKept> {
-        match self.keeping() {
+        match self.keeping().await {
             Some(keeping) => {
                 keeping.keep(Touched { paths: paths.into_iter().collect(), is_all: true }).await
             }
             None => Ok(Vec::new()),
         }
-    }
-
-    /// Its files were changed past the service's own ways: what is known of how much it holds is not true
-    /// any more.
-    pub fn remeasure(&self) {
-        self.quota.forget(&self.root);
     }
 
     /// Counts what a change adds, if there is room for it. May walk the workspace.

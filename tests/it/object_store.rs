@@ -61,7 +61,13 @@ steps:
   - tool_calls: [{tool: file_ops, arguments: {operation: write, path: team.txt, content: \"lead\\n\"}}]
   - tool_calls: [{tool: 'agent:helper', arguments: {line: \"helper\\n\"}}]
   - tool_calls: [{tool: file_ops, arguments: {operation: read, path: team.txt}}]
-  - tool_calls: [{tool: transfer_to_closer, arguments: {line: \"closer\\n\"}}]
+  - tool_calls: [{tool: transfer_to_closer, arguments: {reason: 'it is late'}}]
+";
+
+const CLOSING: &str = "
+steps:
+  - tool_calls: [{tool: file_ops, arguments: {operation: append, path: team.txt, content: \"closer\\n\"}}]
+  - {text: done}
 ";
 
 const ADDING: &str = "
@@ -72,24 +78,34 @@ steps:
 
 const PROGRAM: &str = "
 steps:
-  - tool_calls: [{tool: shell, arguments: {command: \"mkdir -p out && printf abc > out/made && chmod 750 out/made && ln -s made out/link && head -c 9000000 /dev/zero > out/large\"}}]
+  - tool_calls: [{tool: shell, arguments: {command: \"mkdir -p out && truncate -s 3 out/made && chmod 750 out/made && ln -s made out/link && truncate -s 9000000 out/large\"}}]
   - tool_calls: [{tool: shell, arguments: {command: 'rm out/link'}}]
   - {text: done}
 ";
+
+const COMMANDS: &str = "commands: {allow: [{command: mkdir}, {command: truncate}, {command: chmod}, \
+    {command: ln}, {command: rm}]}";
 
 fn agent(scenario: &str, workspace: &str, tools: &str) -> String {
     format!("model: scripted/{scenario}\ntools: [{tools}]\nworkspace: '{workspace}'\n{GOVERNANCE}")
 }
 
 fn kept_in(url: &str) -> Setup {
+    let ruled = |agent: String, rules: &str| {
+        agent.replace("governance: {", &format!("governance: {{{rules}, "))
+    };
+    let lead = agent("leading", "team", "file_ops, 'agent:helper', transfer_to_closer");
+    let lead = ruled(lead, "tool_policies: {'agent:helper': ask}");
+    let program = ruled(agent("program", "own/{run_id}", "shell"), COMMANDS);
     Setup::new()
         .agent("writer", &agent("writing", "own/{run_id}", "file_ops"))
         .agent("talker", &agent("talking", "talks/{session_id}", "file_ops"))
         .agent("shared", &agent("talking", "shared", "file_ops"))
-        .agent("lead", &format!("handoffs: [closer]\n{}", agent("leading", "team", "file_ops, 'agent:helper'")).replace("governance: {", "governance: {tool_policies: {'agent:helper': ask}, "))
+        .agent("lead", &lead)
         .agent("helper", &agent("adding", "team", "file_ops"))
-        .agent("closer", &agent("adding", "team", "file_ops"))
-        .agent("program", &agent("program", "own/{run_id}", "shell").replace("governance: {", "governance: {commands: {allow: ['*']}, "))
+        .agent("closer", &agent("closing", "team", "file_ops"))
+        .agent("program", &program)
+        .scenario("closing", CLOSING)
         .scenario("program", PROGRAM)
         .scenario("leading", LEADING)
         .scenario("adding", ADDING)
@@ -343,7 +359,7 @@ async fn what_programs_leave_is_kept() {
     assert_eq!(run["status"], "completed", "{run:#}");
     let run = path_of(&run);
     assert_eq!(listed(&second, &run).await, ["out/large", "out/made"], "{:#?}", results(&first, &run).await);
-    assert_eq!(content(&second, &run, "out/made").await, "abc");
+    assert_eq!(content(&second, &run, "out/made").await, "\0\0\0");
     let directory = format!("workspace/default/own/r-{}/out", &run[9..]);
     let made = std::fs::metadata(second.dir.path().join(&directory).join("made")).unwrap();
     assert_eq!(made.permissions().mode() & 0o777, 0o750);

@@ -45,7 +45,7 @@ async fn executed(
     stop: &CancellationToken,
 ) -> Executed {
     let (changed, touches_files) = (ready.changed(), ready.touches_files());
-    let keeping = if touches_files { scope.workspace.keeping() } else { None };
+    let keeping = if touches_files { scope.workspace.keeping().await } else { None };
     let result = executor.execute(ready, scope, stop).await;
     let touched = changed.touched();
     let refused = match keeping {

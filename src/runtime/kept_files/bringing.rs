@@ -1,17 +1,19 @@
 //! Bringing what others have changed into the directory of a workspace.
 //!
-//! A file is complete before it gets into its place. One that somebody is changing here at the moment
-//! stays as it is, and is brought later.
+//! A file is complete before it gets into its place. While somebody is changing files here, nothing is
+//! brought: what a call changes of something that others have changed is refused when it is to be kept.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt, stream};
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 
+use super::gate::Alone;
 use super::{FIRST_PAUSE, Failure, KeptFiles, Known, Scope, known_beneath};
 use crate::objects::ObjectsError;
 use crate::store::{KeptContent, KeptFile, KeptPath};
@@ -23,6 +25,9 @@ use crate::tools::staged::Staged;
 /// Files that are brought at the same time for one workspace.
 const AT_ONCE: usize = 8;
 
+/// How long bringing waits for changes that are under way.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 /// A file that has no place yet.
 struct Brought {
     staged: Staged,
@@ -32,33 +37,49 @@ struct Brought {
 impl Scope {
     /// Brings what others have changed, and undoes what is not kept.
     pub(super) async fn refresh(&self) -> Result<(), NotKept> {
-        let mut turn = self.turn.lock().await;
         *self.used.lock() = Instant::now();
         let (since, mut pause) = (Instant::now(), FIRST_PAUSE);
+        let mut alone = None;
         loop {
-            match self.bring(&mut turn, &BTreeSet::new()).await {
+            let mut turn = self.turn.lock().await;
+            match self.bring(&mut turn, alone.as_ref()).await {
                 Ok(()) => return Ok(()),
+                Err(Failure::NotAlone) => {
+                    let is_complete = turn.is_some();
+                    drop(turn); // those that are waited for need it
+                    alone = self.tenant.gate.alone(&self.directory, PATIENCE).await;
+                    if alone.is_none() && is_complete {
+                        return Ok(());
+                    }
+                    if alone.is_none() {
+                        tracing::warn!("the first files of a workspace wait for changes under way");
+                        return Err(NotKept::Unavailable);
+                    }
+                }
                 Err(failure) if self.kept.may_retry(since, &mut pause, &failure).await => {}
                 Err(_) => return Err(NotKept::Unavailable),
             }
         }
     }
 
-    /// The same once; `forced` are paths that are brought even where somebody is changing them here.
+    /// The same once.
     pub(super) async fn bring(
         &self,
         turn: &mut Option<i64>,
-        forced: &BTreeSet<String>,
+        alone: Option<&Alone<'_>>,
     ) -> Result<(), Failure> {
         let (kept, tenant) = (&self.kept, &self.tenant);
         if self.is_stale.swap(false, Ordering::SeqCst) {
             *turn = None;
         }
         let version = kept.store.files_version(&tenant.name).await?;
-        let undoes = self.is_tainted.load(Ordering::SeqCst) && !self.is_changing();
-        let behind: BTreeSet<String> = self.behind.lock().union(forced).cloned().collect();
+        let undoes = self.is_tainted.load(Ordering::SeqCst);
+        let behind: BTreeSet<String> = self.behind.lock().clone();
         if *turn == Some(version) && behind.is_empty() && !undoes {
             return Ok(());
+        }
+        if alone.is_none() && (undoes || !behind.is_empty()) {
+            return Err(Failure::NotAlone);
         }
         let changed = kept.store.files_since(&tenant.name, &self.directory, *turn).await?;
         let mut due: BTreeMap<String, KeptPath> =
@@ -100,17 +121,13 @@ impl Scope {
                 due.entry(path.clone()).or_insert_with_key(as_kept);
             }
         }
-        let forced: BTreeSet<String> = undone.union(forced).cloned().collect();
-        let outcome = self.bring_all(due, &forced).await;
+        let forced: BTreeSet<String> = undone.union(&behind).cloned().collect();
+        let outcome = self.bring_all(due, &forced, alone).await;
         if outcome.is_err() && undoes {
             self.is_tainted.store(true, Ordering::SeqCst);
         }
-        let (late, has_changed) = outcome?;
-        {
-            let mut waiting = self.behind.lock();
-            waiting.retain(|path| !behind.contains(path));
-            waiting.extend(late);
-        }
+        let has_changed = outcome?;
+        self.behind.lock().retain(|path| !behind.contains(path));
         *turn = Some(changed.version);
         if has_changed {
             let (kept, tenant) = (Arc::clone(kept), tenant.name.clone());
@@ -157,15 +174,15 @@ impl Scope {
         Ok(tokio::task::spawn_blocking(look).await.map_err(io::Error::other)??)
     }
 
-    /// Brings paths; those that have to wait, and whether anything was changed.
+    /// Brings paths, the forced ones in any case; whether anything was changed.
     async fn bring_all(
         &self,
         due: BTreeMap<String, KeptPath>,
         forced: &BTreeSet<String>,
-    ) -> Result<(Vec<String>, bool), Failure> {
-        let is_changing = self.is_changing();
+        alone: Option<&Alone<'_>>,
+    ) -> Result<bool, Failure> {
         let directory = self.kept.directory_of(&self.tenant.name)?;
-        let due: Vec<(KeptPath, bool)> = {
+        let due: Vec<KeptPath> = {
             let known = self.tenant.known.lock();
             let is_due = |path: &KeptPath| {
                 let here = known.get(&path.path);
@@ -175,18 +192,15 @@ impl Scope {
                         None => here.is_some(),
                     }
             };
-            due.into_values()
-                .filter(is_due)
-                .map(|path| {
-                    let is_forced = forced.contains(&path.path);
-                    (path, is_forced)
-                })
-                .collect()
+            due.into_values().filter(is_due).collect()
         };
         if due.is_empty() {
-            return Ok((Vec::new(), false));
+            return Ok(false);
         }
-        let brought = stream::iter(due).map(|(path, is_forced)| {
+        if alone.is_none() {
+            return Err(Failure::NotAlone);
+        }
+        let brought = stream::iter(due).map(|path| {
             let directory = directory.clone();
             async move {
                 if !layout::is_path(&path.path) {
@@ -198,25 +212,19 @@ impl Scope {
                     }
                     _ => None,
                 };
-                Ok((path, is_forced, file))
+                Ok((path, file))
             }
         });
         let mut brought: Vec<_> = brought.buffer_unordered(AT_ONCE).try_collect().await?;
         // What goes makes room first; what lies above comes before what lies in it.
-        brought.sort_by(|(one, ..), (other, ..)| {
+        brought.sort_by(|(one, _), (other, _)| {
             let order = |path: &KeptPath| (path.content.is_some(), path.path.clone());
             order(one).cmp(&order(other))
         });
         let tenant = Arc::clone(&self.tenant);
         let place = move || {
             let _alone = tenant.placing.lock();
-            let mut late = Vec::new();
-            for (path, is_forced, file) in brought {
-                let known = tenant.known.lock().get(&path.path).cloned();
-                if is_changing && !is_forced && is_changed(&directory, known.as_ref(), &path)? {
-                    late.push(path.path);
-                    continue;
-                }
+            for (path, file) in brought {
                 let placed = placed(&directory, &path, file.as_ref())?;
                 let mut known = tenant.known.lock();
                 match placed {
@@ -224,10 +232,10 @@ impl Scope {
                     None => known.remove(&path.path),
                 };
             }
-            Ok::<_, io::Error>(late)
+            Ok::<_, io::Error>(())
         };
-        let late = tokio::task::spawn_blocking(place).await.map_err(io::Error::other)??;
-        Ok((late, true))
+        tokio::task::spawn_blocking(place).await.map_err(io::Error::other)??;
+        Ok(true)
     }
 }
 
@@ -280,17 +288,6 @@ fn gone(path: &str) -> KeptPath {
     KeptPath { path: path.to_owned(), version: 0, content: None }
 }
 
-/// Whether somebody has changed here what is to be brought.
-fn is_changed(directory: &Workspace, known: Option<&Known>, path: &KeptPath) -> io::Result<bool> {
-    let found = layout::look(directory, &path.path)?;
-    Ok(match (known, &found) {
-        (None, Found::Nothing) => false,
-        (None, Found::Directory) => path.content != Some(KeptContent::Directory),
-        (None, _) => true,
-        (Some(known), found) => !known.is_here(found),
-    })
-}
-
 /// Puts what was brought in its place.
 fn placed(
     directory: &Workspace,
@@ -303,7 +300,7 @@ fn placed(
             return Ok(None);
         }
         (Some(KeptContent::File(kept)), Some(Brought { staged, file })) => {
-            let how = (kept.mode, kept.modified_us);
+            let how = (kept.mode, kept.modified_ns);
             Some(layout::place(directory, &path.path, (staged, file), how)?)
         }
         (Some(KeptContent::File(_)), None) => return Err(io::ErrorKind::NotFound.into()),

@@ -44,8 +44,8 @@ enum Now {
 type Written = (PathWrite, Option<Stamp>);
 
 impl Scope {
-    /// Keeps what was changed; the paths that others have changed meanwhile, which are as others left
-    /// them, and those that cannot be kept.
+    /// Keeps what was changed; the paths that others have changed meanwhile, of which the change here is
+    /// undone, and those that cannot be kept.
     pub(super) async fn keep(
         &self,
         run: Option<(Uuid, i64)>,
@@ -128,8 +128,8 @@ impl Scope {
         }
         if !others.is_empty() {
             refused.extend(others.iter().map(shown));
-            self.behind.lock().extend(others.iter().cloned());
-            self.bring(turn, &others).await?;
+            // Nobody keeps a change of these before they are brought, which waits for those under way.
+            self.behind.lock().extend(others);
         }
         Ok(refused)
     }
@@ -208,9 +208,9 @@ impl KeptFiles {
             Some(Now::Directory) => (Some(KeptContent::Directory), None),
             Some(Now::Link(target)) => (Some(KeptContent::Link(target)), None),
             Some(Now::File(found)) => {
-                let FoundFile { file, stamp, mode, modified_us, .. } = found;
+                let FoundFile { file, stamp, mode, modified_ns, .. } = found;
                 let (object, hash, size) = self.put(tenant, Arc::new(file)).await?;
-                let file = KeptFile { object, hash, size, mode, modified_us };
+                let file = KeptFile { object, hash, size, mode, modified_ns };
                 (Some(KeptContent::File(file)), Some(stamp))
             }
         };

@@ -22,7 +22,7 @@ fn later() -> DateTime<Utc> {
 
 fn file(object: &str, hash: &str) -> KeptContent {
     let (object, hash) = (object.to_owned(), hash.to_owned());
-    KeptContent::File(KeptFile { object, hash, size: 3, mode: 0o644, modified_us: 7 })
+    KeptContent::File(KeptFile { object, hash, size: 3, mode: 0o644, modified_ns: 7 })
 }
 
 fn write(path: &str, base: i64, content: Option<KeptContent>) -> PathWrite {

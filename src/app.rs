@@ -23,7 +23,8 @@ use crate::agents::catalogue::{self, Change};
 use crate::agents::{Catalogue, Definition, DefinitionProblem};
 use crate::config::tables::ModelPrice;
 use crate::config::{
-    self, AuthMode, Config, Exposed, Model, ModelServer, ObjectPlace, UnsetVariables, WorkspaceStore,
+    self, AuthMode, Config, Exposed, Model, ModelServer, ObjectPlace, UnsetVariables,
+    WorkspaceStore,
 };
 use crate::http::{self, Auth, HttpSettings, HttpState, Limits, MetricsSink, TokenSigner};
 use crate::model::{CapabilityOverrides, ProviderKind};

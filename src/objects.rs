@@ -120,20 +120,23 @@ impl Objects {
         }
         if let Some(endpoint) = endpoint {
             let is_plain = endpoint.starts_with("http://");
-            builder = builder.with_endpoint(endpoint.trim_end_matches('/')).with_allow_http(is_plain);
+            builder =
+                builder.with_endpoint(endpoint.trim_end_matches('/')).with_allow_http(is_plain);
         }
         if let Some((id, secret)) = key {
-            builder = builder
-                .with_access_key_id(*id)
-                .with_secret_access_key(secret.expose_secret());
+            builder =
+                builder.with_access_key_id(*id).with_secret_access_key(secret.expose_secret());
         }
         let shown = format!("s3://{bucket}/{prefix}").into();
         Ok(Self { store: Arc::new(builder.build()?), prefix: (*prefix).to_owned(), shown })
     }
 
     fn path(&self, name: &str) -> Result<Path, ObjectsError> {
-        let whole =
-            if self.prefix.is_empty() { name.to_owned() } else { format!("{}/{name}", self.prefix) };
+        let whole = if self.prefix.is_empty() {
+            name.to_owned()
+        } else {
+            format!("{}/{name}", self.prefix)
+        };
         Path::parse(whole).map_err(|error| ObjectsError::Unavailable(error.to_string()))
     }
 
@@ -244,11 +247,9 @@ mod tests {
         parts.complete().await.unwrap();
         assert_eq!(objects.get_small("t/aa/one").await.unwrap(), "one");
         assert!(objects.get_small("t/bb/two").await.is_err(), "it is too large");
-        for (name, expected, size) in [
-            ("t/aa/one", 3, 3),
-            ("t/aa/one", 1, 3),
-            ("t/bb/two", PART as u64 + 3, PART as u64 + 3),
-        ] {
+        for (name, expected, size) in
+            [("t/aa/one", 3, 3), ("t/aa/one", 1, 3), ("t/bb/two", PART as u64 + 3, PART as u64 + 3)]
+        {
             let mut hashed = 0;
             let file = tempfile::tempfile().unwrap();
             let got = objects.get(name, file, expected, |piece| hashed += piece.len()).await;

@@ -177,7 +177,8 @@ fn a_workspace_is_a_directory_or_a_table() {
 #[test]
 fn files_are_kept_in_a_directory_or_a_bucket() {
     let of = |object: &str, env: &[(&str, &str)]| {
-        let file = format!("tools.workspace.store = \"object\"\n[tools.workspace.object]\n{object}");
+        let file =
+            format!("tools.workspace.store = \"object\"\n[tools.workspace.object]\n{object}");
         load(&file, env, &Flags::default()).map(|config| config.objects.unwrap())
     };
     let Ok(ObjectPlace::Directory(dir)) = of("url = \"kept\"", &[]) else { panic!() };

@@ -88,7 +88,10 @@ pub(super) fn resolve_objects(
     }
     let wrong = |name: &str, why: &str| Err(sources.error(&format!("{KEY}.{name}"), why));
     if settings.url.is_empty() {
-        return wrong("url", "must name a bucket, s3://…, or a directory: tools.workspace.store is \"object\"");
+        return wrong(
+            "url",
+            "must name a bucket, s3://…, or a directory: tools.workspace.store is \"object\"",
+        );
     }
     let Some(bucket) = settings.url.strip_prefix("s3://") else {
         if settings.url.contains("://") {
@@ -113,7 +116,10 @@ pub(super) fn resolve_objects(
     };
     let (id, secret) = (env.get(&settings.access_key_env), env.get(&settings.secret_key_env));
     if id.is_some() != secret.is_some() {
-        return wrong("secret_key_env", "one of the two variables of the access key is set, the other is not");
+        return wrong(
+            "secret_key_env",
+            "one of the two variables of the access key is set, the other is not",
+        );
     }
     Ok(Some(ObjectPlace::S3(Bucket {
         name: name.to_owned(),

@@ -133,13 +133,16 @@ impl Files {
         size: u64,
         condition: Option<Condition>,
     ) -> Result<(String, bool), ChangeError> {
-        self.changing(|(path, _): &(String, bool)| vec![path.clone()], move |files| {
-            let path = files.resolved(&path).ok_or_else(|| files.without_file(path))?;
-            let new = [NewFile { path, staged, size }];
-            let is_new = files.stored.place(&files.workspace, &new, condition.as_ref())?;
-            let [NewFile { path, .. }] = new;
-            Ok((path, is_new.contains(&true)))
-        })
+        self.changing(
+            |(path, _): &(String, bool)| vec![path.clone()],
+            move |files| {
+                let path = files.resolved(&path).ok_or_else(|| files.without_file(path))?;
+                let new = [NewFile { path, staged, size }];
+                let is_new = files.stored.place(&files.workspace, &new, condition.as_ref())?;
+                let [NewFile { path, .. }] = new;
+                Ok((path, is_new.contains(&true)))
+            },
+        )
         .await
     }
 
@@ -152,11 +155,14 @@ impl Files {
         path: String,
         condition: Option<Condition>,
     ) -> Result<String, ChangeError> {
-        self.changing(|path: &String| vec![path.clone()], move |files| {
-            let path = files.resolved(&path).ok_or(ChangeError::NotFound)?;
-            files.stored.delete(&files.workspace, &path, condition.as_ref())?;
-            Ok(path)
-        })
+        self.changing(
+            |path: &String| vec![path.clone()],
+            move |files| {
+                let path = files.resolved(&path).ok_or(ChangeError::NotFound)?;
+                files.stored.delete(&files.workspace, &path, condition.as_ref())?;
+                Ok(path)
+            },
+        )
         .await
     }
 

@@ -30,10 +30,10 @@ use self::gate::Gate;
 use super::Settings;
 use crate::objects::{Objects, ObjectsError};
 use crate::store::{KeptContent, Store, StoreError};
+use crate::tools::Workspace;
 use crate::tools::keeping::{Keeper, NotKept, Touched};
 use crate::tools::layout::{self, Stamp};
 use crate::tools::quota::Quota;
-use crate::tools::Workspace;
 
 /// The name of the id in the store that tells which object store it is.
 const NAME: &str = "object_store";
@@ -127,7 +127,10 @@ enum Failure {
 
 impl fmt::Debug for ScopeKeeper {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("ScopeKeeper").field(&self.scope.tenant.name).field(&self.scope.directory).finish()
+        f.debug_tuple("ScopeKeeper")
+            .field(&self.scope.tenant.name)
+            .field(&self.scope.directory)
+            .finish()
     }
 }
 
@@ -178,12 +181,11 @@ impl KeptFiles {
     /// Whether it is the object store that all replicas use, and takes what it is given.
     async fn difference(&self) -> Result<(), String> {
         let shown = |error: &dyn fmt::Display| format!("{}: {error}", self.objects);
-        let id = match self.id.get() {
-            Some(id) => id.clone(),
-            None => {
-                let id = id_of(&self.store, &self.objects).await?;
-                self.id.get_or_init(|| id).clone()
-            }
+        let id = if let Some(id) = self.id.get() {
+            id.clone()
+        } else {
+            let id = id_of(&self.store, &self.objects).await?;
+            self.id.get_or_init(|| id).clone()
         };
         match self.objects.get_small(&marker(&id)).await {
             Ok(_) => {}

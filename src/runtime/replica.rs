@@ -4,8 +4,8 @@
 //! One loop claims, hears cancel requests and sweeps; hints wake it, a timer makes it right without
 //! them.
 
-use std::sync::atomic::Ordering;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tokio::sync::broadcast::error::RecvError;

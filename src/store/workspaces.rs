@@ -301,9 +301,8 @@ impl Store {
 
     /// Contents that are deleted from the object store.
     pub async fn forget_objects(&self, objects: &[String]) -> Result<(), StoreError> {
-        let forget = Query::new(
-            "DELETE FROM workspace_objects WHERE object IN :objects AND state = 'dead'",
-        );
+        let forget =
+            Query::new("DELETE FROM workspace_objects WHERE object IN :objects AND state = 'dead'");
         self.backend.write(Work::Data, forget.bind("objects", objects)).await?;
         Ok(())
     }
@@ -388,10 +387,7 @@ fn beneath(query: Query, directory: &str) -> Query {
 }
 
 /// Whether all contents are there that are referred to from now on.
-async fn use_objects(
-    tx: &mut dyn Transaction,
-    writes: &[&PathWrite],
-) -> Result<bool, StoreError> {
+async fn use_objects(tx: &mut dyn Transaction, writes: &[&PathWrite]) -> Result<bool, StoreError> {
     let mut objects: Vec<String> = writes
         .iter()
         .filter_map(|write| match &write.content {

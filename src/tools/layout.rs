@@ -91,8 +91,7 @@ pub fn take_over(root: &Path) -> Result<File, String> {
     })?;
     loop {
         let names = removal::listed(&dir).map_err(failed)?;
-        let mut of_tenants =
-            names.into_iter().filter(|(name, _)| is_of_tenant(name)).peekable();
+        let mut of_tenants = names.into_iter().filter(|(name, _)| is_of_tenant(name)).peekable();
         if of_tenants.peek().is_none() {
             return Ok(marker);
         }
@@ -160,14 +159,19 @@ pub fn beneath(tenant: &Workspace, directory: &str) -> io::Result<Vec<String>> {
     };
     let mut paths = Vec::new();
     let refused = |beyond| io::Error::other(format!("the workspace has too much: {beyond:?}"));
-    walk(&root, (MAX_WALKED, None), |beyond: Beyond| refused(beyond), |met: &Met<'_>| {
-        if let Some(name) = met.name.to_str()
-            && !Staged::is_name(name)
-        {
-            paths.push(joined(directory, met.path));
-        }
-        Ok::<bool, io::Error>(true)
-    })?;
+    walk(
+        &root,
+        (MAX_WALKED, None),
+        |beyond: Beyond| refused(beyond),
+        |met: &Met<'_>| {
+            if let Some(name) = met.name.to_str()
+                && !Staged::is_name(name)
+            {
+                paths.push(joined(directory, met.path));
+            }
+            Ok::<bool, io::Error>(true)
+        },
+    )?;
     Ok(paths)
 }
 
@@ -211,12 +215,12 @@ pub fn place(
     };
     futimens(file, &Timestamps { last_access: time, last_modification: time })?;
     let stamp = Stamp::of(&Metadata::from_file(file)?);
-    let made = tenant.way(path)?.make()?;
-    if made.dir().symlink_metadata(made.name()).is_ok_and(|there| there.is_dir()) {
-        removal::remove(made.dir(), made.name().as_ref())?;
+    let way = tenant.way(path)?.make()?;
+    if way.dir().symlink_metadata(way.name()).is_ok_and(|there| there.is_dir()) {
+        removal::remove(way.dir(), way.name().as_ref())?;
     }
-    staged.replace(made.dir(), made.name())?;
-    made.keep();
+    staged.replace(way.dir(), way.name())?;
+    way.keep();
     Ok(stamp)
 }
 

@@ -2,9 +2,9 @@
 
 use serde_json::Value;
 
-use super::{Changed, ToolContext};
 use super::results::{Finished, finished, not_admitted};
 use super::subagent;
+use super::{Changed, ToolContext};
 use crate::clock;
 use crate::event::{AuditRecord, Circumstances, RunEvent, ToolCallCompleted, ToolCallStarted};
 use crate::governance::{Allowance, Permit};

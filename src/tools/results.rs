@@ -46,7 +46,8 @@ impl Finished {
     #[must_use]
     pub fn without_change_of(mut self, paths: &[String]) -> Self {
         if let RunEvent::ToolCallCompleted(call) = &mut self.event {
-            let shown = paths.iter().take(MAX_TOLD).map(|path| quoted(path)).collect::<Vec<_>>().join(", ");
+            let shown =
+                paths.iter().take(MAX_TOLD).map(|path| quoted(path)).collect::<Vec<_>>().join(", ");
             let more = paths.len().saturating_sub(MAX_TOLD);
             let more = if more > 0 { format!(" and {more} more") } else { String::new() };
             let answer = &call.content;

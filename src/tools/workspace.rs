@@ -280,7 +280,10 @@ impl Workspace {
     ///
     /// # Errors
     /// [`NotKept`].
-    pub async fn keep(&self, paths: impl IntoIterator<Item = String>) -> Result<Vec<String>, NotKept> {
+    pub async fn keep(
+        &self,
+        paths: impl IntoIterator<Item = String>,
+    ) -> Result<Vec<String>, NotKept> {
         match self.keeping().await {
             Some(keeping) => {
                 keeping.keep(Touched { paths: paths.into_iter().collect(), is_all: true }).await

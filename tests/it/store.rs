@@ -35,8 +35,8 @@ use toolloop::run::{
     Caller, Consumption, Effect, Labels, Outcome, RunKind, RunStatus, TerminationReason, Totals,
 };
 use toolloop::store::{
-    self, AuditRow, DefinitionSnapshot, Idempotency, LeftFiles, NewRun, Page, QueuePlace, RunWrite, Store,
-    StoreError, WriteOutcome,
+    self, AuditRow, DefinitionSnapshot, Idempotency, LeftFiles, NewRun, Page, QueuePlace, RunWrite,
+    Store, StoreError, WriteOutcome,
 };
 use uuid::Uuid;
 

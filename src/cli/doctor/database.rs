@@ -83,8 +83,7 @@ async fn ask(config: &Config) -> Result<Answer, AppError> {
         let about = store.about().await?;
         let has_keys = if about.applied > 0 { store.has_keys().await? } else { false };
         let is_current = about.applied == about.known;
-        let workspace =
-            if is_current { on_workspace(&store, config).await? } else { None };
+        let workspace = if is_current { on_workspace(&store, config).await? } else { None };
         Ok(Answer { about, has_keys: Some(has_keys), workspace })
     };
     let answer = answer.await;
@@ -112,9 +111,9 @@ async fn on_workspace(store: &Store, config: &Config) -> Result<Option<Finding>,
                 Ok(objects) => objects,
                 Err(error) => return Ok(Some(Finding::fail("workspace", error.to_string(), next))),
             };
-            Ok(object_store_fault(store, &objects).await?.map(|fault| {
-                Finding::fail("workspace", format!("{objects}: {fault}"), next)
-            }))
+            Ok(object_store_fault(store, &objects)
+                .await?
+                .map(|fault| Finding::fail("workspace", format!("{objects}: {fault}"), next)))
         }
         WorkspaceStore::Local if store.kind() == "postgres" => {
             let living = store.living_replicas().await?;

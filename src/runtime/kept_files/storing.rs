@@ -16,9 +16,7 @@ use super::{FIRST_PAUSE, Failure, KeptFiles, Known, Scope, contains, known_benea
 use crate::objects::PART;
 #[cfg(debug_assertions)]
 use crate::store::writer::crash;
-use crate::store::{
-    KeptContent, KeptFile, ObjectClaim, Ownership, PathWrite, PathsWritten,
-};
+use crate::store::{KeptContent, KeptFile, ObjectClaim, Ownership, PathWrite, PathsWritten};
 use crate::tools::keeping::{NotKept, Touched};
 use crate::tools::layout::{self, Found, FoundFile, Stamp};
 
@@ -250,9 +248,10 @@ impl KeptFiles {
     }
 
     async fn is_there(&self, object: String) -> Result<String, Failure> {
-        match self.store.object_stored(&object).await? {
-            true => Ok(object),
-            false => Err(Failure::Overtaken("a content came too late".to_owned())),
+        if self.store.object_stored(&object).await? {
+            Ok(object)
+        } else {
+            Err(Failure::Overtaken("a content came too late".to_owned()))
         }
     }
 

@@ -153,7 +153,10 @@ async fn no_text_is_ever_syntax(db: Db) {
 async fn it_goes_with_its_run(db: Db) {
     remember(&db, "pelicans").await;
     assert_eq!(recalled(&db, "pelicans").await.len(), 1);
-    db.store.delete_ended(now() + chrono::TimeDelta::hours(1), 10, &|_| LeftFiles::default()).await.unwrap();
+    db.store
+        .delete_ended(now() + chrono::TimeDelta::hours(1), 10, &|_| LeftFiles::default())
+        .await
+        .unwrap();
     assert_eq!(recalled(&db, "pelicans").await.len(), 0);
     let mut run = Script::with(|new| new.session_id = Some("s".into()));
     db.commit("me", &run.start()).await;

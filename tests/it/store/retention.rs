@@ -74,7 +74,10 @@ async fn what_ended_before_goes_with_all_that_belongs_to_it(db: Db) {
     let old = [ended(&db, Script::owned()).await, ended(&db, of_tenant("other")).await];
     let before = now();
     let new = ended(&db, Script::owned()).await;
-    assert_eq!(db.store.delete_ended(old_enough(), 10, &|_| LeftFiles::default()).await.unwrap(), 0);
+    assert_eq!(
+        db.store.delete_ended(old_enough(), 10, &|_| LeftFiles::default()).await.unwrap(),
+        0
+    );
     assert_eq!(db.store.delete_ended(before, 10, &|_| LeftFiles::default()).await.unwrap(), 2);
     assert_eq!(rows(&db).await, [1, 3, 1, 1, 1, 1]);
     for (tenant, run) in [(TENANT, old[0]), ("other", old[1])] {
@@ -223,7 +226,10 @@ async fn what_deleted_runs_took_is_still_counted(db: Db) {
     assert_eq!((before[0].len(), before[0][0].runs, before[1][0].runs), (2, 2, 1));
     // One after the other, so that sums are added to sums.
     for left in [4, 3, 2, 1, 0] {
-        assert_eq!(db.store.delete_ended(later(), 1, &|_| LeftFiles::default()).await.unwrap(), u64::from(left > 0));
+        assert_eq!(
+            db.store.delete_ended(later(), 1, &|_| LeftFiles::default()).await.unwrap(),
+            u64::from(left > 0)
+        );
         for (tenant, before) in [TENANT, "other"].iter().zip(&before) {
             assert_eq!(db.store.usage_stats(tenant, &all).await.unwrap(), *before, "{left}");
         }

@@ -125,7 +125,9 @@ async fn contents_go_when_no_path_has_them(db: Db) {
     };
     // One path has it no more, another one does.
     done(&db, &[write("x", first, None)]).await;
-    assert!(db.store.unused_objects(Utc::now() - TimeDelta::hours(1), 10).await.unwrap().is_empty());
+    assert!(
+        db.store.unused_objects(Utc::now() - TimeDelta::hours(1), 10).await.unwrap().is_empty()
+    );
     assert_eq!(db.store.unused_objects(later(), 10).await.unwrap(), [never.as_str()]);
     assert!(!db.store.object_stored(&never).await.unwrap(), "it came too late");
     db.store.forget_objects(&[never]).await.unwrap();
@@ -152,8 +154,10 @@ async fn two_that_write_at_once_have_one_after_the_other(db: Db) {
         let store = Arc::clone(&db.store);
         async move {
             let path = format!("p{number}");
-            let writes =
-                [write(&path, 0, Some(KeptContent::Directory)), write("same", 0, Some(KeptContent::Link(path.clone())))];
+            let writes = [
+                write(&path, 0, Some(KeptContent::Directory)),
+                write("same", 0, Some(KeptContent::Link(path.clone()))),
+            ];
             match store.write_files(TENANT, None, &writes).await.unwrap() {
                 PathsWritten::Done { version, changed_by_others } => (version, changed_by_others),
                 other => panic!("{other:?}"),

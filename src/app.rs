@@ -4,6 +4,7 @@
 mod banner;
 mod changes;
 mod check;
+mod objects;
 mod restart;
 mod secrets;
 mod tools;
@@ -17,18 +18,16 @@ use secrecy::ExposeSecret;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-use url::Url;
 
 use crate::agents::catalogue::{self, Change};
 use crate::agents::{Catalogue, Definition, DefinitionProblem};
 use crate::config::tables::ModelPrice;
 use crate::config::{
-    self, AuthMode, Config, Exposed, Model, ModelServer, ObjectPlace, UnsetVariables,
-    WorkspaceStore,
+    self, AuthMode, Config, Exposed, Model, ModelServer, UnsetVariables, WorkspaceStore,
 };
 use crate::http::{self, Auth, HttpSettings, HttpState, Limits, MetricsSink, TokenSigner};
 use crate::model::{CapabilityOverrides, ProviderKind};
-use crate::objects::{Objects, ObjectsError, S3};
+use crate::objects::ObjectsError;
 use crate::outbound::Client;
 use crate::providers::capabilities::{CapabilityTable, ModelPattern};
 use crate::providers::prices::{Price, PriceTable};
@@ -54,6 +53,7 @@ use crate::tools::registry::Registry;
 
 use check::missing_keys;
 pub use check::{Scenarios, check, due_restarts, missing_scenarios, scenarios, told};
+pub use objects::objects;
 pub use tools::sandbox;
 
 /// How often agent files are checked for changes.
@@ -403,26 +403,6 @@ impl Parts {
         });
         Ok(self.runtime.join(heartbeat).await?)
     }
-}
-
-/// The object store that keeps the runs' files. A directory is made where it is missing.
-///
-/// # Errors
-/// The settings do not fit together.
-pub fn objects(place: &ObjectPlace) -> Result<Objects, AppError> {
-    let opened = match place {
-        ObjectPlace::Directory(dir) => std::fs::create_dir_all(dir)
-            .map_err(ObjectsError::from)
-            .and_then(|()| Objects::in_directory(dir)),
-        ObjectPlace::S3(bucket) => Objects::in_bucket(&S3 {
-            bucket: &bucket.name,
-            prefix: &bucket.prefix,
-            endpoint: bucket.endpoint.as_ref().map(Url::as_str),
-            region: bucket.region.as_deref(),
-            key: bucket.key.as_ref().map(|(id, secret)| (id.as_str(), secret)),
-        }),
-    };
-    opened.map_err(AppError::Objects)
 }
 
 /// What one key may have open, so that something is left for the others.

@@ -48,7 +48,6 @@ use crate::telemetry::{
     IsNamed, ModelTry, Observed, Sampled, Telemetry, TelemetryError, TraceSettings,
 };
 use crate::tools::quota::{Quota, QuotaLimits};
-use crate::tools::recall::RecallFn;
 use crate::tools::registry::Registry;
 
 use check::missing_keys;
@@ -237,7 +236,7 @@ impl Local {
 /// # Errors
 /// A model provider cannot be set up.
 pub fn agents(config: &Config) -> Result<Catalogue, AppError> {
-    let tools = tools::configured(config, no_memory(), sandbox(config));
+    let tools = tools::configured(config, tools::no_memory(), sandbox(config));
     Ok(tools::load_agents(config, &Arc::new(router(config)?), &tools))
 }
 
@@ -253,10 +252,6 @@ pub fn policy_bench(
 ) -> Result<PolicyBench, String> {
     let tools = tools::without_secrets(config, unset);
     PolicyBench::new(&tools.registry, tools.skills(), definition)
-}
-
-fn no_memory() -> RecallFn {
-    Arc::new(|_| Box::pin(async { Err("no run is executed here".to_owned()) }))
 }
 
 /// The service without its listener.

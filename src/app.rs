@@ -4,6 +4,7 @@
 mod banner;
 mod changes;
 mod check;
+mod objects;
 mod restart;
 mod secrets;
 mod tools;
@@ -26,6 +27,7 @@ use crate::config::{
 };
 use crate::http::{self, Auth, HttpSettings, HttpState, Limits, MetricsSink, TokenSigner};
 use crate::model::{CapabilityOverrides, ProviderKind};
+use crate::objects::ObjectsError;
 use crate::outbound::Client;
 use crate::providers::capabilities::{CapabilityTable, ModelPattern};
 use crate::providers::prices::{Price, PriceTable};
@@ -46,11 +48,11 @@ use crate::telemetry::{
     IsNamed, ModelTry, Observed, Sampled, Telemetry, TelemetryError, TraceSettings,
 };
 use crate::tools::quota::{Quota, QuotaLimits};
-use crate::tools::recall::RecallFn;
 use crate::tools::registry::Registry;
 
 use check::missing_keys;
 pub use check::{Scenarios, check, due_restarts, missing_scenarios, scenarios, told};
+pub use objects::objects;
 pub use tools::sandbox;
 
 /// How often agent files are checked for changes.
@@ -70,6 +72,8 @@ pub enum AppError {
     Store(#[from] StoreError),
     #[error("[models.{name}]: {message}")]
     Provider { name: String, message: String },
+    #[error("[tools.workspace.object]: {0}")]
+    Objects(ObjectsError),
     #[error("cannot listen on {address}")]
     Listen { address: SocketAddr, source: std::io::Error },
     #[error(transparent)]
@@ -234,7 +238,7 @@ impl Local {
 /// # Errors
 /// A model provider cannot be set up.
 pub fn agents(config: &Config) -> Result<Catalogue, AppError> {
-    let tools = tools::configured(config, no_memory(), sandbox(config));
+    let tools = tools::configured(config, tools::no_memory(), sandbox(config));
     Ok(tools::load_agents(config, &Arc::new(router(config)?), &tools))
 }
 
@@ -250,10 +254,6 @@ pub fn policy_bench(
 ) -> Result<PolicyBench, String> {
     let tools = tools::without_secrets(config, unset);
     PolicyBench::new(&tools.registry, tools.skills(), definition)
-}
-
-fn no_memory() -> RecallFn {
-    Arc::new(|_| Box::pin(async { Err("no run is executed here".to_owned()) }))
 }
 
 /// The service without its listener.
@@ -320,6 +320,7 @@ impl Parts {
             workspace: config.tools.workspace.dir.clone(),
             quarantine_retention: config.tools.workspace.quarantine_retention,
             is_workspace_shared: config.tools.workspace.store == WorkspaceStore::Shared,
+            objects: config.objects.as_ref().map(objects).transpose()?,
             quota: Arc::new(Quota::new(QuotaLimits {
                 max_file: config.tools.file_ops.max_file as u64,
                 bytes: config.tools.file_ops.workspace_quota as u64,

@@ -52,7 +52,7 @@ use values::{count, duration, size, some_duration};
 pub use web_fetch::WebFetch;
 use webhooks::WebhookSettings;
 pub use webhooks::Webhooks;
-pub use workspace::{Workspace, WorkspaceStore};
+pub use workspace::{Bucket, ObjectPlace, Workspace, WorkspaceStore};
 
 /// Every setting with its built-in value, annotated.
 pub const DEFAULT_TOML: &str = include_str!("config/default.toml");
@@ -89,6 +89,8 @@ pub struct Config {
     /// Directory of `<set>.yaml` files.
     pub tools_dir: PathBuf,
     pub tools: Tools,
+    /// Where the runs' files are kept, where that is not in the workspace's directory.
+    pub objects: Option<ObjectPlace>,
     /// Secrets that the proxy of programs adds, by name.
     pub credentials: BTreeMap<String, Credential>,
     /// Model providers by name.
@@ -484,7 +486,9 @@ fn resolve(
     }
     tables::check_keys("prices", settings.prices.keys(), &models, &sources)?;
     tables::check_keys("capabilities", settings.capabilities.keys(), &models, &sources)?;
+    let objects = workspace::resolve_objects(&settings.tools.workspace, &sources, &env)?;
     let config = Config {
+        objects,
         file: file.map(|(path, _)| path.to_owned()),
         server: settings.server,
         database: Database {

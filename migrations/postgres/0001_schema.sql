@@ -425,3 +425,45 @@ CREATE TABLE budget_holds (
     ended               bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50);
 CREATE INDEX budget_holds_open ON budget_holds (run_id) WHERE ended = 0;
+
+-- Files of workspaces that are kept in an object store: which path of a tenant has which content. Each change gives the
+-- tenant a new version, by which replicas find what they do not have.
+CREATE TABLE workspaces (
+    tenant  text   PRIMARY KEY,
+    version bigint NOT NULL,
+    -- Nothing is known any more of what was deleted in versions up to this one.
+    purged  bigint NOT NULL
+) WITH (fillfactor = 50);
+
+-- One path beneath the directory of a tenant. `kind`: file, directory, link; gone where it was deleted.
+CREATE TABLE workspace_files (
+    tenant      text        NOT NULL,
+    path        text        COLLATE "C" NOT NULL,
+    kind        text        NOT NULL,
+    -- Of a file.
+    object      text,
+    hash        text,
+    size        bigint,
+    mode        bigint,
+    modified_ns bigint,
+    -- Of a link.
+    target      text,
+    version     bigint      NOT NULL,
+    at          timestamptz NOT NULL,
+    PRIMARY KEY (tenant, path)
+);
+CREATE INDEX workspace_files_by_version ON workspace_files (tenant, version);
+CREATE INDEX workspace_files_by_object ON workspace_files (object) WHERE object IS NOT NULL;
+CREATE INDEX workspace_files_gone ON workspace_files (at) WHERE kind = 'gone';
+
+-- Contents in the object store. `state`: coming before it is there, stored; loose where a path that had it has it no
+-- more; dead when it is being deleted, and never used again.
+CREATE TABLE workspace_objects (
+    object  text        PRIMARY KEY,
+    tenant  text        NOT NULL,
+    hash    text        NOT NULL,
+    state   text        NOT NULL,
+    used_at timestamptz NOT NULL
+);
+CREATE INDEX workspace_objects_by_hash ON workspace_objects (tenant, hash);
+CREATE INDEX workspace_objects_unused ON workspace_objects (used_at) WHERE state <> 'stored';

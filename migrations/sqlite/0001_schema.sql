@@ -373,3 +373,37 @@ CREATE TABLE budget_holds (
     ended               INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE INDEX budget_holds_open ON budget_holds (run_id) WHERE ended = 0;
+
+CREATE TABLE workspaces (
+    tenant  TEXT    PRIMARY KEY NOT NULL,
+    version INTEGER NOT NULL,
+    purged  INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE workspace_files (
+    tenant      TEXT    NOT NULL,
+    path        TEXT    NOT NULL,
+    kind        TEXT    NOT NULL,
+    object      TEXT,
+    hash        TEXT,
+    size        INTEGER,
+    mode        INTEGER,
+    modified_ns INTEGER,
+    target      TEXT,
+    version     INTEGER NOT NULL,
+    at          INTEGER NOT NULL,
+    PRIMARY KEY (tenant, path)
+) STRICT;
+CREATE INDEX workspace_files_by_version ON workspace_files (tenant, version);
+CREATE INDEX workspace_files_by_object ON workspace_files (object) WHERE object IS NOT NULL;
+CREATE INDEX workspace_files_gone ON workspace_files (at) WHERE kind = 'gone';
+
+CREATE TABLE workspace_objects (
+    object  TEXT    PRIMARY KEY NOT NULL,
+    tenant  TEXT    NOT NULL,
+    hash    TEXT    NOT NULL,
+    state   TEXT    NOT NULL,
+    used_at INTEGER NOT NULL
+) STRICT;
+CREATE INDEX workspace_objects_by_hash ON workspace_objects (tenant, hash);
+CREATE INDEX workspace_objects_unused ON workspace_objects (used_at) WHERE state <> 'stored';

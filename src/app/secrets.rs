@@ -5,7 +5,7 @@ use secrecy::ExposeSecret;
 use url::Url;
 
 use crate::bounds::secrets;
-use crate::config::{Config, Model};
+use crate::config::{Bucket, Config, Model, ObjectPlace};
 
 /// Bytes of a database's password that is looked for: shorter ones are often ordinary words.
 const MIN_PASSWORD: usize = 12;
@@ -22,6 +22,9 @@ pub(super) fn remember(config: &Config) {
     }
     let own = config.webhooks.secrets.iter().chain(&config.admin_key);
     given.extend(own.map(|secret| secret.expose_secret().to_owned()));
+    if let Some(ObjectPlace::S3(Bucket { key: Some((_, secret)), .. })) = &config.objects {
+        given.push(secret.expose_secret().to_owned());
+    }
     if let Ok(database) = Url::parse(config.database.url.expose_secret()) {
         let password = database.password().filter(|password| password.len() >= MIN_PASSWORD);
         given.extend(password.map(str::to_owned));

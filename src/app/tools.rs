@@ -75,7 +75,7 @@ pub(super) fn without_secrets(config: &Config, unset: &mut UnsetVariables) -> To
             Some(STAND_IN.to_owned())
         })
     };
-    let tools = configured_with(config, super::no_memory(), sandbox(config), &variable);
+    let tools = configured_with(config, no_memory(), sandbox(config), &variable);
     let named_by = config.tools_dir.display().to_string();
     for name in asked.into_inner() {
         unset.entry(name).or_insert_with(|| named_by.clone());
@@ -85,7 +85,7 @@ pub(super) fn without_secrets(config: &Config, unset: &mut UnsetVariables) -> To
 
 /// What is wrong with files of tools as they are now, by what they are called in problems.
 pub(super) fn mistakes(config: &Config) -> BTreeMap<String, String> {
-    let Tools { broken, .. } = configured(config, super::no_memory(), sandbox(config));
+    let Tools { broken, .. } = configured(config, no_memory(), sandbox(config));
     broken.into_iter().map(|DefinitionProblem { file, error }| (file, error)).collect()
 }
 
@@ -161,4 +161,9 @@ pub(super) fn load_agents(
         }),
     );
     catalogue.beside(broken.clone())
+}
+
+/// What remembers where no run is executed.
+pub(super) fn no_memory() -> RecallFn {
+    Arc::new(|_| Box::pin(async { Err("no run is executed here".to_owned()) }))
 }

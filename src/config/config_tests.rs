@@ -158,6 +158,7 @@ fn a_workspace_is_a_directory_or_a_table() {
         dir: dir.into(),
         store: WorkspaceStore::Shared,
         quarantine_retention: Some(Duration::from_hours(30 * 24)),
+        ..from_file("").unwrap().tools.workspace
     };
     assert_eq!(of(&[]), shared("conf/w"));
     assert_eq!(of(&[("TOOLLOOP_TOOLS__WORKSPACE", "v")]), shared("v"));
@@ -171,6 +172,38 @@ fn a_workspace_is_a_directory_or_a_table() {
         let error = from_file(file).unwrap_err().to_string();
         assert!(error.contains(at), "{error}");
     }
+}
+
+#[test]
+fn files_are_kept_in_a_directory_or_a_bucket() {
+    let of = |object: &str, env: &[(&str, &str)]| {
+        let file =
+            format!("tools.workspace.store = \"object\"\n[tools.workspace.object]\n{object}");
+        load(&file, env, &Flags::default()).map(|config| config.objects.unwrap())
+    };
+    let Ok(ObjectPlace::Directory(dir)) = of("url = \"kept\"", &[]) else { panic!() };
+    assert_eq!(dir, Path::new("conf/kept"));
+    let keys = [("AWS_ACCESS_KEY_ID", "id"), ("S3_SECRET", "s3cr3t")];
+    let bucket = "url = \"s3://files/of/toolloop/\"\nendpoint = \"http://127.0.0.1:9000\"\n\
+                  secret_key_env = \"S3_SECRET\"";
+    let Ok(ObjectPlace::S3(bucket)) = of(bucket, &keys) else { panic!() };
+    assert_eq!((bucket.name.as_str(), bucket.prefix.as_str()), ("files", "of/toolloop"));
+    assert_eq!(bucket.region, None);
+    assert!(!format!("{bucket:?}").contains("s3cr3t"));
+    assert_eq!(bucket.key.unwrap().0, "id");
+    for (object, at) in [
+        ("", "url"),
+        ("url = \"ftp://x\"", "url"),
+        ("url = \"s3://\"", "url"),
+        ("url = \"s3://a b\"", "url"),
+        ("url = \"s3://b\"\nendpoint = \"x\"", "endpoint"),
+        ("url = \"s3://b\"\nendpoint = \"http://me@x\"", "endpoint"),
+        ("url = \"s3://b\"\nsecret_key_env = \"NOT_SET\"", "secret_key_env"),
+    ] {
+        let error = of(object, &keys).unwrap_err().to_string();
+        assert!(error.contains(&format!("tools.workspace.object.{at}")), "{error}");
+    }
+    assert!(from_file("").unwrap().objects.is_none());
 }
 
 #[test]

@@ -39,6 +39,7 @@ use crate::providers::router::Router;
 use crate::run::{RunStatus, TraceContext};
 use crate::tools::Listener;
 use crate::tools::executor::{Executor, RunScope};
+use crate::tools::keeping::NotKept;
 use crate::tools::lease::{Lease, Standing};
 use crate::tools::results;
 
@@ -138,9 +139,21 @@ pub enum Stopped {
     /// This replica may not act any more, and what it was doing was stopped.
     #[error("the lease of this replica ran out during a tool call")]
     LeaseOver,
+    /// What a call has changed could not be kept, or what others have changed not be brought.
+    #[error("the files of the run cannot be kept at the moment")]
+    FilesNotKept,
     /// The state did not take an event: our own error.
     #[error("the journal does not fit the state: {0}")]
     Fold(#[from] FoldError),
+}
+
+impl From<NotKept> for Stopped {
+    fn from(not_kept: NotKept) -> Self {
+        match not_kept {
+            NotKept::Unavailable => Self::FilesNotKept,
+            NotKept::Fenced => Self::Journal(AppendFailed::Fenced),
+        }
+    }
 }
 
 /// How far a run was driven.

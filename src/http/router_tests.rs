@@ -76,6 +76,7 @@ async fn state(auth: Auth) -> HttpState {
         workspace: std::env::temp_dir(),
         quarantine_retention: None,
         is_workspace_shared: false,
+        objects: None,
         sample_ratio: 0.0,
     };
     let router = Arc::new(crate::providers::router::Router::default());

@@ -15,7 +15,6 @@ use crate::engine::{RunControl, State};
 use crate::event::{RunEvent, ValidationError, WaitKind};
 use crate::run::Caller;
 use crate::store::{ApprovalRecord, ClaimedRun, RunRecord, StoreError};
-use crate::tools::Workspace;
 use crate::tools::approval::Granted;
 use crate::tools::client_calls::ClientCall;
 use crate::tools::executor::Prepared;
@@ -71,8 +70,7 @@ impl Runtime {
         journal.iter().try_for_each(|event| state.apply(event)).map_err(ResumeError::from)?;
         let pending = state.open_call(asked.call_id).ok_or(AnswerError::NotAwaited)?;
         let directory = loaded.agent.workspace_of(run.id, run.session_id.as_deref());
-        let workspace = Workspace::open(&self.inner.settings.workspace, &run.tenant, &directory)
-            .map_err(|error| AnswerError::Broken(error.to_string()))?;
+        let workspace = self.workspace(&run.tenant, &directory).await?;
         let standing = RunControl::default().standing(Arc::clone(&self.inner.lease));
         let scope = run_scope(&identity_of(&claimed, 0.0), &plan, workspace, &state, standing);
         let shown = state.waiting().find(|awaited| awaited.call_id == asked.call_id);

@@ -20,6 +20,7 @@ use crate::agents::Agent;
 use crate::store::{RunRecord, StoreError};
 use crate::tools::Workspace;
 use crate::tools::executor::Executor;
+use crate::tools::keeping::Touched;
 use crate::tools::staged::Staged;
 use crate::tools::stored_files::{
     ChangeError, Condition, ListedFile, NewFile, OpenedFile, StoredFiles,
@@ -132,13 +133,16 @@ impl Files {
         size: u64,
         condition: Option<Condition>,
     ) -> Result<(String, bool), ChangeError> {
-        self.blocking(move |files| {
-            let path = files.resolved(&path).ok_or_else(|| files.without_file(path))?;
-            let new = [NewFile { path, staged, size }];
-            let is_new = files.stored.place(&files.workspace, &new, condition.as_ref())?;
-            let [NewFile { path, .. }] = new;
-            Ok((path, is_new.contains(&true)))
-        })
+        self.changing(
+            |(path, _): &(String, bool)| vec![path.clone()],
+            move |files| {
+                let path = files.resolved(&path).ok_or_else(|| files.without_file(path))?;
+                let new = [NewFile { path, staged, size }];
+                let is_new = files.stored.place(&files.workspace, &new, condition.as_ref())?;
+                let [NewFile { path, .. }] = new;
+                Ok((path, is_new.contains(&true)))
+            },
+        )
         .await
     }
 
@@ -151,11 +155,14 @@ impl Files {
         path: String,
         condition: Option<Condition>,
     ) -> Result<String, ChangeError> {
-        self.blocking(move |files| {
-            let path = files.resolved(&path).ok_or_else(|| files.without_file(path))?;
-            files.stored.delete(&files.workspace, &path, condition.as_ref())?;
-            Ok(path)
-        })
+        self.changing(
+            |path: &String| vec![path.clone()],
+            move |files| {
+                let path = files.resolved(&path).ok_or_else(|| files.without_file(path))?;
+                files.stored.delete(&files.workspace, &path, condition.as_ref())?;
+                Ok(path)
+            },
+        )
         .await
     }
 
@@ -179,6 +186,28 @@ impl Files {
 
     pub(super) fn resolved(&self, path: &str) -> Option<String> {
         StoredFiles::resolved(&self.workspace, path).filter(|path| self.may_see(path))
+    }
+
+    /// Changes files, and keeps what was changed.
+    pub(super) async fn changing<T, E>(
+        &self,
+        paths: impl FnOnce(&T) -> Vec<String> + Send,
+        work: impl FnOnce(&Self) -> Result<T, E> + Send + 'static,
+    ) -> Result<T, E>
+    where
+        T: Send + 'static,
+        E: From<io::Error> + From<ChangeError> + Send + 'static,
+    {
+        let keeping = self.workspace.keeping().await;
+        let done = self.blocking(work).await?;
+        if let Some(keeping) = keeping {
+            let touched = Touched { paths: paths(&done).into_iter().collect(), is_all: true };
+            let refused = keeping.keep(touched).await.map_err(ChangeError::from)?;
+            if let Some(path) = refused.into_iter().next() {
+                return Err(ChangeError::InTheWay(path, "was changed elsewhere meanwhile").into());
+            }
+        }
+        Ok(done)
     }
 
     pub(super) async fn blocking<T, E>(
@@ -270,7 +299,7 @@ impl Runtime {
     /// What the system says.
     pub async fn stage_file(&self, tenant: &str) -> io::Result<(Staged, File)> {
         let unavailable = |why: String| io::Error::other(why);
-        let tenant = self.workspace(tenant, ".").await.map_err(|e| unavailable(e.to_string()))?;
+        let tenant = self.directory(tenant, ".").await.map_err(|e| unavailable(e.to_string()))?;
         let staged = tokio::task::spawn_blocking(move || Staged::create(&tenant.root()));
         staged.await.map_err(io::Error::other)?
     }

@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 use super::{FilesError, Runtime};
 use crate::agents::directories::left_alone;
-use crate::store::{DeletedRun, SessionDeleted};
+use crate::store::{DeletedRun, LeftFiles, SessionDeleted};
 use crate::tools::Workspace;
 
 /// What of a definition is needed here.
@@ -44,10 +44,18 @@ impl Runtime {
         Ok(deleted)
     }
 
-    /// Takes the directories of runs out of their places; how many there were.
-    pub(super) fn throw_away(&self, runs: &[DeletedRun]) -> usize {
+    /// Takes the directories of runs out of their places.
+    pub(super) fn throw_away(&self, runs: &[DeletedRun]) -> LeftFiles {
         let directories: BTreeSet<(&str, String)> =
             runs.iter().filter_map(|run| Some((run.tenant.as_str(), left_by(run)?))).collect();
+        if let Some(kept) = &self.inner.kept_files {
+            let dropped = |(tenant, directory): (&str, String)| {
+                kept.drop_directory(tenant, &directory);
+                (tenant.to_owned(), directory)
+            };
+            let kept = directories.into_iter().map(dropped).collect();
+            return LeftFiles { directories: 0, kept };
+        }
         let root = &self.inner.settings.workspace;
         let thrown = directories.into_iter().filter(|(tenant, directory)| {
             Workspace::throw_away(root, tenant, directory).unwrap_or_else(|error| {
@@ -55,7 +63,7 @@ impl Runtime {
                 false
             })
         });
-        thrown.count()
+        LeftFiles { directories: thrown.count(), kept: Vec::new() }
     }
 
     /// Deletes what was thrown away.

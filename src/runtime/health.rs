@@ -1,5 +1,5 @@
 //! What keeps this replica from driving runs although it lives: a workspace that cannot be written,
-//! or that is not the one that the replicas share.
+//! that is not the one that the replicas share, or whose files cannot be kept in the object store.
 //!
 //! Such a replica takes no runs and says that it is not ready, so that others take them. It finds
 //! out by writing a file every now and then, and before it blames a run.
@@ -82,6 +82,7 @@ impl Runtime {
             self.inner.health.found(Some("it does not answer".to_owned()));
             look.await // one that hangs is not asked again and again
         };
+        let is_writable = matches!(answer, Ok(Ok(())));
         let fault = match (answer, &self.inner.shared_volume) {
             (Ok(Ok(())), None) => None,
             (Ok(Ok(())), Some(volume)) => {
@@ -89,6 +90,10 @@ impl Runtime {
             }
             (Ok(Err(error)), _) => Some(error.to_string()),
             (Err(failed), _) => Some(failed.to_string()),
+        };
+        let fault = match &self.inner.kept_files {
+            Some(kept) if is_writable => kept.fault().await,
+            _ => fault,
         };
         let is_usable = fault.is_none();
         self.inner.health.found(fault);

@@ -23,6 +23,7 @@ mod input_labels;
 mod journal_poller;
 mod jwks;
 pub mod jwt;
+mod kept_files;
 pub mod keys;
 mod live;
 mod loaded;
@@ -68,6 +69,7 @@ use crate::agents::{Catalogue, Definition, DefinitionError, Skills};
 use crate::engine::{FoldError, Handlers, Lease, Rules, State};
 use crate::event::Event;
 use crate::message::Conversation;
+use crate::objects::Objects;
 use crate::providers::router::Router;
 use crate::run::RunStatus;
 use crate::store::RunLimits;
@@ -87,6 +89,7 @@ pub use files::{FileUsers, Files, FilesError};
 pub use follow::Follower;
 pub use heartbeat::HeartbeatStore;
 pub use history::{RunTurns, TurnSource, own_turns, turn_sources};
+pub use kept_files::object_store_fault;
 pub use logins::Refusal;
 pub use memory::recollection;
 pub use policy_cases::{Decided, PolicyBench, PolicyCase};
@@ -139,6 +142,8 @@ pub struct Settings {
     pub quarantine_retention: Option<Duration>,
     /// Whether it has to be one volume for all replicas.
     pub is_workspace_shared: bool,
+    /// Where the files are kept, if not there.
+    pub objects: Option<Objects>,
     /// How much each workspace may hold.
     pub quota: Arc<Quota>,
     /// The share of traces that are recorded, of those that begin here; 0..=1.
@@ -161,6 +166,8 @@ struct Inner {
     health: health::Health,
     /// Known where the workspace has to be one volume for all replicas.
     shared_volume: Option<shared_volume::SharedVolume>,
+    /// Known where files are kept in an object store.
+    kept_files: Option<Arc<kept_files::KeptFiles>>,
     files: Arc<StoredFiles>,
     child_ids: ChildIds,
     logins: logins::Logins,
@@ -227,6 +234,9 @@ impl Runtime {
             Arc::new(tell) as OnDurable
         };
         let patience = settings.store_patience;
+        let kept_files = settings.objects.clone().map(|objects| {
+            kept_files::KeptFiles::new(objects, Arc::clone(&store), Arc::clone(&owner), &settings)
+        });
         let inner = Arc::new_cyclic(|inner| Inner {
             writer: Writer::spawn(Arc::clone(&store), Arc::clone(&owner), patience, on_durable),
             store,
@@ -244,6 +254,7 @@ impl Runtime {
             outbox,
             deliveries: TaskTracker::new(),
             lease: Arc::new(Lease::new(settings.lease)),
+            kept_files,
             shared_volume: settings.is_workspace_shared.then(shared_volume::SharedVolume::default),
             settings,
             owner,

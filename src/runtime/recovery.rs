@@ -23,14 +23,15 @@ use super::waiting::expiry;
 use super::worker::{DrivenRun, Notify, RunIdentity, write};
 use crate::agents::prompt::ActiveSkill;
 use crate::clock;
-use crate::engine::{Disposal, Entry, FoldError, Plan, Rules, State};
+use crate::engine::{Disposal, Entry, FoldError, Plan, Rules, State, Stopped};
 use crate::event::{AuditRecord, Event, LabelCause, LabelsChanged, RunEvent};
 use crate::run::{Caller, Overrides, RunOrigin};
 use crate::store::writer::AppendError;
 use crate::store::{ClaimedRun, DefinitionSnapshot, GivenBack, NewRun, QueuePlace, StoreError};
 use crate::tools::Workspace;
+use crate::tools::keeping::NotKept;
 use crate::tools::results::lost;
-use crate::tools::workspace::WorkspaceError;
+use crate::tools::workspace::{WorkspaceError, normalise};
 
 /// Journal entries read at once during recovery.
 const PAGE: u32 = 500;
@@ -100,6 +101,10 @@ impl Runtime {
     ) {
         match error {
             ResumeError::NoFreeSlot => self.requeue_uncounted(ownership, GivenBack::AtOnce).await,
+            ResumeError::Stopped(Stopped::FilesNotKept) => {
+                tracing::warn!(run_id = %ownership.run(), error = %Stopped::FilesNotKept, "run is given back");
+                self.requeue_uncounted(ownership, GivenBack::After(ELSEWHERE)).await;
+            }
             ResumeError::NoWorkspace(error) => {
                 tracing::warn!(run_id = %ownership.run(), %error, "run is left to other replicas");
                 self.requeue_uncounted(ownership, GivenBack::After(ELSEWHERE)).await;
@@ -255,7 +260,29 @@ impl Runtime {
             self.look_at_workspace().await;
             return Err(ResumeError::NoWorkspace(WorkspaceError::NotShared));
         }
-        match Workspace::open(root, tenant, directory) {
+        let Some(kept) = &self.inner.kept_files else {
+            return self.directory(tenant, directory).await;
+        };
+        let plain = normalise(directory).map_err(|error| unusable(&error))?;
+        // Known before the directory is opened, so that it is not taken for idle.
+        let keeper = kept.keeper(tenant, &plain);
+        let workspace = self.directory(tenant, &plain).await?.kept_by(keeper);
+        match workspace.refresh().await {
+            Ok(()) => Ok(workspace),
+            Err(error) => Err(ResumeError::NoWorkspace(error.into())),
+        }
+    }
+
+    /// The same without the files that are kept elsewhere.
+    pub(super) async fn directory(
+        &self,
+        tenant: &str,
+        directory: &str,
+    ) -> Result<Workspace, ResumeError> {
+        if self.inner.kept_files.as_ref().is_some_and(|kept| !kept.is_ready()) {
+            return Err(ResumeError::NoWorkspace(NotKept::Unavailable.into()));
+        }
+        match Workspace::open(&self.inner.settings.workspace, tenant, directory) {
             Ok(workspace) => Ok(workspace.within(&self.inner.settings.quota)),
             Err(error @ WorkspaceError::Io { .. }) if !self.look_at_workspace().await => {
                 Err(ResumeError::NoWorkspace(error))

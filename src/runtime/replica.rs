@@ -4,6 +4,7 @@
 //! One loop claims, hears cancel requests and sweeps; hints wake it, a timer makes it right without
 //! them.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -55,6 +56,9 @@ impl Runtime {
             self.look_first().await;
         }
         tokio::spawn(self.clone().watch_workspace());
+        if let Some(kept) = &inner.kept_files {
+            tokio::spawn(Arc::clone(kept).collect(inner.stop.clone()));
+        }
         let runtime = self.clone();
         tokio::spawn(async move {
             runtime.decide(orphans).await;

@@ -175,7 +175,7 @@ impl Runtime {
             return Ok(Vec::new());
         }
         let directory = loaded.agent.workspace_of(new.id, new.session_id.as_deref());
-        if self.workspace_found(&caller.tenant, &directory)?.is_none() {
+        if self.workspace_found(&caller.tenant, &directory).await?.is_none() {
             // Refused before the workspace is made, which nobody would miss and nobody would remove.
             let asked = given.iter().map(|Given { pointer, upload, .. }| {
                 (pointer.clone(), upload.path.clone(), upload.size)
@@ -207,7 +207,7 @@ impl Runtime {
             asked.push((copied_to(number), copy.path, size));
         }
         let directory = loaded.agent.workspace_of(new.id, new.session_id.as_deref());
-        match self.workspace_found(&caller.tenant, &directory)? {
+        match self.workspace_found(&caller.tenant, &directory).await? {
             None => self.judge_unmade(loaded, &directory, asked),
             Some(workspace) => {
                 let workspace = workspace.within(&self.inner.settings.quota);
@@ -223,7 +223,16 @@ impl Runtime {
         }
     }
 
-    fn workspace_found(&self, tenant: &str, directory: &str) -> io::Result<Option<Workspace>> {
+    /// What is kept elsewhere is brought here first.
+    async fn workspace_found(
+        &self,
+        tenant: &str,
+        directory: &str,
+    ) -> io::Result<Option<Workspace>> {
+        if self.inner.kept_files.is_some() {
+            let opened = self.workspace(tenant, directory).await;
+            return opened.map(Some).map_err(|error| io::Error::other(error.to_string()));
+        }
         Workspace::find(&self.inner.settings.workspace, tenant, directory).map_err(io::Error::other)
     }
 
@@ -302,7 +311,8 @@ impl Files {
 
     /// Puts all files in their places.
     async fn put_all(&self, given: Vec<Given>) -> Result<Vec<Placed>, UploadError> {
-        self.blocking(move |files| {
+        let paths = |placed: &Vec<Placed>| placed.iter().map(|it| it.path.clone()).collect();
+        self.changing(paths, move |files| {
             let asked = given.iter().map(|Given { pointer, upload, .. }| {
                 (pointer.clone(), upload.path.clone(), upload.size)
             });

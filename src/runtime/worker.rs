@@ -127,6 +127,7 @@ impl DrivenRun {
         }
         let is_new = state.last_seq() == 0 && identity.epoch == 1;
         let driver = driver(&plan);
+        let workspace = workspace.of_run(identity.new.id, identity.epoch);
         let directory = workspace.directory();
         let control = Arc::new(RunControl::default());
         let standing = control.standing(Arc::clone(&runtime.inner.lease));

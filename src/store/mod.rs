@@ -45,6 +45,7 @@ mod stats;
 mod tables;
 mod trees;
 mod webhooks;
+mod workspaces;
 pub mod writer;
 
 use std::sync::Arc;
@@ -75,6 +76,9 @@ pub use tables::{
     ToolCallRecord, ToolStats, UsageStats,
 };
 pub use webhooks::{DeliveryFilter, DeliveryStatus, Tried};
+pub use workspaces::{
+    KeptContent, KeptFile, KeptPath, ObjectClaim, PathWrite, PathsChanged, PathsWritten,
+};
 
 /// The format of definitions and journals that this version writes, and the newest that it reads.
 /// Raised with each change that an earlier version could not read.

@@ -19,7 +19,8 @@ use super::definitions::SPARED;
 use super::sql::Query;
 use super::stats::{HAS_REST, REST, sums};
 use super::tables::ids;
-use super::{DeletedRun, GoesAlong, Store, StoreError};
+use super::workspaces::delete_beneath;
+use super::{DeletedRun, GoesAlong, LeftFiles, Store, StoreError};
 use crate::event::AuditAction;
 
 /// All tenants that have runs, by one look-up each; the last row is NULL.
@@ -62,7 +63,7 @@ impl Store {
             by_tenant.entry(run.tenant.clone()).or_default().push(run);
         }
         for (tenant, runs) in by_tenant {
-            let workspaces = goes_along(&runs);
+            let workspaces = leave_files(&mut *tx, goes_along(&runs)).await?;
             let details = json!({"runs": runs.len(), "workspaces": workspaces, "before": before});
             note(&mut *tx, by_service(tenant, AuditAction::RunsDeleted, details)).await?;
         }
@@ -123,6 +124,17 @@ pub(super) async fn delete_runs(
         tx.run(delete.bind("runs", runs)).await?;
     }
     Ok(deleted)
+}
+
+/// Deletes what is kept of the files that runs leave; how many directories those are.
+pub(super) async fn leave_files(
+    tx: &mut dyn Transaction,
+    LeftFiles { directories, kept }: LeftFiles,
+) -> Result<usize, StoreError> {
+    for (tenant, directory) in &kept {
+        delete_beneath(tx, tenant, directory).await?;
+    }
+    Ok(directories.max(kept.len()))
 }
 
 async fn what_goes(tx: &mut dyn Transaction, runs: &[Uuid]) -> Result<Vec<DeletedRun>, StoreError> {

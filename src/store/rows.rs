@@ -107,8 +107,17 @@ pub struct DeletedRun {
     pub definition: Option<Arc<str>>,
 }
 
-/// What else goes with runs, before their deletion is committed; how much that is.
-pub type GoesAlong<'f> = &'f (dyn Fn(&[DeletedRun]) -> usize + Sync);
+/// What goes with runs, in the transaction that deletes them and before it is committed.
+pub type GoesAlong<'f> = &'f (dyn Fn(&[DeletedRun]) -> LeftFiles + Sync);
+
+/// The files that deleted runs leave.
+#[derive(Debug, Default)]
+pub struct LeftFiles {
+    /// How many directories leave their places.
+    pub directories: usize,
+    /// Tenants and directories whose files are kept elsewhere.
+    pub kept: Vec<(String, String)>,
+}
 
 /// What became of a session that was to be deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::audit::note;
 use super::backend::Work;
-use super::retention::delete_runs;
+use super::retention::{delete_runs, leave_files};
 use super::sql::Query;
 use super::tables::{Record, ids};
 use super::{
@@ -131,7 +131,7 @@ impl Store {
         );
         let rows = tx.run(family.bind("tenant", tenant).bind("runs", &*runs)).await?;
         let deleted = delete_runs(&mut *tx, &ids(&rows)?).await?;
-        let workspaces = goes_along(&deleted);
+        let workspaces = leave_files(&mut *tx, goes_along(&deleted)).await?;
         let act = Act {
             tenant: tenant.to_owned(),
             subject: subject.to_owned(),

@@ -7,7 +7,7 @@
 //! order. It does not decide what is written, and it retries only what the store calls transient.
 
 #[cfg(debug_assertions)]
-mod crash;
+pub mod crash;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::future::Future;

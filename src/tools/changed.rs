@@ -4,6 +4,7 @@
 //! did is unknown. Programs are looked after even then: the result of their call waits for what is
 //! found, and becomes an error where that may not be.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::guarded::Failure;
+use super::keeping::Touched;
 use crate::event::{CallFailure, FileChange};
 
 /// Bytes of the diffs of one call; those beyond are left out.
@@ -37,6 +39,8 @@ struct Told {
     looking: Option<watch::Receiver<()>>,
     /// What speaks against what they have left.
     objections: Vec<String>,
+    /// All paths whose change was told.
+    touched: BTreeSet<String>,
 }
 
 /// What a call has changed.
@@ -63,6 +67,7 @@ impl Changed {
     /// Something is changed now.
     pub fn add(&self, mut change: FileChange) {
         let mut told = self.0.lock();
+        told.touched.extend([change.path.clone()].into_iter().chain(change.from.clone()));
         if told.changes.len() >= MAX_CHANGES {
             told.omitted += 1;
             return;
@@ -119,6 +124,12 @@ impl Changed {
             }
             Err(other) => other,
         })
+    }
+
+    /// What the call has changed, to be kept.
+    pub fn touched(&self) -> Touched {
+        let told = self.0.lock();
+        Touched { paths: told.touched.clone(), is_all: told.is_complete }
     }
 
     /// All changes, where they are known.

@@ -18,6 +18,8 @@ pub mod executor;
 pub mod file_ops;
 mod guarded;
 pub mod interceptors;
+pub mod keeping;
+pub mod layout;
 pub mod lease;
 pub mod listener;
 pub mod marker;

@@ -2,14 +2,14 @@
 
 use serde_json::Value;
 
-use super::ToolContext;
 use super::results::{Finished, finished, not_admitted};
 use super::subagent;
+use super::{Changed, ToolContext};
 use crate::clock;
 use crate::event::{AuditRecord, Circumstances, RunEvent, ToolCallCompleted, ToolCallStarted};
 use crate::governance::{Allowance, Permit};
 use crate::message::{CallTarget, ToolCall};
-use crate::run::{Consumption, Delegation, Effect, Labels};
+use crate::run::{Action, ActionKind, Consumption, Delegation, Effect, Labels};
 
 /// A call that the gate let pass.
 #[derive(Debug)]
@@ -79,6 +79,19 @@ impl Ready {
     /// which has a fence of its own.
     pub fn changes(&self) -> bool {
         self.effect() != Effect::Read && Delegation::of_tool(&self.started.tool).is_none()
+    }
+
+    /// Whether it writes files, or runs programs, which may.
+    pub fn touches_files(&self) -> bool {
+        let touches = |action: &Action| {
+            matches!(action.what, ActionKind::Write { .. } | ActionKind::Exec { .. })
+        };
+        self.permit.actions().iter().any(touches)
+    }
+
+    /// What it changes.
+    pub fn changed(&self) -> Changed {
+        self.context.changed.clone()
     }
 
     /// The call, answered with the result of an earlier identical one.

@@ -11,6 +11,7 @@ use uuid::Uuid;
 use super::approval::Escalated;
 use super::arguments;
 use super::audit_arguments::shown;
+use crate::bounds::text::quoted;
 use crate::clock;
 use crate::event::{
     ApprovalBasis, AuditRecord, Awaited, CallFailure, Circumstances, RunEvent, SkillActivated,
@@ -22,6 +23,8 @@ use crate::run::{Action, Labels};
 
 /// Bytes of a result; of a longer one head and tail are kept.
 pub const MAX_RESULT: usize = 64 * 1024;
+/// Paths that a model is told of.
+const MAX_TOLD: usize = 20;
 /// A call with its result.
 #[derive(Debug)]
 pub struct Finished {
@@ -36,6 +39,29 @@ pub struct Finished {
     pub activates: Option<SkillActivated>,
     /// What the result labels the run.
     pub yields: Labels,
+}
+
+impl Finished {
+    /// The same where the change of some paths was not kept.
+    #[must_use]
+    pub fn without_change_of(mut self, paths: &[String]) -> Self {
+        if let RunEvent::ToolCallCompleted(call) = &mut self.event {
+            let shown =
+                paths.iter().take(MAX_TOLD).map(|path| quoted(path)).collect::<Vec<_>>().join(", ");
+            let more = paths.len().saturating_sub(MAX_TOLD);
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            let answer = &call.content;
+            call.content = error_text(&format!(
+                "The change of {shown}{more} was not kept: another run has changed it meanwhile, or it is no \
+                 file that can be kept. It is as the other left it; read it again. The answer of the call was: {answer}"
+            ));
+            call.failure = call.failure.or(Some(CallFailure::ToolError));
+            if let Some(changes) = &mut call.changes {
+                changes.retain(|change| !paths.contains(&change.path));
+            }
+        }
+        self
+    }
 }
 
 /// The service failed, not the call: the run ends. The call has its result all the same.

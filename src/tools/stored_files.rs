@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 
 use super::Workspace;
+use super::keeping::NotKept;
 use super::quota::{Growth, OverQuota};
 use super::staged::Staged;
 use super::workspace::{Kind, MadeAll, Way};
@@ -116,6 +117,8 @@ pub enum ChangeError {
     /// Something else is at the path.
     #[error("{0:?} {1}")]
     InTheWay(String, &'static str),
+    #[error(transparent)]
+    NotKept(#[from] NotKept),
     #[error(transparent)]
     Io(#[from] io::Error),
 }

@@ -21,6 +21,7 @@ use cap_std::fs::{Dir, File, Metadata, OpenOptions};
 
 use uuid::Uuid;
 
+use super::keeping::{Keeper, Keeping, NotKept, Touched};
 use super::quarantine::Quarantine;
 use super::quota::{Growth, OverQuota, Quota};
 use super::removal;
@@ -45,6 +46,8 @@ pub struct Workspace {
     directory: Arc<str>,
     quota: Arc<Quota>,
     quarantine: Quarantine,
+    /// Who keeps its files, where that is not the directory.
+    keeper: Option<Arc<dyn Keeper>>,
 }
 
 /// Why a workspace could not be opened.
@@ -56,6 +59,9 @@ pub enum WorkspaceError {
     /// It lies in another directory than that of the other replicas.
     #[error("the workspace is not the one that the replicas share")]
     NotShared,
+    /// Its files cannot be brought.
+    #[error(transparent)]
+    NotKept(#[from] NotKept),
     /// The directory cannot be made or opened.
     #[error("the workspace {path:?} cannot be opened: {source}")]
     Io {
@@ -143,7 +149,7 @@ impl Workspace {
         };
         let tenant = open_or_make(&root.map_err(failed)?, tenant).map_err(failed)?;
         let (root, quota) = (Arc::new(tenant), Arc::default());
-        let tenant = Self { root, directory: ".".into(), quota, quarantine };
+        let tenant = Self { root, directory: ".".into(), quota, quarantine, keeper: None };
         if beneath == "." {
             return Ok(tenant);
         }
@@ -185,8 +191,7 @@ impl Workspace {
             let root = Dir::open_ambient_dir(root, ambient_authority())?;
             let from = root.open_dir(tenant)?;
             from.symlink_metadata(&beneath)?;
-            root.create_dir_all(BIN)?;
-            from.rename(&beneath, &root.open_dir(BIN)?, Uuid::new_v4().simple().to_string())
+            Self::throw_out(&root, &from, beneath.as_ref())
         };
         match thrown() {
             Ok(()) => Ok(true),
@@ -199,6 +204,12 @@ impl Workspace {
                 Err(WorkspaceError::Io { path: format!("{tenant}/{directory}"), source })
             }
         }
+    }
+
+    /// The same with an entry of a directory beneath the root of all workspaces.
+    pub(super) fn throw_out(root: &Dir, from: &Dir, name: &OsStr) -> io::Result<()> {
+        root.create_dir_all(BIN)?;
+        from.rename(name, &root.open_dir(BIN)?, Uuid::new_v4().simple().to_string())
     }
 
     /// Deletes what was thrown away, now or before a crash; how many directories. May take long.
@@ -231,6 +242,54 @@ impl Workspace {
     #[must_use]
     pub fn within(self, quota: &Arc<Quota>) -> Self {
         Self { quota: Arc::clone(quota), ..self }
+    }
+
+    /// The same with somebody who keeps its files.
+    #[must_use]
+    pub fn kept_by(self, keeper: Arc<dyn Keeper>) -> Self {
+        Self { keeper: Some(keeper), ..self }
+    }
+
+    /// The same for a run that this replica owns under an epoch.
+    #[must_use]
+    pub fn of_run(self, run: Uuid, epoch: i64) -> Self {
+        let keeper = self.keeper.as_ref().map(|keeper| keeper.of_run(run, epoch));
+        Self { keeper, ..self }
+    }
+
+    /// Brings into the directory what others have changed.
+    ///
+    /// # Errors
+    /// [`NotKept`].
+    pub async fn refresh(&self) -> Result<(), NotKept> {
+        match &self.keeper {
+            Some(keeper) => keeper.refresh().await,
+            None => Ok(()),
+        }
+    }
+
+    /// Somebody is about to change files, and keeps them then.
+    pub async fn keeping(&self) -> Option<Keeping> {
+        match &self.keeper {
+            Some(keeper) => Some(Keeping::by(keeper).await),
+            None => None,
+        }
+    }
+
+    /// Keeps paths that were changed; those that others have changed meanwhile, elsewhere.
+    ///
+    /// # Errors
+    /// [`NotKept`].
+    pub async fn keep(
+        &self,
+        paths: impl IntoIterator<Item = String>,
+    ) -> Result<Vec<String>, NotKept> {
+        match self.keeping().await {
+            Some(keeping) => {
+                keeping.keep(Touched { paths: paths.into_iter().collect(), is_all: true }).await
+            }
+            None => Ok(Vec::new()),
+        }
     }
 
     /// Counts what a change adds, if there is room for it. May walk the workspace.

@@ -72,6 +72,18 @@ impl Workshop {
         workshop
     }
 
+    /// With moto, a server that speaks S3, in the virtual environment `venv`.
+    pub(crate) async fn moto() -> Self {
+        let check = ["-c", "import venv, ensurepip"];
+        if !works("python3", &check) {
+            apt("python3 python3-venv");
+        }
+        assert!(works("python3", &check), "Python with venv is not found: install it");
+        let workshop = Self::open("moto");
+        workshop.stock_python().await;
+        workshop
+    }
+
     /// With openapi-generator, which Java runs, in the virtual environment `venv`, and Go.
     pub(crate) async fn go() -> Self {
         if !works("go", &["version"]) || !Path::new(GO_PACKAGES).join("src/gopkg.in").exists() {

@@ -77,6 +77,7 @@ mod mock_server;
 mod model_choice;
 mod narrowing;
 mod obedient;
+mod object_store;
 mod openai_histories;
 mod openai_responses;
 mod openai_streams;

@@ -357,6 +357,12 @@ impl Service {
         self.process.child.kill().await.unwrap();
     }
 
+    pub async fn kill_if_alive(&mut self) {
+        if !self.is_dead() {
+            self.kill().await;
+        }
+    }
+
     /// Sends a signal.
     pub fn signal(&self, signal: Signal) {
         send(&self.process.child, signal);

@@ -20,6 +20,7 @@ mod rate_limits;
 mod retention;
 mod sessions;
 mod stats;
+mod workspaces;
 
 use std::sync::Arc;
 
@@ -36,8 +37,8 @@ use toolloop::run::{
     Caller, Consumption, Effect, Labels, Outcome, RunKind, RunStatus, TerminationReason, Totals,
 };
 use toolloop::store::{
-    self, AuditRow, DefinitionSnapshot, Idempotency, NewRun, Page, QueuePlace, RunWrite, Store,
-    StoreError, WriteOutcome,
+    self, AuditRow, DefinitionSnapshot, Idempotency, LeftFiles, NewRun, Page, QueuePlace, RunWrite,
+    Store, StoreError, WriteOutcome,
 };
 use uuid::Uuid;
 

@@ -11,8 +11,8 @@ use secrecy::ExposeSecret as _;
 use super::Finding;
 use super::machine::refuses_writing;
 use crate::app::{self, AppError};
-use crate::config::{Config, Workspace, WorkspaceStore};
-use crate::runtime::shared_volume_fault;
+use crate::config::{Config, WorkspaceStore};
+use crate::runtime::{object_store_fault, shared_volume_fault};
 use crate::store::{DatabaseInfo, Store, StoreError};
 
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -83,8 +83,7 @@ async fn ask(config: &Config) -> Result<Answer, AppError> {
         let about = store.about().await?;
         let has_keys = if about.applied > 0 { store.has_keys().await? } else { false };
         let is_current = about.applied == about.known;
-        let workspace =
-            if is_current { on_workspace(&store, &config.tools.workspace).await? } else { None };
+        let workspace = if is_current { on_workspace(&store, config).await? } else { None };
         Ok(Answer { about, has_keys: Some(has_keys), workspace })
     };
     let answer = answer.await;
@@ -93,7 +92,8 @@ async fn ask(config: &Config) -> Result<Answer, AppError> {
 }
 
 /// Whether other replicas find the files of this one.
-async fn on_workspace(store: &Store, workspace: &Workspace) -> Result<Option<Finding>, StoreError> {
+async fn on_workspace(store: &Store, config: &Config) -> Result<Option<Finding>, StoreError> {
+    let workspace = &config.tools.workspace;
     match workspace.store {
         WorkspaceStore::Shared => {
             let fault = shared_volume_fault(store, &workspace.dir).await?;
@@ -104,6 +104,17 @@ async fn on_workspace(store: &Store, workspace: &Workspace) -> Result<Option<Fin
                 Finding::fail("workspace", detail, next)
             }))
         }
+        WorkspaceStore::Object => {
+            let Some(place) = &config.objects else { return Ok(None) };
+            let next = "make it reachable with the credentials of [tools.workspace.object]";
+            let objects = match crate::app::objects(place) {
+                Ok(objects) => objects,
+                Err(error) => return Ok(Some(Finding::fail("workspace", error.to_string(), next))),
+            };
+            Ok(object_store_fault(store, &objects)
+                .await?
+                .map(|fault| Finding::fail("workspace", format!("{objects}: {fault}"), next)))
+        }
         WorkspaceStore::Local if store.kind() == "postgres" => {
             let living = store.living_replicas().await?;
             Ok((living > 1).then(|| {
@@ -112,7 +123,7 @@ async fn on_workspace(store: &Store, workspace: &Workspace) -> Result<Option<Fin
                     workspace.dir.display()
                 );
                 let next =
-                    "mount one volume on all of them and set [tools.workspace] store = \"shared\"";
+                    "mount one volume on all of them and set [tools.workspace] store = \"shared\", or keep them in an object store";
                 Finding::warn("workspace", detail, next)
             }))
         }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use serde_json::Value;
+use tokio_util::sync::CancellationToken;
 
 use super::waiting::ExternalInput;
 use super::{Admitted, Run, Stopped, instant_of, until};
@@ -24,13 +25,39 @@ use crate::event::{
 use crate::message::CallTarget;
 use crate::run::{ClientTool, Consumption, Delegation, Effect, Labels};
 use crate::tools::client_calls::ClientCall;
-use crate::tools::executor::{Prepared, Ready, RunScope};
+use crate::tools::executor::{Executor, Prepared, Ready, RunScope};
+use crate::tools::keeping::NotKept;
 use crate::tools::requests::RequestsLeft;
 use crate::tools::results::{FatalToolError, Finished, refused};
 use crate::tools::scan::scan_result;
 
 /// A read that takes longer than this is journalled as started before it has ended.
 const LINGER: Duration = Duration::from_millis(1);
+
+/// A call that was executed, and what it changed of the workspace kept.
+type Executed = Result<Result<Finished, FatalToolError>, NotKept>;
+
+/// Executes a call, and keeps what it changed of the workspace however it ended.
+async fn executed(
+    executor: &Executor,
+    ready: Ready,
+    scope: &RunScope,
+    stop: &CancellationToken,
+) -> Executed {
+    let (changed, touches_files) = (ready.changed(), ready.touches_files());
+    let keeping = if touches_files { scope.workspace.keeping().await } else { None };
+    let result = executor.execute(ready, scope, stop).await;
+    let touched = changed.touched();
+    let refused = match keeping {
+        Some(keeping) => keeping.keep(touched).await?,
+        None if touches_files || touched.paths.is_empty() => Vec::new(),
+        None => scope.workspace.keep(touched.paths).await?,
+    };
+    Ok(match result {
+        Ok(finished) if !refused.is_empty() => Ok(finished.without_change_of(&refused)),
+        result => result,
+    })
+}
 
 /// A call on its way to its result.
 pub(super) enum NextStep {
@@ -84,6 +111,9 @@ impl Run {
     /// Executes calls, as many of them as can be executed together, if the budget allows it. Unless
     /// they only read, their starts are durable first.
     pub(super) async fn call_tools(&mut self, calls: Vec<PendingCall>) -> Result<(), Stopped> {
+        if !self.refresh_files().await? {
+            return Ok(());
+        }
         let mut group = Vec::with_capacity(calls.len());
         let mut writes_ahead = false;
         let mut delegates = false;
@@ -133,6 +163,18 @@ impl Run {
         let executed = self.execute(group).await;
         self.control.set_delegating(None);
         executed
+    }
+
+    /// Brings what other runs have changed of the workspace; false where the run is cancelled or out of
+    /// time.
+    async fn refresh_files(&mut self) -> Result<bool, Stopped> {
+        let deadline = self.state.deadline().map(instant_of);
+        tokio::select! {
+            biased;
+            () = self.control.token.cancelled() => Ok(false),
+            () = until(deadline) => Ok(false),
+            refreshed = self.scope.workspace.refresh() => Ok(refreshed.map(|()| true)?),
+        }
     }
 
     /// The input that a call needs, unless it is the caller's to execute and one call too many in
@@ -256,8 +298,8 @@ impl Run {
         let deadline = self.state.deadline().map(instant_of);
         let work = calls.into_iter().map(|call| async {
             match call {
-                NextStep::Ready(ready) => executor.execute(ready, &scope, &stop).await,
-                NextStep::Answered(answer) => answer,
+                NextStep::Ready(ready) => executed(&executor, ready, &scope, &stop).await,
+                NextStep::Answered(answer) => Ok(answer),
             }
         });
         let mut execution = std::pin::pin!(join_all(work));
@@ -267,7 +309,7 @@ impl Run {
             () = tokio::time::sleep(LINGER) => None,
         };
         if let Some(results) = quick {
-            return Ok(self.results(results)?);
+            return self.results(results);
         }
         self.hand_over();
         let results = tokio::select! {
@@ -279,11 +321,12 @@ impl Run {
             }
             () = &mut over => return Err(Stopped::LeaseOver),
         };
-        Ok(self.results(results)?)
+        self.results(results)
     }
 
     /// Records results. A fault of the service in a tool ends the run, when all calls have theirs.
-    fn results(&mut self, results: Vec<Result<Finished, FatalToolError>>) -> Result<(), FoldError> {
+    fn results(&mut self, results: Vec<Executed>) -> Result<(), Stopped> {
+        let results = results.into_iter().collect::<Result<Vec<_>, NotKept>>()?;
         if let Some(requested) =
             self.control.requested().filter(|_| !self.state.is_cancel_requested())
         {
@@ -303,7 +346,7 @@ impl Run {
             }
         }
         let events = faulty.map(|tool| self.state.tool_fault(&tool, clock::now()));
-        self.record_all(events.unwrap_or_default())
+        Ok(self.record_all(events.unwrap_or_default())?)
     }
 
     /// Labels the run with what the result of a call gives it.

@@ -425,6 +425,7 @@ impl From<ChangeError> for Problem {
             ChangeError::Condition => Code::PreconditionFailed,
             ChangeError::Quota(_) => Code::PayloadTooLarge,
             ChangeError::InTheWay(..) => Code::FileConflict,
+            ChangeError::NotKept(error) => return std::io::Error::other(error).into(),
             ChangeError::Io(error) => return error.into(),
         };
         Self::new(code, sentence(&error.to_string()))

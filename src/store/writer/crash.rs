@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Ends the process here, if it is to end here.
-pub(super) fn point(name: &str) {
+pub fn point(name: &str) {
     static PLAN: OnceLock<Option<(String, u64)>> = OnceLock::new();
     static REACHED: AtomicU64 = AtomicU64::new(0);
     let plan = PLAN.get_or_init(|| {

@@ -74,8 +74,11 @@ async fn what_ended_before_goes_with_all_that_belongs_to_it(db: Db) {
     let old = [ended(&db, Script::owned()).await, ended(&db, of_tenant("other")).await];
     let before = now();
     let new = ended(&db, Script::owned()).await;
-    assert_eq!(db.store.delete_ended(old_enough(), 10, &|_| 0).await.unwrap(), 0);
-    assert_eq!(db.store.delete_ended(before, 10, &|_| 0).await.unwrap(), 2);
+    assert_eq!(
+        db.store.delete_ended(old_enough(), 10, &|_| LeftFiles::default()).await.unwrap(),
+        0
+    );
+    assert_eq!(db.store.delete_ended(before, 10, &|_| LeftFiles::default()).await.unwrap(), 2);
     assert_eq!(rows(&db).await, [1, 3, 1, 1, 1, 1]);
     for (tenant, run) in [(TENANT, old[0]), ("other", old[1])] {
         assert_eq!(db.store.run(tenant, run).await.unwrap(), None);
@@ -89,7 +92,7 @@ async fn what_ended_before_goes_with_all_that_belongs_to_it(db: Db) {
         db.store.audit("other", &AuditFilter::default(), &page(9, None)).await.unwrap().len(),
         2
     );
-    assert_eq!(db.store.delete_ended(before, 10, &|_| 0).await.unwrap(), 0);
+    assert_eq!(db.store.delete_ended(before, 10, &|_| LeftFiles::default()).await.unwrap(), 0);
 }
 
 /// Before everything that a test does.
@@ -114,7 +117,7 @@ async fn what_goes_on_or_is_parked_stays(db: Db) {
     db.commit("gone", &park).await;
     let before = rows(&db).await;
     ended(&db, Script::owned()).await;
-    assert_eq!(db.store.delete_ended(later(), 10, &|_| 0).await.unwrap(), 1);
+    assert_eq!(db.store.delete_ended(later(), 10, &|_| LeftFiles::default()).await.unwrap(), 1);
     assert_eq!(rows(&db).await, before);
     for (script, status) in [
         (&running, RunStatus::Running),
@@ -125,7 +128,7 @@ async fn what_goes_on_or_is_parked_stays(db: Db) {
     }
     // A cancelled one ends now, however old it is.
     db.cancel(queued.id).await;
-    assert_eq!(db.store.delete_ended(later(), 10, &|_| 0).await.unwrap(), 1);
+    assert_eq!(db.store.delete_ended(later(), 10, &|_| LeftFiles::default()).await.unwrap(), 1);
     assert_eq!(db.store.run(TENANT, queued.id).await.unwrap(), None);
 }
 
@@ -135,7 +138,7 @@ async fn a_batch_is_no_larger_than_asked_for(db: Db) {
     }
     let mut deleted = Vec::new();
     for _ in 0..4 {
-        deleted.push(db.store.delete_ended(later(), 3, &|_| 0).await.unwrap());
+        deleted.push(db.store.delete_ended(later(), 3, &|_| LeftFiles::default()).await.unwrap());
     }
     assert_eq!(deleted, [3, 3, 1, 0]);
 }
@@ -153,7 +156,7 @@ async fn two_that_delete_at_once_share_the_work(db: Db) {
         workers.spawn(async move {
             let mut deleted = 0;
             for _ in 0..40 {
-                deleted += store.delete_ended(later(), 2, &|_| 0).await.unwrap();
+                deleted += store.delete_ended(later(), 2, &|_| LeftFiles::default()).await.unwrap();
             }
             deleted
         });
@@ -172,15 +175,15 @@ async fn a_definition_goes_when_nobody_needs_it(db: Db) {
     let mut parked = script("a");
     db.commit("me", &parked.start()).await;
     ended(&db, script("b")).await;
-    assert_eq!(db.store.delete_ended(before, 10, &|_| 0).await.unwrap(), 1);
+    assert_eq!(db.store.delete_ended(before, 10, &|_| LeftFiles::default()).await.unwrap(), 1);
     assert_eq!(rows(&db).await[5], 2, "both were used a moment ago");
 
     db.age_definitions(before).await;
     ended(&db, script("a")).await;
     // Not while there may be more to delete.
-    assert_eq!(db.store.delete_ended(before, 1, &|_| 0).await.unwrap(), 1);
+    assert_eq!(db.store.delete_ended(before, 1, &|_| LeftFiles::default()).await.unwrap(), 1);
     assert_eq!(rows(&db).await[5], 2);
-    assert_eq!(db.store.delete_ended(before, 1, &|_| 0).await.unwrap(), 0);
+    assert_eq!(db.store.delete_ended(before, 1, &|_| LeftFiles::default()).await.unwrap(), 0);
     assert_eq!(db.sql("SELECT hash FROM definitions").await, "a".repeat(64));
 
     // Another process finds it gone and stores it again; a run that needs one always finds it.
@@ -189,7 +192,7 @@ async fn a_definition_goes_when_nobody_needs_it(db: Db) {
     assert_eq!(rows(&db).await[5], 2);
     db.age_definitions(before).await;
     db.store.release("me").await.unwrap();
-    db.store.delete_ended(before, 10, &|_| 0).await.unwrap();
+    db.store.delete_ended(before, 10, &|_| LeftFiles::default()).await.unwrap();
     assert_eq!(db.store.claim("you", 1, "").await.unwrap()[0].definition, r#"{"name":"a"}"#);
 
     // Whoever starts runs says so now and then: a definition in use is young.
@@ -223,7 +226,10 @@ async fn what_deleted_runs_took_is_still_counted(db: Db) {
     assert_eq!((before[0].len(), before[0][0].runs, before[1][0].runs), (2, 2, 1));
     // One after the other, so that sums are added to sums.
     for left in [4, 3, 2, 1, 0] {
-        assert_eq!(db.store.delete_ended(later(), 1, &|_| 0).await.unwrap(), u64::from(left > 0));
+        assert_eq!(
+            db.store.delete_ended(later(), 1, &|_| LeftFiles::default()).await.unwrap(),
+            u64::from(left > 0)
+        );
         for (tenant, before) in [TENANT, "other"].iter().zip(&before) {
             assert_eq!(db.store.usage_stats(tenant, &all).await.unwrap(), *before, "{left}");
         }

@@ -1,0 +1,318 @@
+//! Bringing what others have changed into the directory of a workspace.
+//!
+//! A file is complete before it gets into its place. While somebody is changing files here, nothing is
+//! brought: what a call changes of something that others have changed is refused when it is to be kept.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use futures::{StreamExt, TryStreamExt, stream};
+use sha2::{Digest, Sha256};
+use tokio::time::Instant;
+
+use super::gate::Alone;
+use super::{FIRST_PAUSE, Failure, KeptFiles, Known, Scope, known_beneath};
+use crate::objects::ObjectsError;
+use crate::store::{KeptContent, KeptFile, KeptPath};
+use crate::tools::Workspace;
+use crate::tools::keeping::NotKept;
+use crate::tools::layout::{self, Found};
+use crate::tools::staged::Staged;
+
+/// Files that are brought at the same time for one workspace.
+const AT_ONCE: usize = 8;
+
+/// How long bringing waits for changes that are under way.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A file that has no place yet.
+struct Brought {
+    staged: Staged,
+    file: std::fs::File,
+}
+
+impl Scope {
+    /// Brings what others have changed, and undoes what is not kept.
+    pub(super) async fn refresh(&self) -> Result<(), NotKept> {
+        *self.used.lock() = Instant::now();
+        let (since, mut pause) = (Instant::now(), FIRST_PAUSE);
+        let mut alone = None;
+        loop {
+            let mut turn = self.turn.lock().await;
+            match self.bring(&mut turn, alone.as_ref()).await {
+                Ok(()) => return Ok(()),
+                Err(Failure::NotAlone) => {
+                    let is_complete = turn.is_some();
+                    drop(turn); // those that are waited for need it
+                    alone = self.tenant.gate.alone(&self.directory, PATIENCE).await;
+                    if alone.is_none() && is_complete {
+                        return Ok(());
+                    }
+                    if alone.is_none() {
+                        tracing::warn!("the first files of a workspace wait for changes under way");
+                        return Err(NotKept::Unavailable);
+                    }
+                }
+                Err(failure) if self.kept.may_retry(since, &mut pause, &failure).await => {}
+                Err(_) => return Err(NotKept::Unavailable),
+            }
+        }
+    }
+
+    /// The same once.
+    pub(super) async fn bring(
+        &self,
+        turn: &mut Option<i64>,
+        alone: Option<&Alone<'_>>,
+    ) -> Result<(), Failure> {
+        let (kept, tenant) = (&self.kept, &self.tenant);
+        if self.is_stale.swap(false, Ordering::SeqCst) {
+            *turn = None;
+        }
+        let version = kept.store.files_version(&tenant.name).await?;
+        let undoes = self.is_tainted.load(Ordering::SeqCst);
+        let behind: BTreeSet<String> = self.behind.lock().clone();
+        if *turn == Some(version) && behind.is_empty() && !undoes {
+            return Ok(());
+        }
+        if alone.is_none() && (undoes || !behind.is_empty()) {
+            return Err(Failure::NotAlone);
+        }
+        let changed = kept.store.files_since(&tenant.name, &self.directory, *turn).await?;
+        let mut due: BTreeMap<String, KeptPath> =
+            changed.paths.into_iter().map(|path| (path.path.clone(), path)).collect();
+        if changed.is_all {
+            // What is known here and kept no more.
+            for path in known_beneath(&tenant.known.lock(), &self.directory) {
+                due.entry(path).or_insert_with_key(|path| gone(path));
+            }
+        }
+        if !behind.is_empty() {
+            let paths: Vec<String> = behind.iter().cloned().collect();
+            let found = kept.store.files_at(&tenant.name, &paths).await?;
+            for path in paths {
+                due.insert(path.clone(), gone(&path));
+            }
+            due.extend(found.into_iter().map(|path| (path.path.clone(), path)));
+        }
+        let mut undone = BTreeSet::new();
+        if undoes {
+            self.is_tainted.store(false, Ordering::SeqCst);
+            match self.not_kept().await {
+                Ok(paths) => undone = paths,
+                Err(error) => {
+                    self.is_tainted.store(true, Ordering::SeqCst);
+                    return Err(error);
+                }
+            }
+            let known = tenant.known.lock();
+            for path in &undone {
+                let as_kept = |path: &String| match known.get(path) {
+                    Some(known) => KeptPath {
+                        path: path.clone(),
+                        version: known.version,
+                        content: Some(known.content.clone()),
+                    },
+                    None => gone(path),
+                };
+                due.entry(path.clone()).or_insert_with_key(as_kept);
+            }
+        }
+        let forced: BTreeSet<String> = undone.union(&behind).cloned().collect();
+        let outcome = self.bring_all(due, &forced, alone).await;
+        if outcome.is_err() && undoes {
+            self.is_tainted.store(true, Ordering::SeqCst);
+        }
+        let has_changed = outcome?;
+        self.behind.lock().retain(|path| !behind.contains(path));
+        *turn = Some(changed.version);
+        if has_changed {
+            let (kept, tenant) = (Arc::clone(kept), tenant.name.clone());
+            let directory = self.directory.clone();
+            let _ = tokio::task::spawn_blocking(move || kept.remeasure(&tenant, &directory)).await;
+        }
+        Ok(())
+    }
+
+    /// Paths that are not as they are kept.
+    async fn not_kept(&self) -> Result<BTreeSet<String>, Failure> {
+        let directory = self.kept.directory_of(&self.tenant.name)?;
+        let (tenant, beneath) = (Arc::clone(&self.tenant), self.directory.clone());
+        let look = move || {
+            let there = layout::beneath(&directory, &beneath)?;
+            let mut known: BTreeMap<String, Known> = BTreeMap::new();
+            {
+                let all = tenant.known.lock();
+                let paths = known_beneath(&all, &beneath);
+                known.extend(paths.into_iter().filter_map(|path| {
+                    let known = all.get(&path)?.clone();
+                    Some((path, known))
+                }));
+            }
+            let implied: BTreeSet<&str> = known
+                .keys()
+                .flat_map(|path| crate::tools::workspace::directories_of(path))
+                .collect();
+            let mut different = BTreeSet::new();
+            for path in &there {
+                let found = layout::look(&directory, path)?;
+                let is_kept = match known.get(path) {
+                    Some(known) => known.is_here(&found),
+                    None => matches!(found, Found::Directory) && implied.contains(path.as_str()),
+                };
+                if !is_kept {
+                    different.insert(path.clone());
+                }
+            }
+            let there: BTreeSet<&String> = there.iter().collect();
+            different.extend(known.keys().filter(|path| !there.contains(path)).cloned());
+            Ok::<_, io::Error>(different)
+        };
+        Ok(tokio::task::spawn_blocking(look).await.map_err(io::Error::other)??)
+    }
+
+    /// Brings paths, the forced ones in any case; whether anything was changed.
+    async fn bring_all(
+        &self,
+        due: BTreeMap<String, KeptPath>,
+        forced: &BTreeSet<String>,
+        alone: Option<&Alone<'_>>,
+    ) -> Result<bool, Failure> {
+        let directory = self.kept.directory_of(&self.tenant.name)?;
+        let due: Vec<KeptPath> = {
+            let known = self.tenant.known.lock();
+            let is_due = |path: &KeptPath| {
+                let here = known.get(&path.path);
+                forced.contains(&path.path)
+                    || match &path.content {
+                        Some(_) => here.is_none_or(|here| here.version != path.version),
+                        None => here.is_some(),
+                    }
+            };
+            due.into_values().filter(is_due).collect()
+        };
+        if due.is_empty() {
+            return Ok(false);
+        }
+        if alone.is_none() {
+            return Err(Failure::NotAlone);
+        }
+        let brought = stream::iter(due).map(|path| {
+            let directory = directory.clone();
+            async move {
+                if !layout::is_path(&path.path) {
+                    return Err(Failure::Io(io::Error::other("a path is kept that can be none")));
+                }
+                let file = match &path.content {
+                    Some(KeptContent::File(file)) => {
+                        Some(self.kept.fetched(directory, file).await?)
+                    }
+                    _ => None,
+                };
+                Ok((path, file))
+            }
+        });
+        let mut brought: Vec<_> = brought.buffer_unordered(AT_ONCE).try_collect().await?;
+        // What goes makes room first; what lies above comes before what lies in it.
+        brought.sort_by(|(one, _), (other, _)| {
+            let order = |path: &KeptPath| (path.content.is_some(), path.path.clone());
+            order(one).cmp(&order(other))
+        });
+        let tenant = Arc::clone(&self.tenant);
+        let place = move || {
+            let _alone = tenant.placing.lock();
+            for (path, file) in brought {
+                let placed = placed(&directory, &path, file.as_ref())?;
+                let mut known = tenant.known.lock();
+                match placed {
+                    Some(now) => known.insert(path.path, now),
+                    None => known.remove(&path.path),
+                };
+            }
+            Ok::<_, io::Error>(())
+        };
+        tokio::task::spawn_blocking(place).await.map_err(io::Error::other)??;
+        Ok(true)
+    }
+}
+
+impl KeptFiles {
+    /// A content from the object store, in a file that has no place yet.
+    async fn fetched(&self, directory: Workspace, kept: &KeptFile) -> Result<Brought, Failure> {
+        let _place = self.transfers.acquire().await;
+        let stage = tokio::task::spawn_blocking(move || layout::stage(&directory));
+        let (staged, file) = stage.await.map_err(io::Error::other)??;
+        let mut hash = Sha256::new();
+        let copy = file.try_clone()?;
+        let got = self.objects.get(&kept.object, copy, kept.size, |piece| hash.update(piece)).await;
+        let size = match got {
+            Err(ObjectsError::Missing) => {
+                return Err(Failure::Overtaken(format!("the object {} is gone", kept.object)));
+            }
+            got => got?,
+        };
+        if size != kept.size || hex::encode(hash.finalize()) != kept.hash {
+            let message = format!("the object {} is not what was kept", kept.object);
+            return Err(ObjectsError::Unavailable(message).into());
+        }
+        Ok(Brought { staged, file })
+    }
+
+    fn remeasure(&self, tenant: &str, directory: &str) {
+        for directory in [directory, "."] {
+            if let Ok(Some(workspace)) = Workspace::find(&self.root, tenant, directory) {
+                self.quota.forget(&workspace.root());
+            }
+        }
+    }
+}
+
+impl Known {
+    /// Whether it is what is there.
+    pub(super) fn is_here(&self, found: &Found) -> bool {
+        match (&self.content, found) {
+            (KeptContent::File(file), Found::File(found)) => {
+                self.stamp == Some(found.stamp) && file.mode == found.mode
+            }
+            (KeptContent::Directory, Found::Directory) => true,
+            (KeptContent::Link(to), Found::Link(target)) => to == target,
+            _ => false,
+        }
+    }
+}
+
+fn gone(path: &str) -> KeptPath {
+    KeptPath { path: path.to_owned(), version: 0, content: None }
+}
+
+/// Puts what was brought in its place.
+fn placed(
+    directory: &Workspace,
+    path: &KeptPath,
+    file: Option<&Brought>,
+) -> io::Result<Option<Known>> {
+    let stamp = match (&path.content, file) {
+        (None, _) => {
+            layout::remove(directory, &path.path)?;
+            return Ok(None);
+        }
+        (Some(KeptContent::File(kept)), Some(Brought { staged, file })) => {
+            let how = (kept.mode, kept.modified_ns);
+            Some(layout::place(directory, &path.path, (staged, file), how)?)
+        }
+        (Some(KeptContent::File(_)), None) => return Err(io::ErrorKind::NotFound.into()),
+        (Some(KeptContent::Directory), _) => {
+            layout::place_directory(directory, &path.path)?;
+            None
+        }
+        (Some(KeptContent::Link(target)), _) => {
+            layout::place_link(directory, &path.path, target)?;
+            None
+        }
+    };
+    let content = path.content.clone();
+    Ok(content.map(|content| Known { version: path.version, content, stamp }))
+}

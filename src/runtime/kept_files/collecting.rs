@@ -1,0 +1,118 @@
+//! What is not needed any more: contents that no path has, what is known of deletions, and copies that
+//! nobody has used for a while.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use chrono::TimeDelta;
+use tokio_util::sync::CancellationToken;
+
+use super::{KeptFiles, Tenant, contains, known_beneath};
+use crate::store::StoreError;
+use crate::tools::Workspace;
+
+/// The pause between two looks.
+const LOOK: Duration = Duration::from_mins(1);
+/// Contents that are deleted at once.
+const BATCH: u32 = 100;
+/// How long a content is kept that no path has. Whoever has begun to put one has given up before.
+const GRACE: TimeDelta = TimeDelta::hours(2);
+/// How long copies are kept that nobody uses.
+const IDLE: Duration = Duration::from_mins(10);
+
+impl KeptFiles {
+    /// Deletes what is not needed any more, until the service stops.
+    pub(in crate::runtime) async fn collect(self: Arc<Self>, stop: CancellationToken) {
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(LOOK) => {}
+            }
+            if !self.is_ready() {
+                continue;
+            }
+            self.forget_idle();
+            if let Err(error) = self.delete_unused(&stop).await {
+                tracing::warn!(%error, "contents that nobody needs are not deleted yet");
+            }
+            let root = self.root.clone();
+            let _ = tokio::task::spawn_blocking(move || Workspace::empty_bin(&root)).await;
+        }
+    }
+
+    async fn delete_unused(&self, stop: &CancellationToken) -> Result<(), StoreError> {
+        let Some(before) = self.store.now().await?.checked_sub_signed(GRACE) else { return Ok(()) };
+        while !stop.is_cancelled() {
+            let unused = self.store.unused_objects(before, BATCH).await?;
+            let mut gone = Vec::new();
+            for object in &unused {
+                match self.objects.delete(object).await {
+                    Ok(()) => gone.push(object.clone()),
+                    Err(error) => {
+                        tracing::warn!(%error, object, "an object is not deleted yet");
+                        break;
+                    }
+                }
+            }
+            self.store.forget_objects(&gone).await?;
+            if gone.len() < BATCH as usize {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        self.store.purge_deleted_files(before).await
+    }
+
+    /// Takes copies out of their places that nobody has used for a while.
+    fn forget_idle(&self) {
+        let tenants: Vec<Arc<Tenant>> = self.tenants.lock().values().cloned().collect();
+        for tenant in tenants {
+            let mut scopes = tenant.scopes.lock();
+            let idle: Vec<String> = scopes
+                .iter()
+                .filter(|(directory, scope)| {
+                    // The tenant's own directory is not deleted.
+                    *directory != "."
+                        && scope.used.lock().elapsed() > IDLE
+                        && scopes.values().all(|other| {
+                            !other.overlaps(directory) || Arc::strong_count(other) == 1
+                        })
+                })
+                .map(|(directory, _)| directory.clone())
+                .collect();
+            for directory in idle {
+                scopes.retain(|other, _| !contains(&directory, other));
+                self.drop_copies(&tenant, &directory);
+                scopes.values().filter(|it| it.overlaps(&directory)).for_each(|it| {
+                    it.is_stale.store(true, Ordering::SeqCst);
+                });
+            }
+        }
+    }
+
+    /// Takes the copies of a directory out of its place, since it is being deleted; whether there are any.
+    pub(in crate::runtime) fn drop_directory(&self, name: &str, directory: &str) -> bool {
+        let tenant = self.tenants.lock().get(name).cloned();
+        let Some(tenant) = tenant else { return false };
+        let scopes = tenant.scopes.lock();
+        let is_dropped = self.drop_copies(&tenant, directory);
+        // Where the deletion is not committed, they are brought again.
+        scopes.values().filter(|scope| scope.overlaps(directory)).for_each(|scope| {
+            scope.is_stale.store(true, Ordering::SeqCst);
+        });
+        is_dropped
+    }
+
+    fn drop_copies(&self, tenant: &Tenant, directory: &str) -> bool {
+        let _alone = tenant.placing.lock();
+        let mut known = tenant.known.lock();
+        for path in known_beneath(&known, directory) {
+            known.remove(&path);
+        }
+        Workspace::throw_away(&self.root, &tenant.name, directory).unwrap_or_else(|error| {
+            tracing::warn!(%error, "copies of files that nobody needs are left");
+            false
+        })
+    }
+}

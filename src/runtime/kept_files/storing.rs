@@ -1,0 +1,288 @@
+//! Keeping what a call, or a caller, has changed: contents first, then the paths that have them, under the
+//! fence of the run.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt, stream};
+use sha2::{Digest, Sha256};
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use super::{FIRST_PAUSE, Failure, KeptFiles, Known, Scope, contains, known_beneath};
+use crate::objects::PART;
+#[cfg(debug_assertions)]
+use crate::store::writer::crash;
+use crate::store::{KeptContent, KeptFile, ObjectClaim, Ownership, PathWrite, PathsWritten};
+use crate::tools::keeping::{NotKept, Touched};
+use crate::tools::layout::{self, Found, FoundFile, Stamp};
+
+/// Files that are put at the same time for one workspace.
+const AT_ONCE: usize = 4;
+/// How often a file is read again that changes while it is read.
+const TRIES: usize = 5;
+
+/// What a path has become.
+struct Local {
+    path: String,
+    base: i64,
+    now: Option<Now>,
+}
+
+enum Now {
+    Directory,
+    Link(String),
+    File(FoundFile),
+}
+
+/// A path that is to be written, with the stamp of its file.
+type Written = (PathWrite, Option<Stamp>);
+
+impl Scope {
+    /// Keeps what was changed; the paths that others have changed meanwhile, of which the change here is
+    /// undone, and those that cannot be kept.
+    pub(super) async fn keep(
+        &self,
+        run: Option<(Uuid, i64)>,
+        touched: Touched,
+    ) -> Result<Vec<String>, NotKept> {
+        let mut turn = self.turn.lock().await;
+        *self.used.lock() = Instant::now();
+        let (since, mut pause) = (Instant::now(), FIRST_PAUSE);
+        loop {
+            match self.try_to_keep(&mut turn, run, &touched).await {
+                Ok(refused) => return Ok(refused),
+                Err(Failure::Fenced) => return Err(NotKept::Fenced),
+                Err(failure) if self.kept.may_retry(since, &mut pause, &failure).await => {}
+                Err(_) => return Err(NotKept::Unavailable),
+            }
+        }
+    }
+
+    async fn try_to_keep(
+        &self,
+        turn: &mut Option<i64>,
+        run: Option<(Uuid, i64)>,
+        touched: &Touched,
+    ) -> Result<Vec<String>, Failure> {
+        let (kept, tenant) = (&self.kept, &self.tenant);
+        let (locals, unkeepable) = self.changed(touched).await?;
+        #[cfg(debug_assertions)]
+        crash::point("before_files");
+        let written = stream::iter(locals).map(|local| kept.written(&tenant.name, local));
+        let written: Vec<Option<Written>> = written.buffer_unordered(AT_ONCE).try_collect().await?;
+        let mut stamps: BTreeMap<String, Option<Stamp>> = BTreeMap::new();
+        let mut writes = Vec::new();
+        for (write, stamp) in written.into_iter().flatten() {
+            stamps.insert(write.path.clone(), stamp);
+            if !self.is_known(&write, stamp) {
+                writes.push(write);
+            }
+        }
+        let above = format!("{}/", self.directory);
+        let shown = |path: &String| path.strip_prefix(&above).unwrap_or(path).to_owned();
+        let mut refused: Vec<String> = unkeepable.iter().map(shown).collect();
+        if writes.is_empty() {
+            return Ok(refused);
+        }
+        #[cfg(debug_assertions)]
+        crash::point("after_contents");
+        let by = run.map(|(run, epoch)| (run, Ownership { owner: &kept.owner, epoch }));
+        let (version, others) = match kept.store.write_files(&tenant.name, by, &writes).await? {
+            PathsWritten::Done { version, changed_by_others } => (version, changed_by_others),
+            PathsWritten::Fenced => return Err(Failure::Fenced),
+            PathsWritten::Lost => {
+                return Err(Failure::Overtaken("a content is being collected".to_owned()));
+            }
+        };
+        #[cfg(debug_assertions)]
+        crash::point("after_files");
+        let others: BTreeSet<String> = others.into_iter().collect();
+        let mut overtaken_here = false;
+        {
+            let mut known = tenant.known.lock();
+            for write in writes {
+                if others.contains(&write.path) {
+                    // Another workspace of this replica in which this one lies may have kept it.
+                    let here = known.get(&write.path).map_or(0, |known| known.version);
+                    overtaken_here |= here != write.base;
+                    continue;
+                }
+                let stamp = stamps.remove(&write.path).flatten();
+                match write.content {
+                    Some(content) => known.insert(write.path, Known { version, content, stamp }),
+                    None => known.remove(&write.path),
+                };
+            }
+        }
+        if *turn == Some(version - 1) {
+            *turn = Some(version);
+        }
+        if overtaken_here {
+            return Err(Failure::Overtaken("files were kept at the same time".to_owned()));
+        }
+        if !others.is_empty() {
+            refused.extend(others.iter().map(shown));
+            // Nobody keeps a change of these before they are brought, which waits for those under way.
+            self.behind.lock().extend(others);
+        }
+        Ok(refused)
+    }
+
+    /// Whether that is how it is kept already, of which note is taken.
+    fn is_known(&self, write: &PathWrite, stamp: Option<Stamp>) -> bool {
+        let mut known = self.tenant.known.lock();
+        match (known.get_mut(&write.path), &write.content) {
+            (Some(known), Some(content)) if known.content.is_same(content) => {
+                known.stamp = stamp;
+                true
+            }
+            (None, None) => true,
+            _ => false,
+        }
+    }
+
+    /// What has changed of what was touched, and what of it cannot be kept.
+    async fn changed(&self, touched: &Touched) -> Result<(Vec<Local>, Vec<String>), Failure> {
+        let directory = self.kept.directory_of(&self.tenant.name)?;
+        let (tenant, scope, touched) =
+            (Arc::clone(&self.tenant), self.directory.clone(), touched.clone());
+        let look = move || {
+            let mut paths: BTreeSet<String> = touched
+                .paths
+                .iter()
+                .map(|path| layout::joined(&scope, path))
+                .filter(|path| layout::is_path(path) && contains(&scope, path))
+                .collect();
+            if !touched.is_all {
+                paths.extend(layout::beneath(&directory, &scope)?);
+                paths.extend(known_beneath(&tenant.known.lock(), &scope));
+            }
+            let mut below = BTreeSet::new();
+            for path in &paths {
+                below.extend(known_beneath(&tenant.known.lock(), path));
+                if touched.is_all && matches!(layout::look(&directory, path)?, Found::Directory) {
+                    below.extend(layout::beneath(&directory, path)?);
+                }
+            }
+            paths.extend(below);
+            let (mut locals, mut unkeepable) = (Vec::new(), Vec::new());
+            for path in paths {
+                let known = tenant.known.lock().get(&path).cloned();
+                let found = layout::look(&directory, &path)?;
+                // What was not told is known by its stamp.
+                let is_told = touched.is_all || touched.paths.contains(&path);
+                if !is_told && known.as_ref().is_some_and(|known| known.is_here(&found)) {
+                    continue;
+                }
+                let now = match found {
+                    Found::Nothing => None,
+                    Found::Directory => Some(Now::Directory),
+                    Found::Link(target) => Some(Now::Link(target)),
+                    Found::File(file) => Some(Now::File(file)),
+                    Found::Other => {
+                        unkeepable.push(path);
+                        continue;
+                    }
+                };
+                let base = known.map_or(0, |known| known.version);
+                locals.push(Local { path, base, now });
+            }
+            Ok::<_, io::Error>((locals, unkeepable))
+        };
+        Ok(tokio::task::spawn_blocking(look).await.map_err(io::Error::other)??)
+    }
+}
+
+impl KeptFiles {
+    /// A path with its content, which is in the object store then.
+    async fn written(&self, tenant: &str, local: Local) -> Result<Option<Written>, Failure> {
+        let Local { path, base, now } = local;
+        let (content, stamp) = match now {
+            None => (None, None),
+            Some(Now::Directory) => (Some(KeptContent::Directory), None),
+            Some(Now::Link(target)) => (Some(KeptContent::Link(target)), None),
+            Some(Now::File(found)) => {
+                let FoundFile { file, stamp, mode, modified_ns, .. } = found;
+                let (object, hash, size) = self.put(tenant, Arc::new(file)).await?;
+                let file = KeptFile { object, hash, size, mode, modified_ns };
+                (Some(KeptContent::File(file)), Some(stamp))
+            }
+        };
+        Ok(Some((PathWrite { path, base, content }, stamp)))
+    }
+
+    /// Puts the content of a file, unless it is there: its name, hash and size.
+    async fn put(&self, tenant: &str, file: Arc<File>) -> Result<(String, String, u64), Failure> {
+        let _place = self.transfers.acquire().await;
+        for _ in 0..TRIES {
+            let reading = Arc::clone(&file);
+            let read = blocking(move || layout::piece(&reading, 0, PART + 1)).await?;
+            if read.len() <= PART {
+                let hash = hex::encode(Sha256::digest(&read));
+                let size = read.len() as u64;
+                let object = match self.store.claim_object(tenant, &hash).await? {
+                    ObjectClaim::Stored(object) => object,
+                    ObjectClaim::New(object) => {
+                        self.objects.put(&object, Bytes::from(read)).await?;
+                        self.is_there(object).await?
+                    }
+                };
+                return Ok((object, hash, size));
+            }
+            drop(read);
+            let reading = Arc::clone(&file);
+            let (hash, size) = blocking(move || layout::hashed(&reading, u64::MAX - 1)).await?;
+            let object = match self.store.claim_object(tenant, &hash).await? {
+                ObjectClaim::Stored(object) => return Ok((object, hash, size)),
+                ObjectClaim::New(object) => object,
+            };
+            if self.put_large(&object, &file, &hash).await? {
+                return Ok((self.is_there(object).await?, hash, size));
+            }
+        }
+        Err(Failure::Overtaken("a file changes all the time".to_owned()))
+    }
+
+    async fn is_there(&self, object: String) -> Result<String, Failure> {
+        if self.store.object_stored(&object).await? {
+            Ok(object)
+        } else {
+            Err(Failure::Overtaken("a content came too late".to_owned()))
+        }
+    }
+
+    /// Puts a file part by part; whether it still had the content of that hash.
+    async fn put_large(&self, object: &str, file: &Arc<File>, hash: &str) -> Result<bool, Failure> {
+        let mut parts = self.objects.put_parts(object).await?;
+        let (mut seen, mut at) = (Sha256::new(), 0);
+        loop {
+            let reading = Arc::clone(file);
+            let piece = blocking(move || layout::piece(&reading, at, PART)).await?;
+            let is_last = piece.len() < PART;
+            if !piece.is_empty() {
+                seen.update(&piece);
+                at += piece.len() as u64;
+                parts.put(Bytes::from(piece)).await?;
+            }
+            if is_last {
+                break;
+            }
+        }
+        if hex::encode(seen.finalize()) != hash {
+            parts.abort().await;
+            return Ok(false);
+        }
+        parts.complete().await?;
+        Ok(true)
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
+}

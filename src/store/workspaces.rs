@@ -1,0 +1,468 @@
+//! Files of workspaces that are kept in an object store: which path of a tenant has which content.
+//!
+//! A path is relative to the directory of its tenant, because workspaces lie in one another. Whoever
+//! writes says which version of a path it changes; one that others have changed since is left as it
+//! is. A run writes under its fence. The row of the tenant is locked by every transaction that
+//! writes, after the row of a run, so that versions become visible in their order.
+
+use super::backend::{Transaction, Work};
+use super::budget::Ownership;
+use super::sql::{Query, Row};
+use super::{Store, StoreError};
+use uuid::Uuid;
+
+/// Rows that are read or written by one statement.
+const PAGE: u32 = 2_000;
+const CHUNK: usize = 100;
+
+/// What is at a path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum KeptContent {
+    File(KeptFile),
+    Directory,
+    /// A symbolic link, and what it says.
+    Link(String),
+}
+
+/// The content of a file, and what belongs to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeptFile {
+    /// Its name in the object store.
+    pub object: String,
+    /// The SHA-256 in hexadecimal digits.
+    pub hash: String,
+    pub size: u64,
+    /// The permissions.
+    pub mode: u32,
+    /// Nanoseconds since 1970.
+    pub modified_ns: i64,
+}
+
+impl KeptContent {
+    /// Whether it is the same, wherever it is kept and whenever it was made.
+    pub fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::File(one), Self::File(other)) => {
+                (&one.hash, one.size, one.mode) == (&other.hash, other.size, other.mode)
+            }
+            (one, other) => one == other,
+        }
+    }
+
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::File(_) => "file",
+            Self::Directory => "directory",
+            Self::Link(_) => "link",
+        }
+    }
+}
+
+/// A path as it is kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeptPath {
+    pub path: String,
+    pub version: i64,
+    /// None where it was deleted.
+    pub content: Option<KeptContent>,
+}
+
+/// What becomes of a path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PathWrite {
+    pub path: String,
+    /// The version that is changed; 0 where there is nothing.
+    pub base: i64,
+    /// None where it is deleted.
+    pub content: Option<KeptContent>,
+}
+
+/// What became of writes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PathsWritten {
+    /// All but those that others have changed since.
+    Done { version: i64, changed_by_others: Vec<String> },
+    /// The run is another owner's: nothing was written.
+    Fenced,
+    /// A content that was counted on is not there any more: nothing was written.
+    Lost,
+}
+
+/// Where to put a content.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ObjectClaim {
+    /// It is there.
+    Stored(String),
+    /// It is to be put under this name, which nobody else uses.
+    New(String),
+}
+
+/// What has changed beneath a directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PathsChanged {
+    /// Up to which version everything is told.
+    pub version: i64,
+    /// Whether all paths are told and not only those that changed.
+    pub is_all: bool,
+    pub paths: Vec<KeptPath>,
+}
+
+impl Store {
+    /// The version of a tenant's files.
+    pub async fn files_version(&self, tenant: &str) -> Result<i64, StoreError> {
+        Ok(self.versions(tenant).await?.0)
+    }
+
+    async fn versions(&self, tenant: &str) -> Result<(i64, i64), StoreError> {
+        let look = Query::new("SELECT version, purged FROM workspaces WHERE tenant = :tenant");
+        let rows = self.backend.read(Work::Data, look.bind("tenant", tenant)).await?;
+        rows.first().map_or(Ok((0, 0)), |row| Ok((row.read("version")?, row.read("purged")?)))
+    }
+
+    /// What lies beneath a directory of a tenant, or has changed there since a version.
+    pub async fn files_since(
+        &self,
+        tenant: &str,
+        directory: &str,
+        since: Option<i64>,
+    ) -> Result<PathsChanged, StoreError> {
+        let (version, purged) = self.versions(tenant).await?;
+        let since = since.filter(|since| *since >= purged);
+        let mut paths: Vec<KeptPath> = Vec::new();
+        loop {
+            let list = beneath(
+                Query::new("SELECT * FROM workspace_files WHERE tenant = :tenant"),
+                directory,
+            );
+            let list = match since {
+                Some(since) => list.push(" AND version > :since").bind("since", since),
+                None => list.push(" AND kind <> 'gone'"),
+            };
+            let after = paths.last().map(|last| last.path.clone());
+            let list = list.and("path > :after", "after", after);
+            let list = list.push(" ORDER BY path LIMIT :limit").bind("limit", PAGE);
+            let rows = self.backend.read(Work::Data, list.bind("tenant", tenant)).await?;
+            for row in &rows {
+                paths.push(read(row)?);
+            }
+            if rows.len() < PAGE as usize {
+                return Ok(PathsChanged { version, is_all: since.is_none(), paths });
+            }
+        }
+    }
+
+    /// These paths of a tenant, as far as they are known.
+    pub async fn files_at(
+        &self,
+        tenant: &str,
+        paths: &[String],
+    ) -> Result<Vec<KeptPath>, StoreError> {
+        let mut known = Vec::new();
+        for some in paths.chunks(PAGE as usize) {
+            let look = Query::new(
+                "SELECT * FROM workspace_files WHERE tenant = :tenant AND path IN :paths",
+            );
+            let look = look.bind("tenant", tenant).bind("paths", some);
+            let rows = self.backend.read(Work::Data, look).await?;
+            for row in &rows {
+                known.push(read(row)?);
+            }
+        }
+        Ok(known)
+    }
+
+    /// Writes paths of a tenant, in one transaction; under the fence of a run where it is one that
+    /// changed them. Doing it twice is harmless.
+    pub async fn write_files(
+        &self,
+        tenant: &str,
+        by: Option<(Uuid, Ownership<'_>)>,
+        writes: &[PathWrite],
+    ) -> Result<PathsWritten, StoreError> {
+        let mut tx = self.backend.begin(Work::Data).await?;
+        if let Some((run, by)) = by {
+            let fence = Query::new(
+                "SELECT 1 FROM runs WHERE id = :run AND epoch = :epoch AND owner = :owner \
+                 AND status = 'running'{for_update}",
+            );
+            let fence = fence.bind("run", run).bind("epoch", by.epoch).bind("owner", by.owner);
+            if tx.run(fence).await?.is_empty() {
+                return Ok(PathsWritten::Fenced);
+            }
+        }
+        let version = next_version(&mut *tx, tenant).await?;
+        let (mut due, mut changed_by_others, mut loose) = (Vec::new(), Vec::new(), Vec::new());
+        for some in writes.chunks(PAGE as usize) {
+            let paths: Vec<String> = some.iter().map(|write| write.path.clone()).collect();
+            let look = Query::new(
+                "SELECT * FROM workspace_files WHERE tenant = :tenant AND path IN :paths",
+            );
+            let rows = tx.run(look.bind("tenant", tenant).bind("paths", &*paths)).await?;
+            let mut there = std::collections::BTreeMap::new();
+            for row in &rows {
+                let known = read(row)?;
+                there.insert(known.path.clone(), known);
+            }
+            for write in some {
+                let known = there.remove(&write.path);
+                let (at, content) = known.map_or((0, None), |it| (it.version, it.content));
+                let is_base = if content.is_none() { write.base == 0 } else { write.base == at };
+                let is_done = match (&content, &write.content) {
+                    (Some(one), Some(other)) => one.is_same(other),
+                    (None, None) => true,
+                    _ => false,
+                };
+                if !is_base && !is_done {
+                    changed_by_others.push(write.path.clone());
+                    continue;
+                }
+                if let Some(KeptContent::File(file)) = content {
+                    loose.push(file.object);
+                }
+                due.push(write);
+            }
+        }
+        if !use_objects(&mut *tx, &due).await? {
+            return Ok(PathsWritten::Lost);
+        }
+        for some in due.chunks(CHUNK) {
+            tx.run(upsert(tenant, version, some)).await?;
+        }
+        for some in loose.chunks(PAGE as usize) {
+            let let_go = Query::new(
+                "UPDATE workspace_objects SET state = 'loose', used_at = {now} \
+                 WHERE object IN :objects AND state = 'stored'",
+            );
+            tx.run(let_go.bind("objects", some)).await?;
+        }
+        tx.commit().await?;
+        Ok(PathsWritten::Done { version, changed_by_others })
+    }
+
+    /// Where a content of a tenant is, or is to be put.
+    pub async fn claim_object(&self, tenant: &str, hash: &str) -> Result<ObjectClaim, StoreError> {
+        let touch = Query::new(
+            "UPDATE workspace_objects SET used_at = {now} WHERE tenant = :tenant AND hash = :hash \
+             AND state IN ('stored', 'loose') RETURNING object",
+        );
+        let touch = touch.bind("tenant", tenant).bind("hash", hash);
+        if let Some(row) = self.backend.write(Work::Data, touch).await?.first() {
+            return Ok(ObjectClaim::Stored(row.read("object")?));
+        }
+        let start = hash.get(..2).unwrap_or("00");
+        let object = format!("{tenant}/{start}/{hash}.{}", Uuid::new_v4().simple());
+        let announce = Query::new(
+            "INSERT INTO workspace_objects (object, tenant, hash, state, used_at) \
+             VALUES (:object, :tenant, :hash, 'coming', {now})",
+        );
+        let announce = announce.bind("object", &object).bind("tenant", tenant).bind("hash", hash);
+        self.backend.write(Work::Data, announce).await?;
+        Ok(ObjectClaim::New(object))
+    }
+
+    /// A content is there now. False where it came too late, and is being deleted.
+    pub async fn object_stored(&self, object: &str) -> Result<bool, StoreError> {
+        let note = Query::new(
+            "UPDATE workspace_objects SET state = 'loose', used_at = {now} \
+             WHERE object = :object AND state <> 'dead' RETURNING object",
+        );
+        Ok(!self.backend.write(Work::Data, note.bind("object", object)).await?.is_empty())
+    }
+
+    /// Contents that no path has and that nobody has used since an instant, to be deleted from the
+    /// object store and then forgotten; some of them.
+    pub async fn unused_objects(
+        &self,
+        before: chrono::DateTime<chrono::Utc>,
+        limit: u32,
+    ) -> Result<Vec<String>, StoreError> {
+        // Those that a path has after all. A writer takes the row of a content before it refers to it.
+        let spare = Query::new(
+            "UPDATE workspace_objects SET state = 'stored' WHERE object IN (\
+             SELECT o.object FROM workspace_objects o WHERE o.state = 'loose' AND o.used_at < :before \
+             AND EXISTS (SELECT 1 FROM workspace_files f WHERE f.object = o.object) LIMIT :limit)",
+        );
+        let spare = spare.bind("before", before).bind("limit", limit);
+        self.backend.write(Work::Data, spare).await?;
+        let doom = Query::new(
+            "UPDATE workspace_objects SET state = 'dead' WHERE object IN (\
+             SELECT o.object FROM workspace_objects o WHERE o.state IN ('coming', 'loose') \
+             AND o.used_at < :before AND NOT EXISTS \
+             (SELECT 1 FROM workspace_files f WHERE f.object = o.object) LIMIT :limit) \
+             AND state <> 'stored' AND used_at < :before",
+        );
+        let doom = doom.bind("before", before).bind("limit", limit);
+        self.backend.write(Work::Data, doom).await?;
+        let dead =
+            Query::new("SELECT object FROM workspace_objects WHERE state = 'dead' LIMIT :limit");
+        let rows = self.backend.read(Work::Data, dead.bind("limit", limit)).await?;
+        rows.iter().map(|row| row.read("object")).collect()
+    }
+
+    /// Contents that are deleted from the object store.
+    pub async fn forget_objects(&self, objects: &[String]) -> Result<(), StoreError> {
+        let forget =
+            Query::new("DELETE FROM workspace_objects WHERE object IN :objects AND state = 'dead'");
+        self.backend.write(Work::Data, forget.bind("objects", objects)).await?;
+        Ok(())
+    }
+
+    /// Forgets that paths were deleted before an instant; of some tenants.
+    pub async fn purge_deleted_files(
+        &self,
+        before: chrono::DateTime<chrono::Utc>,
+    ) -> Result<(), StoreError> {
+        let tenants = Query::new(
+            "SELECT DISTINCT tenant FROM workspace_files WHERE kind = 'gone' AND at < :before LIMIT 50",
+        );
+        for row in self.backend.read(Work::Data, tenants.bind("before", before)).await? {
+            let tenant: String = row.read("tenant")?;
+            let mut tx = self.backend.begin(Work::Data).await?;
+            let lock = Query::new("SELECT 1 FROM workspaces WHERE tenant = :tenant{for_update}");
+            tx.run(lock.bind("tenant", &tenant)).await?;
+            let purge = Query::new(
+                "UPDATE workspaces SET purged = {greatest}(purged, COALESCE((SELECT max(version) \
+                 FROM workspace_files WHERE tenant = :tenant AND kind = 'gone' AND at < :before), 0)) \
+                 WHERE tenant = :tenant",
+            );
+            tx.run(purge.bind("tenant", &tenant).bind("before", before)).await?;
+            let delete = Query::new(
+                "DELETE FROM workspace_files WHERE tenant = :tenant AND kind = 'gone' AND at < :before",
+            );
+            tx.run(delete.bind("tenant", &tenant).bind("before", before)).await?;
+            tx.commit().await?;
+        }
+        Ok(())
+    }
+}
+
+/// Everything beneath a directory of a tenant is deleted.
+pub(super) async fn delete_beneath(
+    tx: &mut dyn Transaction,
+    tenant: &str,
+    directory: &str,
+) -> Result<(), StoreError> {
+    let version = next_version(tx, tenant).await?;
+    let let_go = beneath(
+        Query::new(
+            "UPDATE workspace_objects SET state = 'loose', used_at = {now} WHERE state = 'stored' \
+             AND object IN (SELECT object FROM workspace_files WHERE tenant = :tenant \
+             AND object IS NOT NULL",
+        ),
+        directory,
+    );
+    tx.run(let_go.push(")").bind("tenant", tenant)).await?;
+    let delete = beneath(
+        Query::new(
+            "UPDATE workspace_files SET kind = 'gone', object = NULL, hash = NULL, size = NULL, \
+             mode = NULL, modified_ns = NULL, target = NULL, version = :version, at = {now} \
+             WHERE tenant = :tenant AND kind <> 'gone'",
+        ),
+        directory,
+    );
+    tx.run(delete.bind("tenant", tenant).bind("version", version)).await?;
+    Ok(())
+}
+
+/// Locks the tenant's files.
+async fn next_version(tx: &mut dyn Transaction, tenant: &str) -> Result<i64, StoreError> {
+    let next = Query::new(
+        "INSERT INTO workspaces (tenant, version, purged) VALUES (:tenant, 1, 0) \
+         ON CONFLICT (tenant) DO UPDATE SET version = workspaces.version + 1 RETURNING version",
+    );
+    let rows = tx.run(next.bind("tenant", tenant)).await?;
+    let row = rows.first().ok_or_else(|| StoreError::Failed("no version is told".to_owned()))?;
+    row.read("version")
+}
+
+/// A directory itself is no path beneath it, nor are names that only begin alike.
+fn beneath(query: Query, directory: &str) -> Query {
+    if directory == "." {
+        return query;
+    }
+    query
+        .push(" AND path > :above AND path < :below")
+        .bind("above", format!("{directory}/"))
+        .bind("below", format!("{directory}0")) // the character after the slash
+}
+
+/// Whether all contents are there that are referred to from now on.
+async fn use_objects(tx: &mut dyn Transaction, writes: &[&PathWrite]) -> Result<bool, StoreError> {
+    let mut objects: Vec<String> = writes
+        .iter()
+        .filter_map(|write| match &write.content {
+            Some(KeptContent::File(file)) => Some(file.object.clone()),
+            _ => None,
+        })
+        .collect();
+    objects.sort_unstable();
+    objects.dedup();
+    for some in objects.chunks(PAGE as usize) {
+        let take = Query::new(
+            "UPDATE workspace_objects SET state = 'stored', used_at = {now} \
+             WHERE object IN :objects AND state IN ('stored', 'loose') RETURNING object",
+        );
+        if tx.run(take.bind("objects", some)).await?.len() < some.len() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn upsert(tenant: &str, version: i64, writes: &[&PathWrite]) -> Query {
+    let mut query = Query::new(
+        "INSERT INTO workspace_files (tenant, path, kind, object, hash, size, mode, modified_ns, \
+         target, version, at) VALUES ",
+    )
+    .bind("tenant", tenant)
+    .bind("version", version);
+    for (number, write) in writes.iter().enumerate() {
+        let comma = if number == 0 { "" } else { ", " };
+        query = query.push(&format!(
+            "{comma}(:tenant, :path{number}, :kind{number}, :object{number}, :hash{number}, \
+             :size{number}, :mode{number}, :modified{number}, :target{number}, :version, {{now}})"
+        ));
+        let file = match &write.content {
+            Some(KeptContent::File(file)) => Some(file),
+            _ => None,
+        };
+        let target = match &write.content {
+            Some(KeptContent::Link(target)) => Some(target.as_str()),
+            _ => None,
+        };
+        let kind = write.content.as_ref().map_or("gone", KeptContent::kind);
+        query = query
+            .bind(format!("path{number}"), &write.path)
+            .bind(format!("kind{number}"), kind)
+            .bind(format!("object{number}"), file.map(|file| file.object.as_str()))
+            .bind(format!("hash{number}"), file.map(|file| file.hash.as_str()))
+            .bind(format!("size{number}"), file.map(|file| file.size))
+            .bind(format!("mode{number}"), file.map(|file| file.mode))
+            .bind(format!("modified{number}"), file.map(|file| file.modified_ns))
+            .bind(format!("target{number}"), target);
+    }
+    query.push(
+        " ON CONFLICT (tenant, path) DO UPDATE SET kind = excluded.kind, object = excluded.object, \
+         hash = excluded.hash, size = excluded.size, mode = excluded.mode, \
+         modified_ns = excluded.modified_ns, target = excluded.target, \
+         version = excluded.version, at = excluded.at",
+    )
+}
+
+fn read(row: &Row) -> Result<KeptPath, StoreError> {
+    let kind: String = row.read("kind")?;
+    let content = match kind.as_str() {
+        "gone" => None,
+        "directory" => Some(KeptContent::Directory),
+        "link" => Some(KeptContent::Link(row.read("target")?)),
+        "file" => Some(KeptContent::File(KeptFile {
+            object: row.read("object")?,
+            hash: row.read("hash")?,
+            size: row.read("size")?,
+            mode: row.read("mode")?,
+            modified_ns: row.read("modified_ns")?,
+        })),
+        other => return Err(StoreError::Failed(format!("a path is a {other:?}"))),
+    };
+    Ok(KeptPath { path: row.read("path")?, version: row.read("version")?, content })
+}

@@ -1,0 +1,596 @@
+//! Files that are kept in an object store: every replica has them, after any crash.
+//!
+//! | | |
+//! |---|---|
+//! | crash, other replica | a file that the journal says was written is there where the run goes on |
+//! | sessions | the next run has the files of the last one, wherever it runs |
+//! | children | one workspace; what one keeps the other is brought before its next call |
+//! | parked runs | go on elsewhere with their files |
+//! | cancel | what a call did before is kept |
+//! | files of callers, uploads, copies | kept before they are answered; refused while they cannot be |
+//! | dry run | judges what is kept |
+//! | budgets, quotas | as with a directory: counted before the change |
+//! | deletion, retention | take the paths in their transaction; contents follow |
+//! | streaming, console, generated clients | see the interface only |
+//! | tenants | contents are shared within a tenant only |
+//! | command line | `doctor` tells what is wrong |
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+
+use reqwest::Method;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use uuid::Uuid;
+
+use crate::installing::Workshop;
+use crate::service::{Answer, Db, Service, Setup, answer, on_both_stores};
+
+on_both_stores! {
+    a_crash_at_any_commit_loses_no_file,
+    a_call_waits_for_the_object_store,
+    files_of_callers_are_kept_before_they_are_answered,
+    what_is_deleted_is_kept_no_more,
+    quotas_hold_for_what_is_kept,
+}
+
+const GOVERNANCE: &str = "enable_double_confirmation: false\n\
+    governance: {autonomy: full, paths: {read: ['**'], write: ['**'], deny: ['secret/**']}}\n";
+
+const WRITING: &str = "
+steps:
+  - tool_calls: [{tool: file_ops, arguments: {operation: write, path: deep/made.txt, content: \"one\\n\"}}]
+  - tool_calls: [{tool: file_ops, arguments: {operation: append, path: deep/made.txt, content: \"two\\n\"}}]
+  - delay_ms: 2000
+    tool_calls: [{tool: file_ops, arguments: {operation: read, path: deep/made.txt}}]
+  - tool_calls: [{tool: file_ops, arguments: {operation: append, path: deep/made.txt, content: \"three\\n\"}}]
+  - {text: done}
+";
+
+/// Each run of a session adds a line and reads all.
+const TALKING: &str = "
+steps:
+  - tool_calls: [{tool: file_ops, arguments: {operation: append, path: talk.txt, content: '{{ inputs.line }}'}}]
+  - tool_calls: [{tool: file_ops, arguments: {operation: read, path: talk.txt}}]
+  - {text: done}
+";
+
+/// Hands the work to a helper that has to be approved, and reads what both have written.
+const LEADING: &str = "
+steps:
+  - tool_calls: [{tool: file_ops, arguments: {operation: write, path: team.txt, content: \"lead\\n\"}}]
+  - tool_calls: [{tool: 'agent:helper', arguments: {line: \"helper\\n\"}}]
+  - tool_calls: [{tool: file_ops, arguments: {operation: read, path: team.txt}}]
+  - {text: done}
+";
+
+const ADDING: &str = "
+steps:
+  - tool_calls: [{tool: file_ops, arguments: {operation: append, path: team.txt, content: '{{ inputs.line }}'}}]
+  - {text: done}
+";
+
+const PROGRAM: &str = "
+steps:
+  - tool_calls: [{tool: shell, arguments: {command: \"mkdir -p out && truncate -s 3 out/made && chmod 750 out/made && ln -s made out/link && truncate -s 9000000 out/large\"}}]
+  - tool_calls: [{tool: shell, arguments: {command: 'rm out/link'}}]
+  - {text: done}
+";
+
+const COMMANDS: &str = "commands: {allow: [{command: mkdir}, {command: truncate}, {command: chmod}, \
+    {command: ln}, {command: rm}]}";
+
+fn agent(scenario: &str, workspace: &str, tools: &str) -> String {
+    format!("model: scripted/{scenario}\ntools: [{tools}]\nworkspace: '{workspace}'\n{GOVERNANCE}")
+}
+
+fn kept_in(url: &str) -> Setup {
+    let ruled = |agent: String, rules: &str| {
+        agent.replace("governance: {", &format!("governance: {{{rules}, "))
+    };
+    let lead = agent("leading", "team", "file_ops, 'agent:helper'");
+    let lead = ruled(lead, "tool_policies: {'agent:helper': ask}");
+    let program = ruled(agent("program", "own/{run_id}", "shell"), COMMANDS);
+    Setup::new()
+        .agent("writer", &agent("writing", "own/{run_id}", "file_ops"))
+        .agent("talker", &agent("talking", "talks/{session_id}", "file_ops"))
+        .agent("shared", &agent("talking", "shared", "file_ops"))
+        .agent("lead", &lead)
+        .agent("helper", &agent("adding", "team", "file_ops"))
+        .agent("program", &program)
+        .scenario("program", PROGRAM)
+        .scenario("leading", LEADING)
+        .scenario("adding", ADDING)
+        .scenario("writing", WRITING)
+        .scenario("talking", TALKING)
+        .config(&format!(
+            "[runtime]\nlease = \"2s\"\nstore_patience = \"20s\"\n[tools.workspace]\nstore = \"object\"\n\
+             [tools.workspace.object]\nurl = \"{url}\""
+        ))
+}
+
+fn place() -> TempDir {
+    TempDir::new().unwrap()
+}
+
+fn kept(objects: &TempDir) -> Setup {
+    kept_in(objects.path().to_str().unwrap())
+}
+
+fn is_ready(ready: &Value) -> bool {
+    ready["status"] == "ready"
+}
+
+fn has_ended(run: &Value) -> bool {
+    run["finished_at"].is_string()
+}
+
+/// What the calls of a run answered, in order.
+async fn results(service: &Service, run: &str) -> Vec<String> {
+    let events = service.get(&format!("{run}/events?limit=200")).await.body;
+    let completed = events["data"].as_array().unwrap().iter();
+    completed
+        .filter(|event| event["type"] == "tool_call.completed")
+        .map(|event| event["data"]["content"].as_str().unwrap_or_default().to_owned())
+        .collect()
+}
+
+fn path_of(run: &Value) -> String {
+    format!("/v1/runs/{}", run["run_id"].as_str().unwrap())
+}
+
+async fn listed(service: &Service, owner: &str) -> Vec<String> {
+    let files = service.get(&format!("{owner}/files")).await;
+    assert_eq!(files.status, 200, "{:#}\n{}", files.body, service.log());
+    let files = files.body["data"].as_array().unwrap().clone();
+    files.iter().map(|file| file["path"].as_str().unwrap().to_owned()).collect()
+}
+
+async fn content(service: &Service, owner: &str, path: &str) -> String {
+    let file = service.get(&format!("{owner}/files/{path}")).await;
+    assert_eq!(file.status, 200, "{:#}\n{}", file.body, service.log());
+    file.body.as_str().unwrap().to_owned()
+}
+
+async fn put(service: &Service, owner: &str, path: &str, text: &str) -> Answer {
+    let request = service.request(Method::PUT, &format!("{owner}/files/{path}"));
+    answer(request.body(text.to_owned())).await
+}
+
+async fn until_called(service: &Service, run: &str, calls: usize) {
+    let has_called = |events: &Value| {
+        let events = events["data"].as_array().unwrap().iter();
+        events.filter(|event| event["type"] == "tool_call.completed").count() >= calls
+    };
+    service.until(&format!("{run}/events?limit=200"), has_called).await;
+}
+
+/// Two replicas with directories of their own.
+async fn two(objects: &TempDir) -> (Service, Service) {
+    let first = kept(objects).start(Db::Postgres).await;
+    let second = kept(objects).start_on(first.database_url.clone()).await;
+    (first, second)
+}
+
+#[tokio::test]
+async fn a_run_goes_on_elsewhere_with_its_files() {
+    let objects = place();
+    let (mut first, second) = two(&objects).await;
+    let started = answer(
+        first
+            .request(Method::POST, "/v1/agents/writer/invoke-iterative")
+            .header("prefer", "wait=0")
+            .json(&json!({})),
+    )
+    .await;
+    let run = path_of(&started.body);
+    until_called(&first, &run, 2).await;
+    // It is there before the run goes on elsewhere.
+    assert_eq!(content(&second, &run, "deep/made.txt").await, "one\ntwo\n");
+    first.kill().await;
+    let ended = second.until(&run, has_ended).await;
+    assert_eq!(ended["status"], "completed", "{ended:#}\n{}", second.log());
+    let results = results(&second, &run).await;
+    assert!(results[2].contains("one") && results[2].contains("two"), "{results:#?}");
+    assert_eq!(content(&second, &run, "deep/made.txt").await, "one\ntwo\nthree\n");
+    // The first one comes back, to a directory with what it had.
+    first.restart().await;
+    assert_eq!(content(&first, &run, "deep/made.txt").await, "one\ntwo\nthree\n");
+}
+
+async fn a_crash_at_any_commit_loses_no_file(db: Db) {
+    let objects = place();
+    let mut service = kept(&objects)
+        .scenario("writing", &WRITING.replace("delay_ms: 2000", "delay_ms: 0"))
+        .start(db)
+        .await;
+    let mut crashes = 0;
+    for point in ["before_files", "after_contents", "after_files", "before_commit", "after_commit"]
+    {
+        for nth in 1..=4 {
+            service.kill_if_alive().await;
+            service.restart_to_crash(&format!("{point}:{nth}")).await;
+            let id = Uuid::now_v7();
+            let run = format!("/v1/runs/{id}");
+            let mut is_accepted = false;
+            loop {
+                if service.is_dead() {
+                    crashes += 1;
+                    service.restart().await;
+                }
+                if !is_accepted {
+                    let start = service.request(Method::POST, "/v1/agents/writer/invoke-iterative");
+                    let start = start.header("prefer", "respond-async");
+                    let sent = start.json(&json!({"run_id": id})).send().await;
+                    is_accepted = sent.is_ok_and(|sent| sent.status().is_success())
+                        || asked(&service, &run).await.is_some();
+                    continue;
+                }
+                let Some(now) = asked(&service, &run).await else { continue };
+                if has_ended(&now) {
+                    assert_eq!(now["status"], "completed", "{now:#}");
+                    break;
+                }
+                for pending in now["pending"].as_array().into_iter().flatten() {
+                    review(&service, &run, pending).await;
+                }
+                tokio::task::yield_now().await;
+            }
+            let text = content(&service, &run, "deep/made.txt").await;
+            assert_eq!(text, "one\ntwo\nthree\n", "{point}:{nth}");
+        }
+    }
+    assert!(crashes > 12, "{crashes}");
+}
+
+/// Says what became of a call by looking at the file, as a person would.
+async fn review(service: &Service, run: &str, pending: &Value) {
+    let line = pending["arguments"]["content"].as_str().unwrap();
+    let file = service.request(Method::GET, &format!("{run}/files/deep/made.txt")).send().await;
+    let Ok(file) = file else { return };
+    let text = file.text().await.unwrap_or_default();
+    let outcome = if text.ends_with(line) { "happened" } else { "did_not_happen" };
+    let path = format!("{run}/tool-calls/{}/resolve", pending["call_id"].as_str().unwrap());
+    let _ = service.request(Method::POST, &path).json(&json!({ "outcome": outcome })).send().await;
+}
+
+/// An answer, if there is one.
+async fn asked(service: &Service, path: &str) -> Option<Value> {
+    let answer = service.request(Method::GET, path).send().await.ok()?;
+    if answer.status().is_success() { answer.json().await.ok() } else { None }
+}
+
+#[tokio::test]
+async fn a_session_goes_on_on_the_other_replica() {
+    let objects = place();
+    let (first, second) = two(&objects).await;
+    let mut all = String::new();
+    for (number, service) in [&first, &second, &first, &second].into_iter().enumerate() {
+        let line = format!("line {number}\n");
+        all.push_str(&line);
+        let body = json!({"inputs": {"line": line}, "session_id": "s1"});
+        let run = service.run("talker", &body).await;
+        assert_eq!(run["status"], "completed", "{run:#}");
+        let results = results(service, &path_of(&run)).await;
+        assert!(results[1].contains(&format!("line {number}")), "{results:#?}");
+        assert_eq!(content(&first, "/v1/sessions/s1", "talk.txt").await, all);
+        assert_eq!(content(&second, "/v1/sessions/s1", "talk.txt").await, all);
+    }
+}
+
+#[tokio::test]
+async fn runs_that_share_a_workspace_lose_no_line_of_each_other() {
+    let objects = place();
+    let (first, second) = two(&objects).await;
+    let lines: Vec<String> = (0..24).map(|number| format!("<{number}>\n")).collect();
+    let runs = lines.iter().enumerate().map(|(number, line)| {
+        let service = if number % 2 == 0 { &first } else { &second };
+        async move {
+            let run = service.run("shared", &json!({"inputs": {"line": line}})).await;
+            assert_eq!(run["status"], "completed", "{run:#}");
+            results(service, &path_of(&run)).await
+        }
+    });
+    let results = futures::future::join_all(runs).await;
+    let text = content(&first, "/v1/agents/shared", "talk.txt").await;
+    assert_eq!(text, content(&second, "/v1/agents/shared", "talk.txt").await);
+    for (line, results) in lines.iter().zip(results) {
+        // A call that was told to have been kept was kept, and no other.
+        let is_kept = !results[0].starts_with("Error:");
+        assert_eq!(text.matches(line).count(), usize::from(is_kept), "{line} {results:#?}\n{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_tree_that_was_parked_goes_on_elsewhere_in_the_same_workspace() {
+    let objects = place();
+    let (mut first, second) = two(&objects).await;
+    let run = first.enqueue("lead").await;
+    let parked = first.until(&run, |run| run["status"] == "awaiting_approval").await;
+    assert_eq!(content(&second, &run, "team.txt").await, "lead\n");
+    first.kill().await;
+    let call = parked["pending"][0]["call_id"].as_str().unwrap();
+    let approve = format!("{run}/tool-calls/{call}/approve");
+    assert_eq!(second.post(&approve, &json!({})).await.status, 200);
+    let ended = second.until(&run, has_ended).await;
+    assert_eq!(ended["status"], "completed", "{ended:#}");
+    let results = results(&second, &run).await;
+    assert!(results[2].contains("lead") && results[2].contains("helper"), "{results:#?}");
+    first.restart().await;
+    for service in [&first, &second] {
+        let text = content(service, &run, "team.txt").await;
+        assert_eq!(text, "lead\nhelper\n");
+    }
+}
+
+#[tokio::test]
+async fn a_cancelled_run_keeps_what_it_has_done() {
+    let objects = place();
+    let (first, second) = two(&objects).await;
+    let run = first.enqueue("writer").await;
+    until_called(&first, &run, 2).await;
+    let cancelled = second.post(&format!("{run}/cancel"), &json!({})).await;
+    assert!(cancelled.status.is_success(), "{:#}", cancelled.body);
+    assert_eq!(second.until(&run, has_ended).await["status"], "cancelled");
+    for service in [&first, &second] {
+        assert_eq!(content(service, &run, "deep/made.txt").await, "one\ntwo\n");
+    }
+    // A dry run judges files that are not here yet.
+    let body = json!({"dry_run": true, "session_id": "s9", "inputs": {"line": "x"}, "files": [
+        {"path": "copied.txt", "from": {"run_id": &run[9..], "path": "deep/made.txt"}}
+    ]});
+    let judged = second.post("/v1/agents/talker/invoke-iterative", &body).await;
+    assert_eq!(judged.status, 200, "{:#}", judged.body);
+    assert_eq!(second.get("/v1/sessions/s9/files").await.status, 404);
+}
+
+#[tokio::test]
+async fn what_programs_leave_is_kept() {
+    let objects = place();
+    let (first, second) = two(&objects).await;
+    let run = first.run("program", &json!({})).await;
+    assert_eq!(run["status"], "completed", "{run:#}");
+    let run = path_of(&run);
+    assert_eq!(
+        listed(&second, &run).await,
+        ["out/large", "out/made"],
+        "{:#?}",
+        results(&first, &run).await
+    );
+    assert_eq!(content(&second, &run, "out/made").await, "\0\0\0");
+    let directory = format!("workspace/default/own/r-{}/out", &run[9..]);
+    let made = std::fs::metadata(second.dir.path().join(&directory).join("made")).unwrap();
+    assert_eq!(made.permissions().mode() & 0o777, 0o750);
+    let large = std::fs::metadata(second.dir.path().join(&directory).join("large")).unwrap();
+    assert_eq!(large.len(), 9_000_000);
+    let (one, other) = (
+        first.get(&format!("{run}/files")).await.body,
+        second.get(&format!("{run}/files")).await.body,
+    );
+    assert_eq!(one, other);
+}
+
+/// A server that speaks S3, with an empty bucket.
+struct Moto {
+    _process: tokio::process::Child,
+    address: String,
+}
+
+impl Moto {
+    async fn start() -> Self {
+        let dir = Workshop::moto().await.dir.clone();
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let process = tokio::process::Command::new(dir.join("venv/bin/python"))
+            .args(["-m", "moto.server", "-H", "127.0.0.1", "-p", &free.port().to_string()])
+            .stdout(std::process::Stdio::null())
+            .stderr(std::process::Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let moto = Self { _process: process, address: format!("http://{free}") };
+        let http = reqwest::Client::new();
+        for _ in 0..3000 {
+            if let Ok(made) = http.put(format!("{}/files", moto.address)).send().await {
+                assert!(made.status().is_success());
+                return moto;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+        panic!("moto did not start");
+    }
+
+    fn setup(&self) -> Setup {
+        kept_in(&format!(
+            "s3://files/of/toolloop\"\nendpoint = \"{}\"\naccess_key_env = \"S3_ID\"\nsecret_key_env = \"S3_SECRET",
+            self.address
+        ))
+        .variable("S3_ID", "an-id")
+        .variable("S3_SECRET", "a-secret-of-the-bucket")
+    }
+}
+
+#[tokio::test]
+async fn a_bucket_keeps_files_too() {
+    let moto = Moto::start().await;
+    let mut first = moto.setup().start(Db::Postgres).await;
+    let second = moto.setup().start_on(first.database_url.clone()).await;
+    let elsewhere = first.run("program", &json!({})).await;
+    let elsewhere = path_of(&elsewhere);
+    let run = first.enqueue("writer").await;
+    until_called(&first, &run, 2).await;
+    first.kill().await;
+    let ended = second.until(&run, has_ended).await;
+    assert_eq!(ended["status"], "completed", "{ended:#}\n{}", second.log());
+    assert_eq!(content(&second, &run, "deep/made.txt").await, "one\ntwo\nthree\n");
+    assert_eq!(listed(&second, &elsewhere).await, ["out/large", "out/made"]);
+    assert!(!second.log().contains("a-secret-of-the-bucket"));
+    drop(moto);
+    second.until("/readyz", |ready| ready["checks"]["workspace"] == "unavailable").await;
+    let refused = put(&second, "/v1/agents/shared", "a", "a").await;
+    assert_eq!(refused.status, 503, "{:#}", refused.body);
+}
+
+async fn a_call_waits_for_the_object_store(db: Db) {
+    let objects = place();
+    let mut service = kept(&objects).start(db).await;
+    let started = answer(
+        service
+            .request(Method::POST, "/v1/agents/writer/invoke-iterative")
+            .header("prefer", "wait=0")
+            .json(&json!({})),
+    )
+    .await;
+    let run = path_of(&started.body);
+    until_called(&service, &run, 2).await;
+    // What was a store is gone; nothing can be made there.
+    let aside = objects.path().with_extension("aside");
+    std::fs::rename(objects.path(), &aside).unwrap();
+    std::fs::write(objects.path(), "in the way").unwrap();
+    service.until("/readyz", |ready| ready["checks"]["workspace"] == "unavailable").await;
+    let refused =
+        service.post("/v1/agents/shared/invoke-iterative", &json!({"inputs": {"line": "x"}})).await;
+    assert_eq!(refused.body["code"], "WORKSPACE_UNAVAILABLE", "{:#}", refused.body);
+    until_started(&service, &run, 4).await;
+    let events = service.get(&format!("{run}/events?limit=200")).await.body;
+    assert_eq!(
+        events["data"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|it| it["type"] == "tool_call.completed")
+            .count(),
+        3
+    );
+    std::fs::remove_file(objects.path()).unwrap();
+    std::fs::rename(&aside, objects.path()).unwrap();
+    service.until("/readyz", is_ready).await;
+    let ended = service.until(&run, has_ended).await;
+    assert_eq!(ended["status"], "completed", "{ended:#}");
+    assert_eq!(content(&service, &run, "deep/made.txt").await, "one\ntwo\nthree\n");
+    service.kill().await;
+}
+
+async fn until_started(service: &Service, run: &str, calls: usize) {
+    let has_started = |events: &Value| {
+        let events = events["data"].as_array().unwrap().iter();
+        events.filter(|event| event["type"] == "tool_call.started").count() >= calls
+    };
+    service.until(&format!("{run}/events?limit=200"), has_started).await;
+}
+
+async fn files_of_callers_are_kept_before_they_are_answered(db: Db) {
+    let objects = place();
+    let mut service = kept(&objects).start(db).await;
+    let owner = "/v1/agents/shared";
+    assert_eq!(put(&service, owner, "in/a.txt", "a").await.status, 201);
+    assert_eq!(put(&service, owner, "in/a.txt", "aa").await.status, 204);
+    assert_eq!(put(&service, owner, "in/b.txt", "aa").await.status, 201);
+    assert_eq!(put(&service, owner, "gone.txt", "x").await.status, 201);
+    assert_eq!(service.delete(&format!("{owner}/files/gone.txt")).await.status, 204);
+    let request = json!({"inputs": {"line": "sent\n"}, "files": [
+        {"path": "copied.txt", "from": {"agent": "shared", "path": "in/a.txt"}}
+    ]});
+    let form = format!(
+        "--b\r\nContent-Disposition: form-data; name=\"request\"\r\n\r\n{request}\r\n--b\r\n\
+         Content-Disposition: form-data; name=\"files\"; filename=\"uploaded.txt\"\r\n\r\nup\r\n--b--\r\n"
+    );
+    let sent = service.request(Method::POST, "/v1/agents/talker/invoke-iterative");
+    let sent = sent.header("content-type", "multipart/form-data; boundary=b");
+    let run = answer(sent.body(form)).await;
+    assert_eq!(run.status, 200, "{:#}", run.body);
+    let run = path_of(&run.body);
+    service.kill().await;
+    std::fs::remove_dir_all(service.dir.path().join("workspace")).unwrap();
+    service.restart().await;
+    assert_eq!(listed(&service, owner).await, ["in/a.txt", "in/b.txt"]);
+    assert_eq!(content(&service, owner, "in/a.txt").await, "aa");
+    assert_eq!(listed(&service, &run).await, ["copied.txt", "talk.txt", "uploaded.txt"]);
+    assert_eq!(content(&service, &run, "uploaded.txt").await, "up");
+    assert_eq!(content(&service, &run, "copied.txt").await, "aa");
+
+    // Nothing is answered that is not kept, and nothing stays of it.
+    let aside = objects.path().with_extension("aside");
+    std::fs::rename(objects.path(), &aside).unwrap();
+    std::fs::write(objects.path(), "in the way").unwrap();
+    service.until("/readyz", |ready| !is_ready(ready)).await;
+    std::fs::remove_file(objects.path()).unwrap();
+    std::fs::rename(&aside, objects.path()).unwrap();
+    service.until("/readyz", is_ready).await;
+    assert_eq!(listed(&service, owner).await, ["in/a.txt", "in/b.txt"]);
+}
+
+async fn what_is_deleted_is_kept_no_more(db: Db) {
+    let objects = place();
+    let mut service = kept(&objects).start(db).await;
+    let body = json!({"inputs": {"line": "private\n"}, "session_id": "s1"});
+    service.run("talker", &body).await;
+    assert_eq!(listed(&service, "/v1/sessions/s1").await, ["talk.txt"]);
+    assert_eq!(service.delete("/v1/sessions/s1").await.status, 204);
+    service.kill().await;
+    service.restart().await;
+    // One of the same name has nothing of it.
+    let body = json!({"inputs": {"line": "new\n"}, "session_id": "s1"});
+    service.run("talker", &body).await;
+    assert_eq!(content(&service, "/v1/sessions/s1", "talk.txt").await, "new\n");
+}
+
+async fn quotas_hold_for_what_is_kept(db: Db) {
+    let objects = place();
+    let mut service =
+        kept(&objects).config("[tools.file_ops]\nworkspace_quota = \"4KiB\"").start(db).await;
+    let owner = "/v1/agents/shared";
+    let three = "x".repeat(3000);
+    assert_eq!(put(&service, owner, "a", &three).await.status, 201);
+    service.kill().await;
+    std::fs::remove_dir_all(service.dir.path().join("workspace")).unwrap();
+    service.restart().await;
+    assert_eq!(put(&service, owner, "b", &three).await.status, 413);
+    let run = service.run("shared", &json!({"inputs": {"line": three}})).await;
+    let results = results(&service, &path_of(&run)).await;
+    assert!(results[0].starts_with("Error:"), "{results:#?}");
+    assert_eq!(listed(&service, owner).await, ["a"]);
+}
+
+#[tokio::test]
+async fn files_of_callers_are_the_same_on_all_replicas() {
+    let objects = place();
+    let (first, second) = two(&objects).await;
+    let owner = "/v1/agents/shared";
+    assert_eq!(listed(&second, owner).await, Vec::<String>::new());
+    assert_eq!(put(&first, owner, "a.txt", "first").await.status, 201);
+    assert_eq!(content(&second, owner, "a.txt").await, "first");
+    assert_eq!(put(&second, owner, "a.txt", "second").await.status, 204);
+    let (one, other) =
+        (first.get(&format!("{owner}/files")).await, second.get(&format!("{owner}/files")).await);
+    assert_eq!(one.body, other.body);
+    assert_eq!(first.delete(&format!("{owner}/files/a.txt")).await.status, 204);
+    assert_eq!(second.get(&format!("{owner}/files/a.txt")).await.status, 404);
+    assert_eq!(listed(&second, owner).await, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn only_an_empty_directory_holds_copies_and_only_of_one_store() {
+    let (objects, others) = (place(), place());
+    let service = kept(&objects).start(Db::Postgres).await;
+    let filled = kept(&objects).file("mine.txt", "x").start_on(service.database_url.clone()).await;
+    filled.until_logged("no copies of what the object store keeps").await;
+    assert_eq!(filled.get("/readyz").await.status, 503);
+    assert!(filled.dir.path().join("workspace/default/mine.txt").exists());
+    let elsewhere = kept(&others).start_on(service.database_url.clone()).await;
+    elsewhere.until_logged("not the object store that the replicas share").await;
+    assert_eq!(elsewhere.get("/readyz").await.status, 503);
+    let told = doctor(elsewhere.dir.path(), &elsewhere.database_url).await;
+    assert_eq!(told["status"], "fail", "{told:#}");
+    assert_eq!(doctor(service.dir.path(), &service.database_url).await["status"], "ok");
+}
+
+async fn doctor(dir: &Path, database_url: &str) -> Value {
+    let said = crate::service::command(dir)
+        .args(["doctor", "--json", "--listen", "127.0.0.1:0", "--database-url", database_url])
+        .output()
+        .await
+        .unwrap();
+    let said: Value = serde_json::from_slice(&said.stdout).unwrap();
+    let checks = said["checks"].as_array().unwrap().iter();
+    checks.clone().find(|check| check["check"] == "workspace").unwrap().clone()
+}

@@ -1,0 +1,172 @@
+//! Which path has which content: nobody writes over what others have changed, and no content goes that is
+//! needed.
+
+use chrono::TimeDelta;
+use toolloop::store::{
+    KeptContent, KeptFile, ObjectClaim, Ownership, PathWrite, PathsChanged, PathsWritten,
+};
+
+use super::*;
+
+on_both! {
+    what_others_have_changed_is_not_written_over,
+    a_run_of_another_owner_writes_nothing,
+    what_has_changed_is_found_by_its_version,
+    contents_go_when_no_path_has_them,
+    two_that_write_at_once_have_one_after_the_other,
+}
+
+fn later() -> DateTime<Utc> {
+    Utc::now() + TimeDelta::hours(1)
+}
+
+fn file(object: &str, hash: &str) -> KeptContent {
+    let (object, hash) = (object.to_owned(), hash.to_owned());
+    KeptContent::File(KeptFile { object, hash, size: 3, mode: 0o644, modified_ns: 7 })
+}
+
+fn write(path: &str, base: i64, content: Option<KeptContent>) -> PathWrite {
+    PathWrite { path: path.to_owned(), base, content }
+}
+
+async fn stored(db: &Db, hash: &str) -> String {
+    match db.store.claim_object(TENANT, hash).await.unwrap() {
+        ObjectClaim::Stored(object) => object,
+        ObjectClaim::New(object) => {
+            assert!(db.store.object_stored(&object).await.unwrap());
+            object
+        }
+    }
+}
+
+async fn done(db: &Db, writes: &[PathWrite]) -> (i64, Vec<String>) {
+    match db.store.write_files(TENANT, None, writes).await.unwrap() {
+        PathsWritten::Done { version, changed_by_others } => (version, changed_by_others),
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn beneath(db: &Db, directory: &str, since: Option<i64>) -> PathsChanged {
+    db.store.files_since(TENANT, directory, since).await.unwrap()
+}
+
+async fn what_others_have_changed_is_not_written_over(db: Db) {
+    let (a, b) = (stored(&db, "aa11").await, stored(&db, "bb22").await);
+    let (first, refused) = done(&db, &[write("w/x", 0, Some(file(&a, "aa11")))]).await;
+    assert!(refused.is_empty());
+    // The same again, as after a lost answer.
+    let (second, refused) = done(&db, &[write("w/x", 0, Some(file(&a, "aa11")))]).await;
+    assert!(refused.is_empty());
+    let writes = [
+        write("w/x", first, Some(file(&b, "bb22"))),
+        write("w/y", 0, Some(KeptContent::Directory)),
+    ];
+    assert_eq!(done(&db, &writes).await.1, ["w/x"]);
+    assert_eq!(done(&db, &[write("w/x", first, None)]).await.1, ["w/x"]);
+    assert_eq!(done(&db, &[write("w/x", 0, None)]).await.1, ["w/x"]);
+    assert!(done(&db, &[write("w/x", second, Some(file(&b, "bb22")))]).await.1.is_empty());
+    let there = beneath(&db, "w", None).await.paths;
+    let contents: Vec<_> = there.into_iter().map(|it| (it.path, it.content.unwrap())).collect();
+    assert_eq!(
+        contents,
+        [("w/x".to_owned(), file(&b, "bb22")), ("w/y".to_owned(), KeptContent::Directory)]
+    );
+}
+
+async fn a_run_of_another_owner_writes_nothing(db: Db) {
+    let mut script = Script::owned();
+    db.commit("me", &script.start()).await;
+    let writes = [write("x", 0, Some(KeptContent::Directory))];
+    for (owner, epoch, is_written) in [("me", 1, true), ("other", 1, false), ("me", 2, false)] {
+        let by = Some((script.id, Ownership { owner, epoch }));
+        let written = db.store.write_files(TENANT, by, &writes).await.unwrap();
+        assert_eq!(written != PathsWritten::Fenced, is_written, "{owner} {epoch}");
+    }
+    db.commit("me", &script.write(vec![completed(json!(1))])).await;
+    let by = Some((script.id, Ownership { owner: "me", epoch: 1 }));
+    let written = db.store.write_files(TENANT, by, &writes).await.unwrap();
+    assert_eq!(written, PathsWritten::Fenced, "it has ended");
+}
+
+async fn what_has_changed_is_found_by_its_version(db: Db) {
+    let directory = || Some(KeptContent::Directory);
+    let link = || Some(KeptContent::Link("../x".to_owned()));
+    let paths = ["w", "w-beside", "w/a", "w/b/c", "w0", "ü"];
+    let writes: Vec<_> = paths.iter().map(|path| write(path, 0, directory())).collect();
+    let (first, _) = done(&db, &writes).await;
+    let names = |changed: PathsChanged| -> Vec<String> {
+        changed.paths.into_iter().map(|it| it.path).collect()
+    };
+    assert_eq!(names(beneath(&db, "w", None).await), ["w/a", "w/b/c"]);
+    assert_eq!(names(beneath(&db, ".", None).await), paths);
+    let (second, _) = done(&db, &[write("w/a", first, None), write("w/l", 0, link())]).await;
+    let changed = beneath(&db, "w", Some(first)).await;
+    assert_eq!((changed.version, changed.is_all), (second, false));
+    assert_eq!(changed.paths[0].content, None);
+    assert_eq!(changed.paths[1].content, link());
+    assert_eq!(names(beneath(&db, "w", Some(second)).await), Vec::<String>::new());
+    assert_eq!(db.store.files_version("another").await.unwrap(), 0);
+
+    // Where deletions are forgotten, everything is told.
+    db.store.purge_deleted_files(later()).await.unwrap();
+    let changed = beneath(&db, "w", Some(first)).await;
+    assert!(changed.is_all);
+    assert_eq!(names(changed), ["w/b/c", "w/l"]);
+    assert!(!beneath(&db, "w", Some(second)).await.is_all);
+}
+
+async fn contents_go_when_no_path_has_them(db: Db) {
+    let a = stored(&db, "aa11").await;
+    let (first, _) = done(&db, &[write("x", 0, Some(file(&a, "aa11")))]).await;
+    let (_, _) = done(&db, &[write("y", 0, Some(file(&a, "aa11")))]).await;
+    assert_eq!(stored(&db, "aa11").await, a, "it is kept once");
+    let ObjectClaim::New(never) = db.store.claim_object(TENANT, "cc33").await.unwrap() else {
+        panic!()
+    };
+    // One path has it no more, another one does.
+    done(&db, &[write("x", first, None)]).await;
+    assert!(
+        db.store.unused_objects(Utc::now() - TimeDelta::hours(1), 10).await.unwrap().is_empty()
+    );
+    assert_eq!(db.store.unused_objects(later(), 10).await.unwrap(), [never.as_str()]);
+    assert!(!db.store.object_stored(&never).await.unwrap(), "it came too late");
+    db.store.forget_objects(&[never]).await.unwrap();
+    assert!(db.store.unused_objects(later(), 10).await.unwrap().is_empty());
+
+    let deleted = db.store.files_at(TENANT, &["y".to_owned()]).await.unwrap().remove(0);
+    done(&db, &[write("y", deleted.version, None)]).await;
+    assert_eq!(db.store.unused_objects(later(), 10).await.unwrap(), [a.as_str()]);
+    // What is being deleted is neither referred to nor put again under the same name.
+    let late = [write("z", 0, Some(file(&a, "aa11")))];
+    let written = db.store.write_files(TENANT, None, &late).await.unwrap();
+    assert_eq!(written, PathsWritten::Lost);
+    let again = stored(&db, "aa11").await;
+    assert_ne!(again, a);
+    db.store.forget_objects(&[a, again.clone()]).await.unwrap();
+    assert!(done(&db, &[write("z", 0, Some(file(&again, "aa11")))]).await.1.is_empty());
+    // Tenants share no contents.
+    let of_another = db.store.claim_object("another", "aa11").await.unwrap();
+    assert!(matches!(of_another, ObjectClaim::New(_)));
+}
+
+async fn two_that_write_at_once_have_one_after_the_other(db: Db) {
+    let writers = (0..20).map(|number| {
+        let store = Arc::clone(&db.store);
+        async move {
+            let path = format!("p{number}");
+            let writes = [
+                write(&path, 0, Some(KeptContent::Directory)),
+                write("same", 0, Some(KeptContent::Link(path.clone()))),
+            ];
+            match store.write_files(TENANT, None, &writes).await.unwrap() {
+                PathsWritten::Done { version, changed_by_others } => (version, changed_by_others),
+                other => panic!("{other:?}"),
+            }
+        }
+    });
+    let written = futures::future::join_all(writers).await;
+    let mut versions: Vec<i64> = written.iter().map(|(version, _)| *version).collect();
+    versions.sort_unstable();
+    assert_eq!(versions, (1..=20).collect::<Vec<_>>());
+    assert_eq!(written.iter().filter(|(_, refused)| refused.is_empty()).count(), 1);
+}

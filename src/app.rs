@@ -51,13 +51,15 @@ use crate::tools::registry::Registry;
 
 use check::missing_keys;
 pub use check::{Scenarios, check, due_restarts, missing_scenarios, scenarios, told};
-pub use tools::sandbox;
+pub use tools::{mcp_servers, sandbox};
 
 /// How often agent files are checked for changes.
 const RELOAD: Duration = Duration::from_secs(1);
 /// How long connections may stay open after the last run has ended, and the timeout of the last
 /// telemetry export.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long the start waits for MCP servers, so that the first runs have their tools.
+const FIRST_SERVERS: Duration = Duration::from_secs(5);
 /// Interval of telemetry upkeep.
 const UPKEEP: Duration = Duration::from_secs(5);
 /// Length of the kernel's accept queue.
@@ -345,6 +347,9 @@ impl Parts {
     /// Releases the lease, closes the store and exports the remaining traces. No run may be in progress.
     async fn close(self) {
         self.runtime.leave().await;
+        if let Some(servers) = self.registry.servers() {
+            servers.stop();
+        }
         self.store.close().await;
         let telemetry = self.telemetry;
         // Fails only after a panic, which has been logged.
@@ -358,7 +363,14 @@ impl Parts {
             runtime: self.runtime.clone(),
             store: Arc::clone(&self.store),
             catalogue: Arc::clone(&self.catalogue),
-            tools: Arc::new(self.registry.infos().cloned().collect()),
+            tools: {
+                let registry = Arc::clone(&self.registry);
+                Arc::new(move || registry.now())
+            },
+            servers: {
+                let registry = Arc::clone(&self.registry);
+                Arc::new(move || registry.servers().map(|it| it.statuses()).unwrap_or_default())
+            },
             sandbox: self.registry.holds().cloned(),
             auth,
             tokens: Arc::clone(&self.tokens),
@@ -395,6 +407,9 @@ impl Parts {
                 }
             })
         });
+        if let Some(servers) = self.registry.servers() {
+            servers.start(FIRST_SERVERS).await;
+        }
         Ok(self.runtime.join(heartbeat).await?)
     }
 }

@@ -650,7 +650,7 @@ fn names_and_schemas_that_mean_nothing_are_errors() {
         assert_eq!(error.0, name);
     }
     assert_eq!(
-        registry.infos().map(|info| info.name.as_str()).collect::<Vec<_>>(),
+        registry.tools().iter().map(|tool| tool.info().name.clone()).collect::<Vec<_>>(),
         ["file_ops", "recall"]
     );
 

@@ -67,6 +67,7 @@ mod keys;
 mod left_behind;
 mod machine;
 mod matrix;
+mod mcp;
 mod memory;
 mod mistakes;
 mod mock_anthropic;

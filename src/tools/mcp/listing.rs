@@ -39,7 +39,7 @@ pub struct Declared {
 pub(super) const UNDECLARED: Declared = Declared { effect: Effect::Once, destructive: true };
 
 /// By the server's own names of its tools.
-pub type Effects = BTreeMap<String, Declared>;
+pub(super) type Effects = BTreeMap<String, Declared>;
 
 /// A tool, and its name at the server.
 #[derive(Debug, Clone, PartialEq)]

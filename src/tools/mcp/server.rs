@@ -3,6 +3,7 @@
 //!
 //! A call never waits for that: where there is no connection, it has its answer at once.
 
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -44,7 +45,7 @@ const BETWEEN_CHANGES: Duration = Duration::from_secs(1);
 pub struct Settings {
     pub name: String,
     pub connection: Connection,
-    pub effects: Effects,
+    pub effects: BTreeMap<String, listing::Declared>,
 }
 
 /// How a server is reached.

@@ -11,16 +11,14 @@ use secrecy::ExposeSecret;
 
 use crate::agents::{Catalogue, DefinitionError, DefinitionProblem, Skills};
 use crate::bounds::secrets;
-use crate::config::{
-    self, Config, McpConnection, McpEffect, McpServer, STAND_IN, UnsetVariables,
-};
+use crate::config::{self, Config, McpConnection, McpEffect, McpServer, STAND_IN, UnsetVariables};
 use crate::engine::requirements;
 use crate::outbound::Client;
 use crate::providers::router::Router;
+use crate::run::Effect;
 use crate::runtime;
 use crate::tools::browser::{Browser, BrowserSettings, Viewport};
 use crate::tools::credentials::{Credential, Credentials};
-use crate::run::Effect;
 use crate::tools::declared::{BrokenFile, Declared, Environment, Surroundings};
 use crate::tools::mcp::{self, Servers};
 use crate::tools::proxy::Proxy;

@@ -122,7 +122,9 @@ async fn mcp_servers(config: &Config) -> Vec<Finding> {
             Some(fault) => Finding::warn(
                 check,
                 fault,
-                format!("correct [mcp.{name}]; until then calls of its tools are answered with an error"),
+                format!(
+                    "correct [mcp.{name}]; until then calls of its tools are answered with an error"
+                ),
             ),
         }
     };

@@ -203,7 +203,8 @@ fn program(
         return wrong("env", format!("it or reads has more than {MAX_LISTED} entries"));
     }
     if let Some(odd) = env.iter().find(|name| !is_variable(name)) {
-        let why = format!("{odd:?} is no name of an environment variable; values are not written here");
+        let why =
+            format!("{odd:?} is no name of an environment variable; values are not written here");
         return wrong("env", why);
     }
     if let Some(own) = env.iter().find(|name| name.starts_with(OWN)) {

@@ -18,10 +18,7 @@ pub const STAND_IN: &str = "an-environment-variable-that-is-not-set";
 
 /// Adds to the environment what stands in for the key of the audit log and for credentials of
 /// programs, where their variables are not set, and tells which; keys of MCP servers are only told.
-pub(super) fn stand_in(
-    settings: &Settings,
-    env: &mut HashMap<String, String>,
-) -> UnsetVariables {
+pub(super) fn stand_in(settings: &Settings, env: &mut HashMap<String, String>) -> UnsetVariables {
     let audit_key = settings.audit.key_env.as_str();
     let mut unset = UnsetVariables::new();
     if !audit_key.is_empty() && !env.contains_key(audit_key) {

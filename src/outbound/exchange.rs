@@ -25,8 +25,8 @@ use tokio_rustls::rustls::{self, ClientConfig};
 use tokio_util::task::AbortOnDropHandle;
 use url::{Host, Url};
 
-use super::{Enough, OutboundError};
 use super::body::{Body, Damaged};
+use super::{Enough, OutboundError};
 use crate::bounds::memory;
 
 /// To one address, before the next one is tried.

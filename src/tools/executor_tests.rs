@@ -113,6 +113,7 @@ fn bench(policy: &Policy) -> Bench {
         tools: Arc::new(BTreeSet::from(["probe".to_owned()])),
         inputs: Arc::new(json!({})),
         labels: Labels::default(),
+        trace: None,
         skills: Arc::default(),
         standing: Standing::new(
             Arc::new(Lease::new(Duration::from_hours(1))),

@@ -29,14 +29,14 @@ use futures::future::join_all;
 use parking_lot::Mutex;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{Tool, ToolInfo, ToolNow};
+pub use super::programs::secrets_among;
 use super::sandbox::Sandbox;
+use super::{Tool, ToolInfo, ToolNow};
 use crate::bounds::name::means;
 use crate::outbound::Client;
-pub use super::programs::secrets_among;
 pub use listing::Declared;
-use server::{Server, Surroundings};
 pub use server::{Connection, Settings};
+use server::{Server, Surroundings};
 use tool::{McpTool, Missing};
 
 /// How names of these tools begin.
@@ -118,7 +118,9 @@ impl Servers {
             let name = server.name();
             ToolNow {
                 info: ToolInfo {
-                    description: format!("The tools of the MCP server {name}, which are not known."),
+                    description: format!(
+                        "The tools of the MCP server {name}, which are not known."
+                    ),
                     ..info
                 },
                 runs_programs: server.sandbox_level().is_some(),

@@ -141,6 +141,8 @@ pub struct ToolContext {
     pub call_id: Uuid,
     /// Stable over crashes and retries; goes to outside services as their idempotency key.
     pub effect_key: String,
+    /// The call's place in a trace, for outside services that take part in it.
+    pub traceparent: Option<String>,
     /// The directory that the run's files lie beneath.
     pub workspace: Workspace,
     /// Looked at last thing before something is changed.

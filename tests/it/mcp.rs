@@ -30,7 +30,6 @@ on_both_stores! {
 }
 
 const SERVER: &str = include_str!("mcp/server.py");
-/// How programs of the sandbox start their own.
 const FULL: &str = "{autonomy: full}";
 
 /// `[mcp.<name>]` with the scripted server.
@@ -70,11 +69,18 @@ async fn tools_are_listed_and_called(db: Db) {
     let results = results(&service, &run).await;
     let echoed = read(&results[0]);
     assert_eq!(echoed["args"], json!({"n": 5}));
+    assert!(echoed["meta"]["traceparent"].as_str().unwrap().starts_with("00-"), "{echoed}");
     let started = events(&service, &run, "tool_call.started").await;
     assert_eq!(echoed["meta"]["toolloop/effect-key"], started[0]["effect_key"]);
-    assert_eq!((&started[0]["effect"], &started[0]["sandbox"]), (&json!("read"), &json!("enforced")));
+    assert_eq!(
+        (&started[0]["effect"], &started[0]["sandbox"]),
+        (&json!("read"), &json!("enforced"))
+    );
     let action = &started[0]["actions"][0];
-    assert_eq!(action, &json!({"kind": "call", "tool": "mcp:odd/echo", "effect": "read", "egress": true}));
+    assert_eq!(
+        action,
+        &json!({"kind": "call", "tool": "mcp:odd/echo", "effect": "read", "egress": true})
+    );
     assert_eq!(results[1], "Error: no such tide");
     assert!(results[2].contains("do not match the tool's schema"), "{}", results[2]);
     assert_eq!(results[3], "toolloop does not offer this");
@@ -91,7 +97,8 @@ async fn tools_are_listed_and_called(db: Db) {
     let other = service.get("/v1/tools/mcp%3Aodd%2Ffail").await.body;
     assert_eq!((&other["effect"], &other["destructive"]), (&json!("once"), &json!(true)));
     let audit = service.get("/v1/audit?limit=50").await.body;
-    let of_tools = audit["data"].as_array().unwrap().iter().filter(|it| it["tool"] == "mcp:odd/echo");
+    let of_tools =
+        audit["data"].as_array().unwrap().iter().filter(|it| it["tool"] == "mcp:odd/echo");
     assert_eq!(of_tools.count(), 1, "{audit:#}");
 }
 
@@ -107,7 +114,11 @@ async fn a_server_reaches_what_it_was_given(db: Db) {
     let service = setup.start(db).await;
     let run = service.run("worker", &json!({})).await;
     let found = read(&results(&service, &run).await[0]);
-    assert_eq!((&found["named"], &found["own file"]), (&json!("good day"), &json!("done")), "{found:#}");
+    assert_eq!(
+        (&found["named"], &found["own file"]),
+        (&json!("good day"), &json!("done")),
+        "{found:#}"
+    );
     for place in ["shadow", "settings", "other tenant", "network", "outside"] {
         assert!(found[place].as_str().unwrap().ends_with("Error"), "{place}: {found:#}");
     }
@@ -140,7 +151,8 @@ async fn what_servers_say_has_bounds(db: Db) {
     assert!(results[1].contains("it has more than 4 MiB"), "{:.300}", results[1]);
     assert_eq!(results[2..5], ["wrote", "junk", "noted"]);
     assert!(results[5].contains("\"args\""), "the server is still there: {}", results[5]);
-    for (agent, why) in [("loud", "too much that nobody asked for"), ("endless", "without an end")] {
+    for (agent, why) in [("loud", "too much that nobody asked for"), ("endless", "without an end")]
+    {
         until_up(&service).await;
         let run = service.run(agent, &json!({})).await;
         let told = events(&service, &run, "tool_call.completed").await[0]["content"].to_string();
@@ -175,8 +187,11 @@ async fn a_server_that_hangs_hangs_no_run(db: Db) {
     let calls = [("mcp:odd/hang", json!({"seconds": seconds}))];
     let (slow, fast) = (server("odd", ""), server("other", ""));
     let setup = with(Setup::new().config(&slow).config(&fast), "['mcp:odd/*']", FULL, &calls)
-        .agent("patient", "model: scripted/worker\ntools: ['mcp:odd/*']\nenable_double_confirmation: false\n\
-             tool_options: {'mcp:odd/*': {timeout_seconds: 1}}\ngovernance: {autonomy: full}\n");
+        .agent(
+            "patient",
+            "model: scripted/worker\ntools: ['mcp:odd/*']\nenable_double_confirmation: false\n\
+             tool_options: {'mcp:odd/*': {timeout_seconds: 1}}\ngovernance: {autonomy: full}\n",
+        );
     let service = setup.start(db).await;
     let run = service.run("patient", &json!({})).await;
     assert_eq!(run["status"], "completed", "{run:#}");
@@ -217,7 +232,8 @@ async fn lists_are_followed(db: Db) {
         .start(db)
         .await;
     let names = |listed: &Value| -> Vec<String> {
-        let names = listed["data"].as_array().unwrap().iter().map(|it| it["name"].as_str().unwrap());
+        let names =
+            listed["data"].as_array().unwrap().iter().map(|it| it["name"].as_str().unwrap());
         names.filter(|name| name.starts_with("mcp:")).map(str::to_owned).collect()
     };
     assert_eq!(names(&service.get("/v1/tools?limit=100").await.body).len(), 14);
@@ -225,7 +241,8 @@ async fn lists_are_followed(db: Db) {
     let listed = service
         .until("/v1/tools?limit=100", |listed| names(listed) == ["mcp:odd/change", "mcp:odd/new"])
         .await;
-    let new = listed["data"].as_array().unwrap().iter().find(|it| it["name"] == "mcp:odd/new").unwrap();
+    let new =
+        listed["data"].as_array().unwrap().iter().find(|it| it["name"] == "mcp:odd/new").unwrap();
     assert_eq!((&new["effect"], &new["description"]), (&json!("idempotent"), &json!("New.")));
     for warning in ["lists the tool new twice", "cannot have the name", "bad-schema is left out"] {
         service.until_logged(warning).await;
@@ -244,20 +261,29 @@ async fn what_has_changed_is_approved_again(db: Db) {
         tool("change", &json!({})),
     ]);
     let config = server("odd", "[mcp.odd.effects]\nchange = \"once\"");
-    let setup = with(Setup::new().config(&config), "['mcp:odd/*']", "{}", &[("mcp:odd/echo", json!({"n": 1}))])
-        .agent("changer", "model: scripted/changer\ntools: ['mcp:odd/*']\nenable_double_confirmation: false\n")
-        .scenario("changer", &format!(
+    let setup = with(
+        Setup::new().config(&config),
+        "['mcp:odd/*']",
+        "{}",
+        &[("mcp:odd/echo", json!({"n": 1}))],
+    )
+    .agent(
+        "changer",
+        "model: scripted/changer\ntools: ['mcp:odd/*']\nenable_double_confirmation: false\n",
+    )
+    .scenario(
+        "changer",
+        &format!(
             "steps: [{{tool_calls: [{{tool: 'mcp:odd/change', arguments: {}}}]}}, {{text: done}}]",
             json!({"tools": changed})
-        ));
+        ),
+    );
     let service = setup.start(db).await;
     let path = service.enqueue("worker").await;
     let parked = service.until(&path, |run| run["status"] == "awaiting_approval").await;
     let call = parked["pending"][0]["call_id"].as_str().unwrap().to_owned();
     service.run("changer", &json!({})).await;
-    service
-        .until("/v1/tools/mcp%3Aodd%2Fecho", |tool| tool["description"] == "New.")
-        .await;
+    service.until("/v1/tools/mcp%3Aodd%2Fecho", |tool| tool["description"] == "New.").await;
     service.post(&format!("{path}/tool-calls/{call}/approve"), &json!({})).await;
     let again = service
         .until(&path, |run| {
@@ -274,11 +300,15 @@ async fn what_has_changed_is_approved_again(db: Db) {
 async fn effects_are_the_operators(db: Db) {
     let listed = json!([
         tool("reads", &json!({"annotations": {"readOnlyHint": true}})),
-        tool("says-it-reads", &json!({"annotations": {"readOnlyHint": true, "destructiveHint": false}})),
+        tool(
+            "says-it-reads",
+            &json!({"annotations": {"readOnlyHint": true, "destructiveHint": false}})
+        ),
         tool("says-it-destroys", &json!({"annotations": {"destructiveHint": true}})),
         tool("change", &json!({})),
     ]);
-    let effects = "[mcp.odd.effects]\nreads = \"read\"\nsays-it-destroys = \"read\"\nchange = \"idempotent\"";
+    let effects =
+        "[mcp.odd.effects]\nreads = \"read\"\nsays-it-destroys = \"read\"\nchange = \"idempotent\"";
     let calls = ["reads", "says-it-reads", "says-it-destroys"].map(|it| format!("mcp:odd/{it}"));
     let calls: Vec<(&str, Value)> = calls.iter().map(|name| (name.as_str(), json!({}))).collect();
     let setup = with(
@@ -311,7 +341,10 @@ async fn effects_are_the_operators(db: Db) {
     assert!(blocked.iter().all(|event| event["rule"] == "autonomy"), "{blocked:#?}");
     let run = service.run("denied", &json!({})).await;
     let blocked = events(&service, &run, "tool_call.blocked").await;
-    assert!(blocked.len() == 3 && blocked.iter().all(|it| it["rule"] == "tool_policy"), "{blocked:#?}");
+    assert!(
+        blocked.len() == 3 && blocked.iter().all(|it| it["rule"] == "tool_policy"),
+        "{blocked:#?}"
+    );
 }
 
 async fn servers_end_with_the_service(db: Db) {
@@ -336,7 +369,12 @@ async fn a_server_may_be_down_and_come_back(db: Db) {
     let config = "[mcp.odd]\ncommand = \"./bin/server\"\n[mcp.odd.effects]\necho = \"read\"\n\
                   [mcp.keyless]\nurl = \"http://127.0.0.1:9/mcp\"\napi_key_env = \"NO_SUCH_KEY\"\n";
     let calls = [("mcp:odd/echo", json!({"n": 1})), ("mcp:odd/other", json!({}))];
-    let setup = with(Setup::new().config(config), "['mcp:odd/echo', 'mcp:odd/other', 'mcp:keyless/*']", "{}", &calls);
+    let setup = with(
+        Setup::new().config(config),
+        "['mcp:odd/echo', 'mcp:odd/other', 'mcp:keyless/*']",
+        "{}",
+        &calls,
+    );
     let service = setup.start(db).await;
     let run = service.run("worker", &json!({})).await;
     assert_eq!(run["status"], "completed", "{run:#}");
@@ -368,9 +406,7 @@ async fn a_server_may_be_down_and_come_back(db: Db) {
     let (new, place) = (service.dir.path().join("bin/new"), service.dir.path().join("bin/server"));
     std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o755)).unwrap();
     std::fs::rename(new, place).unwrap();
-    service
-        .until("/v1/tools/mcp%3Aodd%2Fecho", |tool| tool["unavailable"].is_null())
-        .await;
+    service.until("/v1/tools/mcp%3Aodd%2Fecho", |tool| tool["unavailable"].is_null()).await;
     let run = service.run("worker", &json!({})).await;
     let told = results(&service, &run).await;
     assert!(told[0].contains("\"args\": {\"n\": 1}"), "{told:?}");
@@ -382,8 +418,14 @@ async fn check_tells_what_is_wrong_with_a_section() {
     let table = [
         ("[mcp.Odd]\ncommand = \"x\"", "mcp.Odd: a server's name does not match"),
         ("[mcp.a]\nargs = []", "mcp.a: has neither command (a program) nor url (an address)"),
-        ("[mcp.a]\ncommand = \"x\"\nurl = \"http://a.example\"", "mcp.a.url: has no meaning beside command"),
-        ("[mcp.a]\nurl = \"http://a.example\"\nenv = [\"A\"]", "mcp.a.env: has no meaning beside url"),
+        (
+            "[mcp.a]\ncommand = \"x\"\nurl = \"http://a.example\"",
+            "mcp.a.url: has no meaning beside command",
+        ),
+        (
+            "[mcp.a]\nurl = \"http://a.example\"\nenv = [\"A\"]",
+            "mcp.a.env: has no meaning beside url",
+        ),
         ("[mcp.a]\nurl = \"ftp://a.example\"", "mcp.a.url: is neither http nor https"),
         ("[mcp.a]\ncommand = \"x\"\nenv = [\"TOOLLOOP_KEY\"]", "is the service's own"),
         ("[mcp.a]\ncommand = \"x\"\nenv = [\"A=b\"]", "is no name of an environment variable"),
@@ -398,9 +440,12 @@ async fn check_tells_what_is_wrong_with_a_section() {
         assert!(!checked.status.success(), "{section}: {said}");
         assert!(said.contains(expected), "{section}: {said}");
     }
-    let agent = "model: scripted/a\ntools: ['mcp:tme/*']\n";
-    let dir = Setup::new().config("[mcp.time]\ncommand = \"x\"").agent("a", agent).lay_out();
+    let agent = "model: scripted/aa\ntools: ['mcp:tme/*']\n";
+    let dir = Setup::new().config("[mcp.time]\ncommand = \"x\"").agent("aa", agent).lay_out();
     let checked = command(dir.path()).arg("check").output().await.unwrap();
     let said = String::from_utf8_lossy(&[checked.stdout, checked.stderr].concat()).into_owned();
-    assert!(!checked.status.success() && said.contains("there is no tool named \"mcp:tme/*\""), "{said}");
+    assert!(
+        !checked.status.success() && said.contains("there is no tool named \"mcp:tme/*\""),
+        "{said}"
+    );
 }

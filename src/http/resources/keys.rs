@@ -250,8 +250,7 @@ fn idle_scopes(app: &App, scopes: &[String]) -> Vec<String> {
     let agents = app.catalogue.agents();
     let delegations = agents.iter().flat_map(|agent| &agent.definition.tools);
     let tools = (app.tools)();
-    let names: Vec<&String> =
-        tools.iter().map(|tool| &tool.info.name).chain(delegations).collect();
+    let names: Vec<&String> = tools.iter().map(|tool| &tool.info.name).chain(delegations).collect();
     let permits_any =
         |scope: &String| names.iter().any(|tool| may_execute(std::slice::from_ref(scope), tool));
     // Tools of MCP servers come and go.

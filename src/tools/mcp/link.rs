@@ -106,6 +106,9 @@ impl Link {
 
     /// Whether the server answers at all.
     pub(super) async fn answers(&self) -> bool {
-        !matches!(self.ask_soon("ping", json!({})).await, Err(Failure::Lost(_) | Failure::NotSent(_)))
+        !matches!(
+            self.ask_soon("ping", json!({})).await,
+            Err(Failure::Lost(_) | Failure::NotSent(_))
+        )
     }
 }

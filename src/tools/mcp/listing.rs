@@ -244,8 +244,10 @@ mod tests {
         let listed = read(
             "x",
             &Effects::new(),
-            &[json!({"name": "a", "description": order, "inputSchema": {"type": "object"}}),
-              json!({"name": "b", "inputSchema": {"type": "object", "properties": {"p": {"description": order}}}})],
+            &[
+                json!({"name": "a", "description": order, "inputSchema": {"type": "object"}}),
+                json!({"name": "b", "inputSchema": {"type": "object", "properties": {"p": {"description": order}}}}),
+            ],
         );
         assert_eq!(listed.tools.len(), 1);
         assert_eq!(listed.tools[0].info.description, "The tool a of the MCP server x.");

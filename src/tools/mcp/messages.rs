@@ -98,8 +98,17 @@ pub(super) fn version_in(introduced: &Value) -> Result<&'static str, String> {
 }
 
 /// The request that a call is.
-pub(super) fn call(tool: &str, arguments: &Value, effect_key: &str) -> Value {
-    json!({"name": tool, "arguments": arguments, "_meta": {EFFECT_KEY: effect_key}})
+pub(super) fn call(
+    tool: &str,
+    arguments: &Value,
+    effect_key: &str,
+    traceparent: Option<&str>,
+) -> Value {
+    let mut meta = json!({EFFECT_KEY: effect_key});
+    if let Some(traceparent) = traceparent {
+        meta["traceparent"] = traceparent.into();
+    }
+    json!({"name": tool, "arguments": arguments, "_meta": meta})
 }
 
 /// Reads one message.

@@ -151,37 +151,37 @@ impl Pipes {
 }
 
 impl Ends {
-    /// Speaks and listens until one of the two is not possible any more; says why, in a phrase.
+    /// Speaks and listens until one of the two is not possible any more, or is too much; says why, in a
+    /// phrase, where the server has not simply ended.
     pub(super) async fn served(
         self,
         input: pipe::Sender,
         output: impl AsyncRead + Unpin,
-    ) -> String {
+    ) -> Option<String> {
         let Self { shared, written } = self;
         tokio::select! {
             why = listened(&shared, output) => why,
-            error = spoken(written, input) => format!("it does not read: {error}"),
+            () = spoken(written, input) => None,
         }
     }
 }
 
-async fn spoken(mut written: mpsc::Receiver<String>, mut input: pipe::Sender) -> io::Error {
+async fn spoken(mut written: mpsc::Receiver<String>, mut input: pipe::Sender) {
     while let Some(mut message) = written.recv().await {
         message.push('\n');
-        if let Err(error) = input.write_all(message.as_bytes()).await {
-            return error;
+        if input.write_all(message.as_bytes()).await.is_err() {
+            return;
         }
     }
-    io::ErrorKind::BrokenPipe.into()
 }
 
-async fn listened(shared: &Shared, output: impl AsyncRead + Unpin) -> String {
+async fn listened(shared: &Shared, output: impl AsyncRead + Unpin) -> Option<String> {
     let mut lines = Lines::new(output, MAX_MESSAGE);
     let mut bearable = Bearable::new(MAX_BURST, MAX_A_SECOND);
     loop {
         let heard = match lines.next().await {
-            Ok(None) => return "it has ended".to_owned(),
-            Err(error) => return error.to_string(),
+            Ok(None) => return None,
+            Err(error) => return Some(error.to_string()),
             Ok(Some(Line::Whole(line))) => {
                 let beginning = line.get(..line.len().min(512)).unwrap_or_default().to_vec();
                 understood(line).await.unwrap_or_else(|why| unreadable(&beginning, &why))
@@ -204,7 +204,7 @@ async fn listened(shared: &Shared, output: impl AsyncRead + Unpin) -> String {
             Heard::Other => false,
         };
         if !is_answer && !bearable.one_more() {
-            return "it says too much that nobody asked for".to_owned();
+            return Some("it says too much that nobody asked for".to_owned());
         }
     }
 }

@@ -22,6 +22,7 @@ use super::http::Address;
 use super::link::Link;
 use super::listing::{self, Described, Effects};
 use super::pipes::{self, Pipes};
+use crate::bounds::secrets::redacted;
 use crate::outbound::Client;
 use crate::run::SandboxLevel;
 use crate::tools::ToolInfo;
@@ -209,13 +210,15 @@ impl Server {
             if since.elapsed() >= GOOD {
                 pause = FIRST_PAUSE;
             }
-            self.down(why);
+            self.down(&why);
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 
-    fn down(&self, why: String) {
+    fn down(&self, why: &str) {
+        // A server may say it, and repeat what it was sent.
+        let why: String = redacted(why).chars().filter(|c| !c.is_control()).collect();
         let before = self.status.send_replace(Status::Down(why.clone()));
         if before != Status::Down(why.clone()) {
             tracing::warn!(server = self.name(), why, "an MCP server is not available");
@@ -251,7 +254,8 @@ impl Server {
             Ok(running) => running,
             Err(error) => return error.to_string(),
         };
-        let (given_up, list_changed) = (Arc::clone(&self.suspicious), Arc::clone(&self.list_changed));
+        let (given_up, list_changed) =
+            (Arc::clone(&self.suspicious), Arc::clone(&self.list_changed));
         let (pipes, ends) = Pipes::new(list_changed, given_up);
         let name = self.settings.name.clone();
         let errors = running.errors;
@@ -260,16 +264,15 @@ impl Server {
         let served = ends.served(running.input, running.output);
         let used = self.used(Link::Pipes(pipes.clone()), false);
         let ended = tokio::select! {
-            why = served => Err(why),
-            why = used => Ok(why),
+            why = served => why,
+            why = used => Some(why),
         };
         *self.link.write() = None;
         let why = match ended {
-            Ok(why) => why,
-            // It may be able to say more than that its pipes are closed.
-            Err(why) => tokio::time::timeout(pipes::LAST_WORDS, running.ending.told())
+            Some(why) => why,
+            None => tokio::time::timeout(pipes::LAST_WORDS, running.ending.told())
                 .await
-                .unwrap_or(why),
+                .unwrap_or_else(|_| "it has ended".to_owned()),
         };
         pipes.close(&why);
         drop(logging);
@@ -357,8 +360,7 @@ impl Server {
 
     async fn take(&self, entries: Vec<serde_json::Value>) {
         let (name, effects) = (self.settings.name.clone(), self.settings.effects.clone());
-        let reading =
-            tokio::task::spawn_blocking(move || listing::read(&name, &effects, &entries));
+        let reading = tokio::task::spawn_blocking(move || listing::read(&name, &effects, &entries));
         let listed = reading.await.unwrap_or_default();
         let tools = Arc::new(listed.tools);
         let is_first = !self.is_listed.swap(true, Ordering::Relaxed);
@@ -377,7 +379,8 @@ fn opened(directory: &Path) -> Result<OwnedFd, String> {
     let shown = directory.display();
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
     made.map_err(|error| format!("its directory {shown} cannot be made: {error}"))?;
-    let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
+    let flags =
+        rustix::fs::OFlags::PATH | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
     rustix::fs::open(directory, flags, rustix::fs::Mode::empty())
         .map_err(|error| format!("its directory {shown} cannot be opened: {error}"))
 }

@@ -31,7 +31,12 @@ pub(super) struct Missing {
 }
 
 /// What a call does, for the gate.
-fn actions_of(info: &ToolInfo, effect: Effect, destructive: bool, url: Option<&Url>) -> Vec<Action> {
+fn actions_of(
+    info: &ToolInfo,
+    effect: Effect,
+    destructive: bool,
+    url: Option<&Url>,
+) -> Vec<Action> {
     let call = Action {
         destructive,
         egress: true,
@@ -80,7 +85,8 @@ impl Tool for McpTool {
         let name = self.server.name();
         let told = |why: String| ToolError::ForModel(why);
         let link = self.server.link().map_err(told)?;
-        let params = messages::call(&self.described.own_name, &arguments, &context.effect_key);
+        let (key, trace) = (&context.effect_key, context.traceparent.as_deref());
+        let params = messages::call(&self.described.own_name, &arguments, key, trace);
         let result = match link.ask("tools/call", params, &context.requests).await {
             Ok(result) => result,
             Err(failure @ (Failure::NotSent(_) | Failure::Refused(_))) => {

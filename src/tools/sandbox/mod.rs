@@ -294,8 +294,9 @@ async fn probe(settings: &Settings, supervisors: &Supervisors) -> Kernel {
             network,
             ..Plan::default()
         };
-        let supervised =
-            async { supervisors.start(&here, &plan, None).await?.ended(&plan, 1000, None, None).await };
+        let supervised = async {
+            supervisors.start(&here, &plan, None).await?.ended(&plan, 1000, None, None).await
+        };
         let (report, ..) = tokio::time::timeout(PROBE_TIMEOUT, supervised)
             .await
             .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;

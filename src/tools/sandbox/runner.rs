@@ -80,11 +80,7 @@ pub(super) fn run(plan: &Plan, spoken: Option<OwnedFd>) -> Report {
 }
 
 /// Confines this process.
-fn prepare(
-    plan: &Plan,
-    spoken: Option<OwnedFd>,
-    holds: &mut Holds,
-) -> Result<Prepared, String> {
+fn prepare(plan: &Plan, spoken: Option<OwnedFd>, holds: &mut Holds) -> Result<Prepared, String> {
     let said = |what: &'static str| move |error: io::Error| format!("{what}: {error}");
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(|error| format!("the supervisor's death: {error}"))?;

@@ -58,8 +58,6 @@ const RELOAD: Duration = Duration::from_secs(1);
 /// How long connections may stay open after the last run has ended, and the timeout of the last
 /// telemetry export.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long the start waits for MCP servers, so that the first runs have their tools.
-const FIRST_SERVERS: Duration = Duration::from_secs(5);
 /// Interval of telemetry upkeep.
 const UPKEEP: Duration = Duration::from_secs(5);
 /// Length of the kernel's accept queue.
@@ -347,9 +345,7 @@ impl Parts {
     /// Releases the lease, closes the store and exports the remaining traces. No run may be in progress.
     async fn close(self) {
         self.runtime.leave().await;
-        if let Some(servers) = self.registry.servers() {
-            servers.stop();
-        }
+        tools::stop_servers(&self.registry);
         self.store.close().await;
         let telemetry = self.telemetry;
         // Fails only after a panic, which has been logged.
@@ -363,14 +359,8 @@ impl Parts {
             runtime: self.runtime.clone(),
             store: Arc::clone(&self.store),
             catalogue: Arc::clone(&self.catalogue),
-            tools: {
-                let registry = Arc::clone(&self.registry);
-                Arc::new(move || registry.now())
-            },
-            servers: {
-                let registry = Arc::clone(&self.registry);
-                Arc::new(move || registry.servers().map(|it| it.statuses()).unwrap_or_default())
-            },
+            tools: tools::at_the_moment(&self.registry),
+            servers: tools::servers_at_the_moment(&self.registry),
             sandbox: self.registry.holds().cloned(),
             auth,
             tokens: Arc::clone(&self.tokens),
@@ -407,9 +397,7 @@ impl Parts {
                 }
             })
         });
-        if let Some(servers) = self.registry.servers() {
-            servers.start(FIRST_SERVERS).await;
-        }
+        tools::start_servers(&self.registry).await;
         Ok(self.runtime.join(heartbeat).await?)
     }
 }

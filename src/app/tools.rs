@@ -6,6 +6,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use secrecy::ExposeSecret;
 
@@ -17,10 +18,11 @@ use crate::outbound::Client;
 use crate::providers::router::Router;
 use crate::run::Effect;
 use crate::runtime;
+use crate::tools::ToolNow;
 use crate::tools::browser::{Browser, BrowserSettings, Viewport};
 use crate::tools::credentials::{Credential, Credentials};
 use crate::tools::declared::{BrokenFile, Declared, Environment, Surroundings};
-use crate::tools::mcp::{self, Servers};
+use crate::tools::mcp::{self, ServerStatus, Servers};
 use crate::tools::proxy::Proxy;
 use crate::tools::recall::{Recall, RecallFn};
 use crate::tools::registry::Registry;
@@ -29,6 +31,9 @@ use crate::tools::web_fetch::{WebFetch, WebFetchSettings};
 
 /// Where MCP servers have their own directories, beneath the workspace's; no tenant can have its name.
 const MCP_DIRECTORIES: &str = ".mcp";
+
+/// How long the start waits for MCP servers.
+const FIRST_SERVERS: Duration = Duration::from_secs(5);
 
 /// Where programs run. What the kernel gives for it is not known yet.
 pub fn sandbox(config: &Config) -> Arc<Sandbox> {
@@ -85,7 +90,14 @@ pub(super) fn without_secrets(config: &Config, unset: &mut UnsetVariables) -> To
     };
     let tools = configured_with(config, super::no_memory(), sandbox(config), &variable);
     let named_by = config.tools_dir.display().to_string();
-    for name in asked.into_inner() {
+    let asked = asked.into_inner();
+    for (server, settings) in &config.mcp {
+        let McpConnection::Program { env, .. } = &settings.connection else { continue };
+        for name in env.iter().filter(|name| asked.contains(*name)) {
+            unset.entry(name.clone()).or_insert_with(|| format!("mcp.{server}.env"));
+        }
+    }
+    for name in asked {
         unset.entry(name).or_insert_with(|| named_by.clone());
     }
     tools
@@ -161,6 +173,35 @@ fn mcp_servers_with(
         mcp::Settings { name: name.clone(), connection, effects: effects.collect() }
     };
     Servers::new(config.mcp.iter().map(settings).collect(), sandbox, client)
+}
+
+/// Asked for by every request that lists tools.
+pub(super) fn at_the_moment(
+    registry: &Arc<Registry>,
+) -> Arc<dyn Fn() -> Vec<ToolNow> + Send + Sync> {
+    let registry = Arc::clone(registry);
+    Arc::new(move || registry.now())
+}
+
+/// Asked for by every look at what is ready.
+pub(super) fn servers_at_the_moment(
+    registry: &Arc<Registry>,
+) -> Arc<dyn Fn() -> Vec<ServerStatus> + Send + Sync> {
+    let registry = Arc::clone(registry);
+    Arc::new(move || registry.servers().map(|it| it.statuses()).unwrap_or_default())
+}
+
+/// Starts the MCP servers, and waits a little, so that the first runs have their tools.
+pub(super) async fn start_servers(registry: &Registry) {
+    if let Some(servers) = registry.servers() {
+        servers.start(FIRST_SERVERS).await;
+    }
+}
+
+pub(super) fn stop_servers(registry: &Registry) {
+    if let Some(servers) = registry.servers() {
+        servers.stop();
+    }
 }
 
 fn declared(effect: McpEffect) -> mcp::Declared {

@@ -44,7 +44,7 @@ pub const PREFIX: &str = "mcp:";
 
 /// All servers of the service.
 pub struct Servers {
-    servers: BTreeMap<String, Arc<Server>>,
+    by_name: BTreeMap<String, Arc<Server>>,
     generation: Arc<AtomicU64>,
     driven: Mutex<Vec<AbortOnDropHandle<()>>>,
 }
@@ -71,8 +71,8 @@ impl Servers {
             };
             (settings.name.clone(), Arc::new(Server::new(settings, surroundings)))
         };
-        let servers = settings.into_iter().map(server).collect();
-        Self { servers, generation, driven: Mutex::default() }
+        let by_name = settings.into_iter().map(server).collect();
+        Self { by_name, generation, driven: Mutex::default() }
     }
 
     /// Starts all of them, and waits until it is known of each whether it can be asked, but not
@@ -84,10 +84,10 @@ impl Servers {
                 let drive = |server: &Arc<Server>| {
                     AbortOnDropHandle::new(tokio::spawn(Arc::clone(server).driven()))
                 };
-                driven.extend(self.servers.values().map(drive));
+                driven.extend(self.by_name.values().map(drive));
             }
         }
-        let settled = join_all(self.servers.values().map(|server| server.settled()));
+        let settled = join_all(self.by_name.values().map(|server| server.settled()));
         let _ = tokio::time::timeout(most, settled).await; // the others come later
     }
 
@@ -107,12 +107,12 @@ impl Servers {
             tools: server.tools().len(),
             fault: server.fault(),
         };
-        self.servers.values().map(status).collect()
+        self.by_name.values().map(status).collect()
     }
 
     /// For each server of which no tool is known, one that stands for all of them.
     pub fn stand_ins(&self) -> Vec<ToolNow> {
-        let unknown = self.servers.values().filter(|server| tools_of(server).is_empty());
+        let unknown = self.by_name.values().filter(|server| tools_of(server).is_empty());
         let stand_in = |server: &Arc<Server>| {
             let info = listing::info(server.name(), "*", listing::UNDECLARED);
             let name = server.name();
@@ -133,13 +133,13 @@ impl Servers {
     /// What the servers list, and of one that has not listed anything what the operator declared;
     /// sorted by server and name.
     pub fn tools(&self) -> Vec<Arc<dyn Tool>> {
-        self.servers.values().flat_map(tools_of).collect()
+        self.by_name.values().flat_map(tools_of).collect()
     }
 
     /// The tool of that name, or what stands for it where its server does not list it.
     pub fn tool(&self, name: &str) -> Option<Arc<dyn Tool>> {
         let (server, own_name) = name.strip_prefix(PREFIX)?.split_once('/')?;
-        let server = self.servers.get(server)?;
+        let server = self.by_name.get(server)?;
         if own_name.is_empty() || own_name.contains('*') {
             return None;
         }
@@ -156,7 +156,7 @@ impl Servers {
     /// Whether a name or glob may mean tools of these servers, whatever they list at the moment.
     pub fn may_have(&self, pattern: &str) -> bool {
         let literal = pattern.split(['*', '?', '[', '{']).next().unwrap_or_default();
-        self.servers.keys().any(|server| {
+        self.by_name.keys().any(|server| {
             let beginning = format!("{PREFIX}{server}/");
             beginning.starts_with(literal) && pattern != literal || literal.starts_with(&beginning)
         })

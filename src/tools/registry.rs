@@ -108,13 +108,10 @@ impl Registry {
     pub fn resolve(&self, names: &[String]) -> Result<Vec<Arc<dyn Tool>>, UnknownTool> {
         let mut tools: Vec<Arc<dyn Tool>> = Vec::new();
         for name in names {
-            let mut meant: Vec<Arc<dyn Tool>> = match self.tools.get(name) {
-                Some(tool) => vec![Arc::clone(tool)],
-                None => {
-                    let own = self.tools.iter().filter(|(tool, _)| means(name, tool));
-                    own.map(|(_, tool)| Arc::clone(tool)).collect()
-                }
-            };
+            let has_it = self.tools.contains_key(name);
+            let is_own = |tool: &str| if has_it { tool == name } else { means(name, tool) };
+            let own = self.tools.iter().filter(|(tool, _)| is_own(tool));
+            let mut meant: Vec<Arc<dyn Tool>> = own.map(|(_, tool)| Arc::clone(tool)).collect();
             if let Some(servers) = &self.servers {
                 match servers.tool(name) {
                     Some(tool) => meant.push(tool),

@@ -103,6 +103,9 @@ async fn respond(State(log): State<Log>, request: Request) -> Response {
     if id.is_null() {
         return StatusCode::ACCEPTED.into_response();
     }
+    if method == "ping" {
+        return axum::Json(answer(json!({}))).into_response();
+    }
     if method == "tools/list" {
         let tool = |name: &&str| json!({"name": name, "description": format!("Does {name}."), "inputSchema": {"type": "object"}});
         // Two pages.

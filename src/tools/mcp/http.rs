@@ -19,8 +19,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore};
 use url::Url;
 
-use super::link::{Failure, PATIENCE};
-use super::messages::{self, Heard, MAX_MESSAGE};
+use super::messages::{self, Failure, Heard, MAX_MESSAGE, PATIENCE};
 use crate::bounds::address;
 use crate::bounds::frames::{Framing, Splitter};
 use crate::outbound::{AddressPolicy, Client, MAX_REDIRECTS, OutboundError, Request, Terms};

@@ -1,17 +1,12 @@
-//! What a connection to a server can do, whichever it is, and how a request can fail.
-
-use std::time::Duration;
+//! What a connection to a server can do, whichever it is.
 
 use serde_json::{Value, json};
 
 use super::http::Address;
-use super::messages::{self, Fault};
+use super::messages::{self, Failure, PATIENCE};
 use super::pipes::Pipes;
-use crate::bounds::text::shortened;
 use crate::tools::requests::Requests;
 
-/// For an answer that no call waits for.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 /// Pages of one list of tools.
 const MAX_PAGES: usize = 32;
 /// Entries that are looked at.
@@ -22,20 +17,6 @@ const MAX_ENTRIES: usize = 1024;
 pub(super) enum Link {
     Pipes(Pipes),
     Address(Address),
-}
-
-/// Why a request has no result.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Failure {
-    /// It certainly never came to the server.
-    #[error("{0}")]
-    NotSent(String),
-    /// Whether it took effect is unknown.
-    #[error("{0}")]
-    Lost(String),
-    /// The server says no.
-    #[error("the server refuses it: {} (code {})", shortened(&.0.message), .0.code)]
-    Refused(Fault),
 }
 
 impl Link {

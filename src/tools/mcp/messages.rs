@@ -1,7 +1,10 @@
-//! JSON-RPC messages of the Model Context Protocol, as far as a client of tools needs them.
+//! JSON-RPC messages of the Model Context Protocol, as far as a client of tools needs them,
+//! and how a request can fail.
 //!
 //! Pure: what is written, and what is read within bounds. The protocol is spoken here and not by a
 //! library, because all that is read must be bounded before it is parsed.
+
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -10,6 +13,8 @@ use serde_json::{Value, json};
 use crate::bounds::json;
 use crate::bounds::text::shortened;
 
+/// For an answer that no call waits for.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 /// Versions that are spoken, the preferred one first.
 pub(super) const VERSIONS: [&str; 4] = ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"];
 /// Bytes of one message that is read.
@@ -43,6 +48,20 @@ pub(super) struct Fault {
     pub(super) code: i64,
     #[serde(default)]
     pub(super) message: String,
+}
+
+/// Why a request has no result.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Failure {
+    /// It certainly never came to the server.
+    #[error("{0}")]
+    NotSent(String),
+    /// Whether it took effect is unknown.
+    #[error("{0}")]
+    Lost(String),
+    /// The server says no.
+    #[error("the server refuses it: {} (code {})", shortened(&.0.message), .0.code)]
+    Refused(Fault),
 }
 
 #[derive(Deserialize)]

@@ -18,8 +18,7 @@ use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::lines::{Line, Lines};
-use super::link::Failure;
-use super::messages::{self, Fault, Heard, MAX_MESSAGE};
+use super::messages::{self, Failure, Fault, Heard, MAX_MESSAGE};
 use crate::bounds::secrets::redacted;
 
 /// Messages that wait to be written.

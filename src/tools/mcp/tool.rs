@@ -10,9 +10,8 @@ use serde_json::Value;
 use url::Url;
 
 use super::answer;
-use super::link::Failure;
 use super::listing::Described;
-use super::messages;
+use super::messages::{self, Failure};
 use super::server::Server;
 use crate::governance::{Action, ActionKind, Permit};
 use crate::run::{Effect, SandboxLevel, Target};

@@ -163,9 +163,6 @@ impl Address {
         let mut asked = Asked { address: self.clone(), id, is_open: method != "initialize" };
         let answer = self.posted(messages::request(id, method, params), id, requests).await;
         asked.is_open = false;
-        if matches!(answer, Err(Failure::NotSent(_) | Failure::Lost(_))) {
-            self.0.lost.notify_one();
-        }
         answer
     }
 
@@ -197,11 +194,18 @@ impl Address {
         }
         let answer = match sent {
             Ok(answer) => answer,
-            Err(error) if error.was_not_sent() => return Err(Failure::NotSent(error.to_string())),
-            Err(error) => return Err(Failure::Lost(error.to_string())),
+            Err(error) => {
+                self.0.lost.notify_one();
+                let (why, was_sent) = (error.to_string(), !error.was_not_sent());
+                return Err(if was_sent { Failure::Lost(why) } else { Failure::NotSent(why) });
+            }
         };
         if !answer.status.is_success() {
-            return Err(refusal(answer.status, &answer.body));
+            let failure = refusal(answer.status, &answer.body);
+            if matches!(failure, Failure::Lost(_)) {
+                self.0.lost.notify_one();
+            }
+            return Err(failure);
         }
         if let Some(name) = answer.headers.get(SESSION).filter(|name| name.len() <= MAX_SESSION) {
             self.0.session.lock().name = Some(name.clone());

@@ -53,7 +53,7 @@ use crate::tools::registry::Registry;
 use check::missing_keys;
 pub use check::{Scenarios, check, due_restarts, missing_scenarios, scenarios, told};
 pub use objects::objects;
-pub use tools::sandbox;
+pub use tools::{mcp_servers, sandbox};
 
 /// How often agent files are checked for changes.
 const RELOAD: Duration = Duration::from_secs(1);
@@ -348,6 +348,7 @@ impl Parts {
     /// Releases the lease, closes the store and exports the remaining traces. No run may be in progress.
     async fn close(self) {
         self.runtime.leave().await;
+        tools::stop_servers(&self.registry);
         self.store.close().await;
         let telemetry = self.telemetry;
         // Fails only after a panic, which has been logged.
@@ -361,7 +362,8 @@ impl Parts {
             runtime: self.runtime.clone(),
             store: Arc::clone(&self.store),
             catalogue: Arc::clone(&self.catalogue),
-            tools: Arc::new(self.registry.infos().cloned().collect()),
+            tools: tools::at_the_moment(&self.registry),
+            servers: tools::servers_at_the_moment(&self.registry),
             sandbox: self.registry.holds().cloned(),
             auth,
             tokens: Arc::clone(&self.tokens),
@@ -399,6 +401,7 @@ impl Parts {
                 }
             })
         });
+        tools::start_servers(&self.registry).await;
         Ok(self.runtime.join(heartbeat).await?)
     }
 }

@@ -9,6 +9,7 @@ mod browser;
 mod credentials;
 mod file_ops;
 mod jwt;
+mod mcp;
 mod mistakes;
 mod models;
 mod shell;
@@ -40,6 +41,8 @@ use credentials::CredentialSettings;
 pub use file_ops::FileOps;
 use jwt::JwtSettings;
 pub use jwt::{Jwt, KeySetSource};
+use mcp::McpSettings;
+pub use mcp::{McpConnection, McpEffect, McpServer};
 use models::ModelSettings;
 pub use models::{Model, ModelServer};
 pub use shell::Shell;
@@ -93,6 +96,8 @@ pub struct Config {
     pub objects: Option<ObjectPlace>,
     /// Secrets that the proxy of programs adds, by name.
     pub credentials: BTreeMap<String, Credential>,
+    /// Servers of tools by name.
+    pub mcp: BTreeMap<String, McpServer>,
     /// Model providers by name.
     pub models: BTreeMap<String, Model>,
     /// By `provider/model` or glob.
@@ -347,6 +352,9 @@ struct Settings {
     audit: Audit,
     webhooks: WebhookSettings,
     telemetry: Telemetry,
+    /// Servers of the Model Context Protocol by name; their tools are mcp:<name>/<tool>.
+    #[serde(default)]
+    mcp: BTreeMap<String, McpSettings>,
     /// Model providers by name; a model is referred to as provider/model.
     models: BTreeMap<String, ModelSettings>,
     /// Prices by provider/model, where the model can be a glob.
@@ -360,7 +368,7 @@ struct Settings {
 impl Config {
     /// Reads file and environment, and checks that configured directories exist.
     pub fn read(flags: &Flags) -> Result<Self, ConfigError> {
-        Self::read_with(flags, |_, _, _| UnsetVariables::new(), &[]).map(|(config, _)| config)
+        Self::read_with(flags, |_, _| UnsetVariables::new(), &[]).map(|(config, _)| config)
     }
 
     /// The same, to be looked through and not to be worked with: something stands in for secrets
@@ -422,7 +430,7 @@ impl Config {
         env: impl Iterator<Item = (String, String)>,
         flags: &Flags,
     ) -> Result<Self, ConfigError> {
-        resolve(file, env, flags, (|_, _, _| UnsetVariables::new(), &[])).map(|(config, ..)| config)
+        resolve(file, env, flags, (|_, _| UnsetVariables::new(), &[])).map(|(config, ..)| config)
     }
 }
 
@@ -438,8 +446,7 @@ pub fn schema() -> serde_json::Value {
 }
 
 /// What [`unset::stand_in`] does, or nothing.
-type StandIn =
-    fn(&str, &BTreeMap<String, CredentialSettings>, &mut HashMap<String, String>) -> UnsetVariables;
+type StandIn = fn(&Settings, &mut HashMap<String, String>) -> UnsetVariables;
 
 fn resolve(
     file: Option<(&Path, &str)>,
@@ -465,7 +472,7 @@ fn resolve(
     }
 
     let settings: Settings = sources.read()?;
-    let unset = stand_in(&settings.audit.key_env, &settings.tools.credentials, &mut env);
+    let unset = stand_in(&settings, &mut env);
     if settings.auth.mode == AuthMode::None && !settings.server.listen.ip().is_loopback() {
         let message = format!(
             "\"none\" is allowed only on loopback addresses, but server.listen is {}",
@@ -509,6 +516,7 @@ fn resolve(
             ..settings.tools
         },
         credentials,
+        mcp: mcp::resolve(&settings.mcp, &sources, &env)?,
         models,
         prices: settings.prices,
         capabilities: settings.capabilities,

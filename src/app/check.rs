@@ -119,9 +119,13 @@ fn every_mistake(agents: &Catalogue, problem: DefinitionProblem) -> Vec<Definiti
 /// may be for a tool that its caller brings along.
 fn idle_policies(agents: &Catalogue, registry: &Registry) -> Vec<DefinitionProblem> {
     let means_any = |agent: &Agent, glob: &str| {
+        if registry.may_have(glob) {
+            return true;
+        }
         let Ok(glob) = Glob::of_names(glob) else { return true };
         let own = agent.definition.tools.iter().filter(|tool| Delegation::of_tool(tool).is_some());
-        let names = registry.infos().map(|tool| &tool.name).chain(own);
+        let tools = registry.tools();
+        let names = tools.iter().map(|tool| &tool.info().name).chain(own);
         names.into_iter().any(|name| glob.is_match(name))
     };
     let mut idle = Vec::new();
@@ -158,7 +162,8 @@ fn idle_skills(agents: &Catalogue, registry: &Registry) -> Vec<String> {
     let means_any = |name: &str| {
         let Ok(glob) = Glob::of_names(name) else { return true };
         Delegation::of_tool(name).is_some()
-            || registry.infos().any(|tool| glob.is_match(&tool.name))
+            || registry.may_have(name)
+            || registry.tools().iter().any(|tool| glob.is_match(&tool.info().name))
     };
     let mut idle = Vec::new();
     for name in agents.skills().names() {

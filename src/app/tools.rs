@@ -4,23 +4,36 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
+
+use secrecy::ExposeSecret;
 
 use crate::agents::{Catalogue, DefinitionError, DefinitionProblem, Skills};
 use crate::bounds::secrets;
-use crate::config::{self, Config, STAND_IN, UnsetVariables};
+use crate::config::{self, Config, McpConnection, McpEffect, McpServer, STAND_IN, UnsetVariables};
 use crate::engine::requirements;
 use crate::outbound::Client;
 use crate::providers::router::Router;
+use crate::run::Effect;
 use crate::runtime;
+use crate::tools::ToolNow;
 use crate::tools::browser::{Browser, BrowserSettings, Viewport};
 use crate::tools::credentials::{Credential, Credentials};
 use crate::tools::declared::{BrokenFile, Declared, Environment, Surroundings};
+use crate::tools::mcp::{self, ServerStatus, Servers};
 use crate::tools::proxy::Proxy;
 use crate::tools::recall::{Recall, RecallFn};
 use crate::tools::registry::Registry;
 use crate::tools::sandbox::{self, Sandbox};
 use crate::tools::web_fetch::{WebFetch, WebFetchSettings};
+
+/// Where MCP servers have their own directories, beneath the workspace's; no tenant can have its name.
+const MCP_DIRECTORIES: &str = ".mcp";
+
+/// How long the start waits for MCP servers.
+const FIRST_SERVERS: Duration = Duration::from_secs(5);
 
 /// Where programs run. What the kernel gives for it is not known yet.
 pub fn sandbox(config: &Config) -> Arc<Sandbox> {
@@ -77,7 +90,14 @@ pub(super) fn without_secrets(config: &Config, unset: &mut UnsetVariables) -> To
     };
     let tools = configured_with(config, no_memory(), sandbox(config), &variable);
     let named_by = config.tools_dir.display().to_string();
-    for name in asked.into_inner() {
+    let asked = asked.into_inner();
+    for (server, settings) in &config.mcp {
+        let McpConnection::Program { env, .. } = &settings.connection else { continue };
+        for name in env.iter().filter(|name| asked.contains(*name)) {
+            unset.entry(name.clone()).or_insert_with(|| format!("mcp.{server}.env"));
+        }
+    }
+    for name in asked {
         unset.entry(name).or_insert_with(|| named_by.clone());
     }
     tools
@@ -106,6 +126,7 @@ fn configured_with(
     registry.add(Arc::new(WebFetch::new(client.clone(), settings)));
     let proxy = Proxy::new(client.clone(), credentials(&config.credentials));
     registry.add(Arc::new(Browser::new(client.clone(), browser_settings(config))));
+    registry.ask(Arc::new(mcp_servers_with(config, &sandbox, &client, variable)));
     let surroundings =
         Surroundings { environment: variable, client: &client, proxy: &proxy, sandbox: &sandbox };
     let declared = Declared::load(&config.tools_dir, surroundings);
@@ -124,6 +145,79 @@ fn configured_with(
     }
     let left_out = declared.left_out.into_iter().map(problem);
     Tools { registry: Arc::new(registry), skills, broken, also_wrong, left_out: left_out.collect() }
+}
+
+/// The MCP servers; none of them is started.
+pub fn mcp_servers(config: &Config) -> Servers {
+    mcp_servers_with(config, &sandbox(config), &Client::new(), &|name| std::env::var(name).ok())
+}
+
+fn mcp_servers_with(
+    config: &Config,
+    sandbox: &Arc<Sandbox>,
+    client: &Client,
+    variable: Environment<'_>,
+) -> Servers {
+    let settings = |(name, server): (&String, &McpServer)| {
+        let connection = match server.connection.clone() {
+            McpConnection::Program { command, args, env, cwd, reads } => {
+                let value = |name: String| Some((name.clone(), variable(&name)?));
+                let variables: Vec<(String, String)> = env.into_iter().filter_map(value).collect();
+                secrets::remember(mcp::secrets_among(&variables));
+                let own = Path::new(MCP_DIRECTORIES).join(name);
+                let own = config.tools.workspace.dir.join(own);
+                let directory = cwd.unwrap_or(std::path::absolute(&own).unwrap_or(own));
+                mcp::Connection::Program { command, args, variables, directory, reads }
+            }
+            McpConnection::Address { url, api_key, api_key_env } => {
+                secrets::remember(api_key.iter().map(|key| key.expose_secret().to_owned()));
+                let missing_key = api_key_env.filter(|_| api_key.is_none());
+                mcp::Connection::Address { url, key: api_key, missing_key }
+            }
+        };
+        let effects = server.effects.iter().map(|(tool, effect)| (tool.clone(), declared(*effect)));
+        mcp::Settings { name: name.clone(), connection, effects: effects.collect() }
+    };
+    Servers::new(config.mcp.iter().map(settings).collect(), sandbox, client)
+}
+
+/// Asked for by every request that lists tools.
+pub(super) fn at_the_moment(
+    registry: &Arc<Registry>,
+) -> Arc<dyn Fn() -> Vec<ToolNow> + Send + Sync> {
+    let registry = Arc::clone(registry);
+    Arc::new(move || registry.now())
+}
+
+/// Asked for by every look at what is ready.
+pub(super) fn servers_at_the_moment(
+    registry: &Arc<Registry>,
+) -> Arc<dyn Fn() -> Vec<ServerStatus> + Send + Sync> {
+    let registry = Arc::clone(registry);
+    Arc::new(move || registry.servers().map(|it| it.statuses()).unwrap_or_default())
+}
+
+/// Starts the MCP servers, and waits a little, so that the first runs have their tools.
+pub(super) async fn start_servers(registry: &Registry) {
+    if let Some(servers) = registry.servers() {
+        servers.start(FIRST_SERVERS).await;
+    }
+}
+
+pub(super) fn stop_servers(registry: &Registry) {
+    if let Some(servers) = registry.servers() {
+        servers.stop();
+    }
+}
+
+fn declared(effect: McpEffect) -> mcp::Declared {
+    let (effect, destructive) = match effect {
+        McpEffect::Read => (Effect::Read, false),
+        McpEffect::Idempotent => (Effect::Idempotent, false),
+        McpEffect::Once => (Effect::Once, false),
+        McpEffect::Destructive => (Effect::Once, true),
+    };
+    mcp::Declared { effect, destructive }
 }
 
 fn credentials(configured: &BTreeMap<String, config::Credential>) -> Credentials {

@@ -9,6 +9,7 @@ mod machine;
 mod providers;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use serde::Serialize;
 use serde_json::json;
@@ -20,6 +21,10 @@ use crate::config::{AuthMode, Config, Flags};
 use crate::runtime::jwt::IdentityProvider;
 use crate::runtime::keys;
 use crate::tools::browser;
+use crate::tools::mcp::ServerStatus;
+
+/// How long MCP servers have to be there.
+const SERVERS: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -96,6 +101,7 @@ async fn examine(config: &Config) -> Vec<Finding> {
     findings.extend(identity_provider(config).await);
     findings.push(machine::open_files(config.runtime.max_concurrent_runs));
     findings.push(machine::clock(now));
+    findings.extend(mcp_servers(config).await);
     findings.push(machine::sandbox(app::sandbox(config).kernel().await));
     let uses_browser = agents.as_ref().is_ok_and(|agents| {
         let tools = |agent: &Agent| agent.definition.tools.iter().any(|tool| tool == browser::NAME);
@@ -103,6 +109,26 @@ async fn examine(config: &Config) -> Vec<Finding> {
     });
     findings.push(machine::browser(&config.tools.browser.path, uses_browser));
     findings
+}
+
+/// Whether the MCP servers can be asked: they are started for it, and ended.
+async fn mcp_servers(config: &Config) -> Vec<Finding> {
+    let servers = app::mcp_servers(config);
+    servers.start(SERVERS).await;
+    let finding = |ServerStatus { name, tools, fault }: ServerStatus| {
+        let check = format!("mcp {name}");
+        match fault {
+            None => Finding::ok(check, format!("{tools} tools")),
+            Some(fault) => Finding::warn(
+                check,
+                fault,
+                format!(
+                    "correct [mcp.{name}]; until then calls of its tools are answered with an error"
+                ),
+            ),
+        }
+    };
+    servers.statuses().into_iter().map(finding).collect()
 }
 
 fn configuration(config: &Config) -> Finding {

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 
-use super::credentials::CredentialSettings;
+use super::Settings;
 
 /// Variables that are not set, each with the key or the file that names it.
 pub type UnsetVariables = BTreeMap<String, String>;
@@ -17,22 +17,24 @@ pub type UnsetVariables = BTreeMap<String, String>;
 pub const STAND_IN: &str = "an-environment-variable-that-is-not-set";
 
 /// Adds to the environment what stands in for the key of the audit log and for credentials of
-/// programs, where their variables are not set, and tells which.
-pub(super) fn stand_in(
-    audit_key: &str,
-    credentials: &BTreeMap<String, CredentialSettings>,
-    env: &mut HashMap<String, String>,
-) -> UnsetVariables {
+/// programs, where their variables are not set, and tells which; keys of MCP servers are only told.
+pub(super) fn stand_in(settings: &Settings, env: &mut HashMap<String, String>) -> UnsetVariables {
+    let audit_key = settings.audit.key_env.as_str();
     let mut unset = UnsetVariables::new();
     if !audit_key.is_empty() && !env.contains_key(audit_key) {
         env.insert(audit_key.to_owned(), BASE64_STANDARD.encode([0; 32]));
         unset.insert(audit_key.to_owned(), "audit.key_env".to_owned());
     }
-    for (name, credential) in credentials {
+    for (name, credential) in &settings.tools.credentials {
         let variable = credential.variable();
         if !variable.is_empty() && !env.contains_key(variable) {
             env.insert(variable.to_owned(), STAND_IN.to_owned());
             unset.insert(variable.to_owned(), format!("tools.credentials.{name}.token_env"));
+        }
+    }
+    for (name, server) in &settings.mcp {
+        if let Some(variable) = server.variable().filter(|variable| !env.contains_key(*variable)) {
+            unset.insert(variable.to_owned(), format!("mcp.{name}.api_key_env"));
         }
     }
     unset

@@ -93,7 +93,11 @@ async fn state(auth: Auth) -> HttpState {
         store,
         catalogue,
         unplayable: Arc::new(Vec::new),
-        tools: Arc::new(vec![tool]),
+        tools: Arc::new(move || {
+            let info = tool.clone();
+            vec![crate::tools::ToolNow { info, runs_programs: false, unavailable: None }]
+        }),
+        servers: Arc::new(Vec::new),
         sandbox: None,
         auth,
         tokens: Arc::new(TokenSigner::known()),

@@ -13,7 +13,8 @@ use super::edge::token_signer::TokenSigner;
 use crate::agents::{Catalogue, DefinitionProblem};
 use crate::runtime::Runtime;
 use crate::store::{RateLimit, Store};
-use crate::tools::ToolInfo;
+use crate::tools::ToolNow;
+use crate::tools::mcp::ServerStatus;
 use crate::tools::sandbox::plan::Holds;
 
 /// What the HTTP API needs of the other modules.
@@ -25,8 +26,10 @@ pub struct HttpState {
     pub catalogue: Arc<Catalogue>,
     /// What keeps loaded agents from working, such as a missing scenario. Reads files.
     pub unplayable: Arc<dyn Fn() -> Vec<DefinitionProblem> + Send + Sync>,
-    /// Sorted by name.
-    pub tools: Arc<Vec<ToolInfo>>,
+    /// The tools as they are at the moment, sorted by name.
+    pub tools: Arc<dyn Fn() -> Vec<ToolNow> + Send + Sync>,
+    /// The MCP servers as they are at the moment.
+    pub servers: Arc<dyn Fn() -> Vec<ServerStatus> + Send + Sync>,
     /// What confines the programs of tools, where that is known.
     pub sandbox: Option<Holds>,
     pub auth: Auth,

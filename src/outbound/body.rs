@@ -67,6 +67,14 @@ impl Body {
         self.room().bytes.len()
     }
 
+    /// What has been read behind so many bytes, as far as it is decompressed.
+    pub(super) fn behind_byte(&mut self, from: usize) -> &[u8] {
+        if let Decoder::Gzip(decoder) = &mut self.decoder {
+            let _ = decoder.flush(); // what is wrong with it shows in the next bytes
+        }
+        self.room().bytes.get(from..).unwrap_or_default()
+    }
+
     /// Bytes that take no worker's time worth mentioning.
     pub(super) fn at_once(&self) -> usize {
         match self.decoder {

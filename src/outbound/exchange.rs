@@ -25,8 +25,8 @@ use tokio_rustls::rustls::{self, ClientConfig};
 use tokio_util::task::AbortOnDropHandle;
 use url::{Host, Url};
 
-use super::OutboundError;
 use super::body::{Body, Damaged};
+use super::{Enough, OutboundError};
 use crate::bounds::memory;
 
 /// To one address, before the next one is tried.
@@ -126,14 +126,21 @@ async fn secure(
     Ok(Box::new(stream))
 }
 
-/// Sends a request and reads what comes back. The body of a redirect is not read where that is
-/// followed.
+/// What of an answer is read.
+#[derive(Clone, Copy)]
+pub(super) struct Expected {
+    pub(super) max_body: usize,
+    /// The body of a redirect is not read where that is followed.
+    pub(super) skips_redirects: bool,
+}
+
+/// Sends a request and reads what comes back, until that is enough.
 pub(super) async fn exchange(
     stream: Box<dyn Stream>,
     request: http::Request<Bytes>,
     host: &str,
-    max_body: usize,
-    skips_redirects: bool,
+    Expected { max_body, skips_redirects }: Expected,
+    mut enough: Option<&mut Enough<'_>>,
 ) -> Result<Answer, OutboundError> {
     let broken_off = || OutboundError::BrokenOff(host.to_owned());
     let malformed = |error: &hyper::Error| {
@@ -171,7 +178,7 @@ pub(super) async fn exchange(
     let damaged = |Damaged| OutboundError::Encoding(host.to_owned());
     let mut body = Body::behind(&answer.headers, max_body)
         .ok_or_else(|| OutboundError::Encoding(host.to_owned()))?;
-    let mut has_memory = false;
+    let (mut has_memory, mut seen) = (false, 0);
     'frames: while let Some(frame) = incoming.frame().await {
         let frame = frame.map_err(|_| broken_off())?;
         let Some(bytes) = frame.data_ref() else { continue };
@@ -187,6 +194,13 @@ pub(super) async fn exchange(
             yield_now().await;
             if !body.push(piece).map_err(damaged)? {
                 break 'frames;
+            }
+            if let Some(enough) = &mut enough {
+                let more = body.behind_byte(seen);
+                seen += more.len();
+                if enough(&answer.headers, more) {
+                    return Ok(answer);
+                }
             }
         }
     }

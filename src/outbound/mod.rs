@@ -64,6 +64,9 @@ pub type LookUp = Arc<dyn Fn(String) -> BoxFuture<'static, io::Result<Vec<IpAddr
 /// Told of every hop that is about to be sent: nothing, or what speaks against it.
 pub type Announce = dyn Fn() -> BoxFuture<'static, Result<(), String>> + Send + Sync;
 
+/// Sees the body of an answer as it comes, with the answer's head, and says whether that is enough.
+pub type Enough<'a> = dyn FnMut(&HeaderMap, &[u8]) -> bool + Send + 'a;
+
 /// Sends requests. Cheap to clone; what it holds is shared.
 #[derive(Clone)]
 pub struct Client {
@@ -196,7 +199,24 @@ impl Client {
         terms: &Terms<'_>,
         announce: &Announce,
     ) -> Result<Response, OutboundError> {
-        tokio::time::timeout(terms.deadline, self.follow(request, terms, announce))
+        tokio::time::timeout(terms.deadline, self.follow(request, terms, announce, None))
+            .await
+            .unwrap_or(Err(OutboundError::Late(terms.deadline)))
+    }
+
+    /// The same, where the body may never end: it is read until `enough` says so, and then left
+    /// out of the answer.
+    ///
+    /// # Errors
+    /// [`OutboundError`].
+    pub async fn send_until(
+        &self,
+        request: Request,
+        terms: &Terms<'_>,
+        announce: &Announce,
+        enough: &mut Enough<'_>,
+    ) -> Result<Response, OutboundError> {
+        tokio::time::timeout(terms.deadline, self.follow(request, terms, announce, Some(enough)))
             .await
             .unwrap_or(Err(OutboundError::Late(terms.deadline)))
     }
@@ -206,6 +226,7 @@ impl Client {
         mut request: Request,
         terms: &Terms<'_>,
         announce: &Announce,
+        mut enough: Option<&mut Enough<'_>>,
     ) -> Result<Response, OutboundError> {
         let allowed = terms.redirects.min(MAX_REDIRECTS);
         let mut requests = 0;
@@ -213,7 +234,7 @@ impl Client {
             (terms.judge)(&request.url).map_err(OutboundError::Refused)?;
             announce().await.map_err(OutboundError::Refused)?;
             requests += 1;
-            let answer = self.once(&request, terms, allowed > 0).await?;
+            let answer = self.once(&request, terms, allowed > 0, enough.as_deref_mut()).await?;
             if allowed == 0 || !answer.is_redirect() {
                 return Ok(Response {
                     status: answer.status,
@@ -238,6 +259,7 @@ impl Client {
         request: &Request,
         terms: &Terms<'_>,
         skips_redirects: bool,
+        enough: Option<&mut Enough<'_>>,
     ) -> Result<exchange::Answer, OutboundError> {
         let host = address::shown_host(&request.url);
         let addresses = self.resolved(&request.url, &host, terms.addresses).await?;
@@ -247,7 +269,8 @@ impl Client {
         };
         let stream = exchange::connect(&addresses, secured, &host).await?;
         let sent = wire_request(request, &host)?;
-        exchange::exchange(stream, sent, &host, terms.max_body, skips_redirects).await
+        let expected = exchange::Expected { max_body: terms.max_body, skips_redirects };
+        exchange::exchange(stream, sent, &host, expected, enough).await
     }
 
     /// The addresses of a URL's host that may be connected to, of which there is at least one.

@@ -50,6 +50,8 @@ pub(super) struct LoadedAgent {
     pub snapshot: Arc<DefinitionSnapshot>,
     /// The agents that it can leave work to, as they were; none where one is gone.
     delegates: Arc<[(String, Option<Arc<Agent>>)]>,
+    /// What tools there were; none where that does not matter.
+    generation: Option<u64>,
 }
 
 /// Why a definition cannot run here: one sentence.
@@ -111,8 +113,11 @@ impl LoadedAgents {
             let now = self.catalogue.agent(name);
             before.as_ref().map(|agent| &agent.hash) == now.as_ref().map(|agent| &agent.hash)
         };
+        let now = self.registry.generation();
         let by_hash = self.by_hash.read();
-        by_hash.get(hash).filter(|loaded| loaded.delegates.iter().all(is_current)).cloned()
+        let known = by_hash.get(hash)?;
+        let has_tools = known.generation.is_none_or(|generation| generation == now);
+        (has_tools && known.delegates.iter().all(is_current)).then(|| known.clone())
     }
 
     fn load(&self, agent: Arc<Agent>) -> Result<LoadedAgent, LoadError> {
@@ -126,6 +131,7 @@ impl LoadedAgents {
     }
 
     fn make(&self, agent: Arc<Agent>) -> Result<LoadedAgent, LoadError> {
+        let generation = self.registry.generation();
         let delegates =
             agent.definition.delegates().map(|name| (name.to_owned(), self.catalogue.agent(name)));
         let delegates: Arc<[_]> = delegates.collect();
@@ -147,7 +153,9 @@ impl LoadedAgents {
         )?);
         let snapshot =
             Arc::new(DefinitionSnapshot { hash: agent.hash.clone(), json: agent.json.clone() });
-        Ok(LoadedAgent { agent, executor, snapshot, delegates })
+        let may_change = agent.definition.tools.iter().any(|tool| self.registry.may_have(tool));
+        let generation = may_change.then_some(generation);
+        Ok(LoadedAgent { agent, executor, snapshot, delegates, generation })
     }
 
     fn described(&self, child: &Definition, parent: &Definition) -> ChildAgent {
@@ -177,7 +185,7 @@ pub(super) fn executor(
     let plain = definition.tools.iter().filter(|tool| Delegation::of_tool(tool).is_none());
     let mut tools = registry.resolve(&plain.cloned().collect::<Vec<_>>()).map_err(|unknown| {
         let index = definition.tools.iter().position(|tool| *tool == unknown.0).unwrap_or_default();
-        let there = registry.infos().map(|tool| tool.name.clone());
+        let there = registry.tools().into_iter().map(|tool| tool.info().name.clone());
         at(&format!("tools[{index}]"), missing("tool", &unknown.0, there))
     })?;
     tools.retain(|tool| definition.memory.is_some() || tool.info().name != recall::NAME); // a glob may mean it
@@ -193,7 +201,7 @@ pub(super) fn executor(
     if !definition.skills.is_empty() {
         tools.push(Arc::new(UseSkill::new(&definition.skills, lookup(skills))));
     }
-    check_tool_settings(definition, &tools)?;
+    check_tool_settings(registry, definition, &tools)?;
     let gate = Gate::new(&policy(&definition.governance)).map_err(|e| error(&e))?;
     check_credentials(registry, &gate, &definition.governance.network.credentials)?;
     for tool in tools.iter_mut().filter(|tool| tool.info().name == shell::NAME) {
@@ -245,8 +253,15 @@ pub(super) fn lookup(skills: &Arc<Skills>) -> use_skill::Lookup {
     })
 }
 
-/// A name or glob that means no tool is a mistake, and only what reads can be cached.
-fn check_tool_settings(definition: &Definition, tools: &[Arc<dyn Tool>]) -> Result<(), LoadError> {
+/// A name or glob that means no tool is a mistake, and only what reads can be cached. What may be said of
+/// tools that come and go is believed, where the definition lists such tools.
+fn check_tool_settings(
+    registry: &Registry,
+    definition: &Definition,
+    tools: &[Arc<dyn Tool>],
+) -> Result<(), LoadError> {
+    let lists_others = definition.tools.iter().any(|tool| registry.may_have(tool));
+    let may_mean = |name: &str| lists_others && registry.may_have(name);
     let delegations = || {
         definition
             .tools
@@ -255,7 +270,7 @@ fn check_tool_settings(definition: &Definition, tools: &[Arc<dyn Tool>]) -> Resu
             .map(String::as_str)
     };
     let names = || tools.iter().map(|tool| tool.info().name.as_str()).chain(delegations());
-    for (name, options) in &definition.tool_options {
+    for (name, options) in definition.tool_options.iter().filter(|(name, _)| !may_mean(name)) {
         let key = format!("tool_options.{name}");
         let glob = Glob::of_names(name).map_err(|e| at(&key, e.to_string()))?;
         let mut meant = tools.iter().filter(|tool| glob.is_match(&tool.info().name));
@@ -271,13 +286,13 @@ fn check_tool_settings(definition: &Definition, tools: &[Arc<dyn Tool>]) -> Resu
             return Err(at(&format!("{key}.cache"), message));
         }
     }
-    check_declared_paths(definition, tools)?;
+    check_declared_paths(definition, tools, &may_mean)?;
     let Interceptors { before, after, inherited: _ } = &definition.interceptors;
     let before = before.iter().enumerate().map(|(i, rule)| (format!("before[{i}]"), &rule.tool));
     let after = after.iter().enumerate().map(|(i, rule)| (format!("after[{i}]"), &rule.tool));
     let is_glob = |name: &str| name.contains(['*', '?', '[', '{']);
     for (key, name) in before.chain(after).filter(|(_, name)| !is_glob(name)) {
-        if !names().any(|tool| tool == name) {
+        if !names().any(|tool| tool == name) && !may_mean(name) {
             let there = names().collect::<Vec<_>>().join(", ");
             return Err(at(
                 &format!("interceptors.{key}.tool"),
@@ -289,8 +304,12 @@ fn check_tool_settings(definition: &Definition, tools: &[Arc<dyn Tool>]) -> Resu
 }
 
 /// An argument that no tool has would leave its rules without effect.
-fn check_declared_paths(definition: &Definition, tools: &[Arc<dyn Tool>]) -> Result<(), LoadError> {
-    for (name, options) in &definition.tool_options {
+fn check_declared_paths(
+    definition: &Definition,
+    tools: &[Arc<dyn Tool>],
+    may_mean: &dyn Fn(&str) -> bool,
+) -> Result<(), LoadError> {
+    for (name, options) in definition.tool_options.iter().filter(|(name, _)| !may_mean(name)) {
         let is_meant = |tool: &&Arc<dyn Tool>| glob::means(name, &tool.info().name) == Some(true);
         for (i, pointer) in options.paths.iter().enumerate() {
             let argument = unescaped_key(pointer.split('/').nth(1).unwrap_or_default());

@@ -160,6 +160,7 @@ impl PolicyBench {
             tools: Arc::new(self.executor.infos().map(|tool| tool.name.clone()).collect()),
             inputs: Arc::new(serde_json::json!({})),
             labels: case.labels,
+            trace: None,
             skills: Arc::default(),
             standing: Standing::new(lease, CancellationToken::new()),
             listener: Listener::default(),

@@ -330,6 +330,7 @@ pub(super) fn run_scope(
         tools: Arc::new(plan.callable()),
         inputs: Arc::clone(&identity.new.inputs),
         labels: state.labels(),
+        trace: Some(identity.origin.trace),
         skills: state.skills().into(),
         standing,
         listener: Listener::default(),

@@ -113,6 +113,7 @@ fn bench(policy: &Policy) -> Bench {
         tools: Arc::new(BTreeSet::from(["probe".to_owned()])),
         inputs: Arc::new(json!({})),
         labels: Labels::default(),
+        trace: None,
         skills: Arc::default(),
         standing: Standing::new(
             Arc::new(Lease::new(Duration::from_hours(1))),
@@ -650,7 +651,7 @@ fn names_and_schemas_that_mean_nothing_are_errors() {
         assert_eq!(error.0, name);
     }
     assert_eq!(
-        registry.infos().map(|info| info.name.as_str()).collect::<Vec<_>>(),
+        registry.tools().iter().map(|tool| tool.info().name.clone()).collect::<Vec<_>>(),
         ["file_ops", "recall"]
     );
 

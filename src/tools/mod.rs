@@ -23,6 +23,7 @@ pub mod layout;
 pub mod lease;
 pub mod listener;
 pub mod marker;
+pub mod mcp;
 mod own_writes;
 pub mod pdf;
 mod programs;
@@ -82,12 +83,22 @@ pub struct ToolInfo {
     /// Whether its calls may be executed at the same time as neighbouring ones although they do not
     /// only read.
     pub concurrent: bool,
-    /// Where it comes from: `builtin`, `http:<set>`, `script:<set>`, `agent`.
+    /// Where it comes from: `builtin`, `http:<set>`, `script:<set>`, `mcp:<server>`, `agent`.
     pub source: String,
     /// Whether there are calls of it that lose what exists.
     pub destructive: bool,
     /// What was declared with it.
     pub defaults: Defaults,
+}
+
+/// A tool as it is at the moment.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ToolNow {
+    pub info: ToolInfo,
+    /// Whether its calls are programs in the sandbox.
+    pub runs_programs: bool,
+    /// Why its calls fail, as a sentence.
+    pub unavailable: Option<String>,
 }
 
 /// What holds for the calls of a tool where a definition says nothing else.
@@ -134,6 +145,8 @@ pub struct ToolContext {
     pub call_id: Uuid,
     /// Stable over crashes and retries; goes to outside services as their idempotency key.
     pub effect_key: String,
+    /// The call's place in a trace, for outside services that take part in it.
+    pub traceparent: Option<String>,
     /// The directory that the run's files lie beneath.
     pub workspace: Workspace,
     /// Looked at last thing before something is changed.
@@ -225,6 +238,11 @@ pub trait Tool: Send + Sync {
 
     /// How well the programs that it starts are confined; none for a tool that starts none.
     fn sandbox_level(&self) -> Option<SandboxLevel> {
+        None
+    }
+
+    /// Why its calls fail at the moment, whatever their arguments; none where they need not.
+    fn unavailable(&self) -> Option<String> {
         None
     }
 

@@ -7,9 +7,14 @@
 mod filling;
 mod left_behind;
 
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
 use super::sandbox::reach::{Before, Size};
 use super::sandbox::{Job, Ran, Sandbox, SandboxError};
 use super::{ToolContext, ToolError};
+use crate::bounds::secrets;
+use crate::bounds::text::quoted;
 use crate::governance::Permit;
 use left_behind::LooksThrough;
 
@@ -55,6 +60,35 @@ fn largest_file(most: u64, size: Option<Size>) -> u64 {
     let Some(Size { bytes, largest, .. }) = size else { return most };
     let room = most.saturating_sub(bytes).max(most / 8);
     room.saturating_add(largest).min(most)
+}
+
+/// The file of a program of the operator's: by its name where programs are looked for, by a path from
+/// the directory.
+///
+/// # Errors
+/// Why there is none: a phrase.
+pub(super) fn found(name: &str, directory: &Path, path: &[PathBuf]) -> Result<PathBuf, String> {
+    let executable = |file: &PathBuf| {
+        let found = file.metadata();
+        found.is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+    };
+    if name.contains('/') {
+        let file = std::fs::canonicalize(directory.join(name)).ok().filter(executable);
+        return file.ok_or_else(|| format!("{} is no file that can be executed", quoted(name)));
+    }
+    path.iter().map(|dir| dir.join(name)).find(executable).ok_or_else(|| {
+        let places = path.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>();
+        format!("there is no program {} in {}", quoted(name), places.join(", "))
+    })
+}
+
+/// The values among variables that are kept from the model, by their names or shapes.
+pub fn secrets_among(variables: &[(String, String)]) -> Vec<String> {
+    let is_secret = |(name, value): &&(String, String)| {
+        let written = format!("{name}={value}");
+        secrets::redacted(&written) != written
+    };
+    variables.iter().filter(is_secret).map(|(_, value)| value.clone()).collect()
 }
 
 /// Refuses programs whose denied works would have no place to go: the quarantine holds as much as a workspace

@@ -1,7 +1,7 @@
 //! All tools by name, and which of them a definition means.
 //!
 //! A name or glob that means no tool is an error when a definition is loaded, and not a surprise in
-//! a run.
+//! a run. Tools of MCP servers come and go; a name or glob that may mean one of them is no mistake.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,12 +10,13 @@ use uuid::Uuid;
 
 use super::credentials::Credential;
 use super::file_ops::FileOps;
+use super::mcp::Servers;
 use super::proxy::Proxy;
 use super::recall::Recall;
 use super::sandbox::Sandbox;
 use super::sandbox::plan::Holds;
 use super::shell::Shell;
-use super::{Tool, ToolInfo};
+use super::{Tool, ToolNow};
 use crate::bounds::name::means;
 use crate::governance::CommandRules;
 use crate::run::Labels;
@@ -30,6 +31,7 @@ pub struct UnknownTool(pub String);
 pub struct Registry {
     tools: BTreeMap<String, Arc<dyn Tool>>,
     programs: Option<(Arc<Sandbox>, Proxy)>,
+    servers: Option<Arc<Servers>>,
 }
 
 impl Registry {
@@ -74,6 +76,26 @@ impl Registry {
         Some(&sandbox.known_kernel()?.holds)
     }
 
+    /// Adds the tools that these servers list, whatever those are.
+    pub fn ask(&mut self, servers: Arc<Servers>) {
+        self.servers = Some(servers);
+    }
+
+    /// The servers whose tools are not the same all the time.
+    pub fn servers(&self) -> Option<&Arc<Servers>> {
+        self.servers.as_ref()
+    }
+
+    /// Counts changes of what there is.
+    pub fn generation(&self) -> u64 {
+        self.servers.as_ref().map_or(0, |servers| servers.generation())
+    }
+
+    /// Whether a name or glob may mean tools that are not there at the moment.
+    pub fn may_have(&self, pattern: &str) -> bool {
+        self.servers.as_ref().is_some_and(|servers| servers.may_have(pattern))
+    }
+
     /// Adds a tool, in place of one of the same name.
     pub fn add(&mut self, tool: Arc<dyn Tool>) {
         self.tools.insert(tool.info().name.clone(), tool);
@@ -84,24 +106,25 @@ impl Registry {
     /// # Errors
     /// The first entry that means no tool.
     pub fn resolve(&self, names: &[String]) -> Result<Vec<Arc<dyn Tool>>, UnknownTool> {
-        let mut meant: Vec<&str> = Vec::new();
+        let mut tools: Vec<Arc<dyn Tool>> = Vec::new();
         for name in names {
-            let unknown = || UnknownTool(name.clone());
-            let before = meant.len();
-            if let Some((name, _)) = self.tools.get_key_value(name) {
-                meant.push(name);
-            } else {
-                meant
-                    .extend(self.tools.keys().map(String::as_str).filter(|tool| means(name, tool)));
+            let has_it = self.tools.contains_key(name);
+            let is_own = |tool: &str| if has_it { tool == name } else { means(name, tool) };
+            let own = self.tools.iter().filter(|(tool, _)| is_own(tool));
+            let mut meant: Vec<Arc<dyn Tool>> = own.map(|(_, tool)| Arc::clone(tool)).collect();
+            if let Some(servers) = &self.servers {
+                match servers.tool(name) {
+                    Some(tool) => meant.push(tool),
+                    None => meant.extend(servers.meant(name)),
+                }
             }
-            if meant.len() == before {
-                return Err(unknown());
+            if meant.is_empty() && !self.may_have(name) {
+                return Err(UnknownTool(name.clone()));
             }
-        }
-        let mut tools: Vec<Arc<dyn Tool>> = Vec::with_capacity(meant.len());
-        for (index, name) in meant.iter().enumerate() {
-            if !meant[..index].contains(name) {
-                tools.extend(self.tools.get(*name).cloned());
+            for tool in meant {
+                if !tools.iter().any(|known| known.info().name == tool.info().name) {
+                    tools.push(tool);
+                }
             }
         }
         Ok(tools)
@@ -114,8 +137,25 @@ impl Registry {
         }
     }
 
-    /// What is known of every tool, by name.
-    pub fn infos(&self) -> impl Iterator<Item = &ToolInfo> {
-        self.tools.values().map(|tool| tool.info())
+    /// Every tool, by name.
+    pub fn tools(&self) -> Vec<Arc<dyn Tool>> {
+        let servers = self.servers.iter().flat_map(|servers| servers.tools());
+        let mut all: Vec<Arc<dyn Tool>> = self.tools.values().cloned().chain(servers).collect();
+        all.sort_by(|one, other| one.info().name.cmp(&other.info().name));
+        all
+    }
+
+    /// Every tool as it is at the moment, by name, and for a server of which no tool is known one
+    /// that stands for all of them.
+    pub fn now(&self) -> Vec<ToolNow> {
+        let now = |tool: &Arc<dyn Tool>| ToolNow {
+            info: tool.info().clone(),
+            runs_programs: tool.sandbox_level().is_some(),
+            unavailable: tool.unavailable(),
+        };
+        let mut all: Vec<ToolNow> = self.tools().iter().map(now).collect();
+        all.extend(self.servers.iter().flat_map(|servers| servers.stand_ins()));
+        all.sort_by(|one, other| one.info.name.cmp(&other.info.name));
+        all
     }
 }

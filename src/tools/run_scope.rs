@@ -14,7 +14,7 @@ use uuid::Uuid;
 use super::requests::{Requests, RequestsLeft};
 use super::{Changed, ChildRun, HasRead, Listener, Standing, ToolContext, Workspace};
 use crate::event::SkillActivated;
-use crate::run::{Caller, Labels};
+use crate::run::{Caller, Labels, SpanPlace, TraceContext};
 
 /// What the calls of one run have in common.
 #[derive(Debug, Clone)]
@@ -39,6 +39,8 @@ pub struct RunScope {
     pub inputs: Arc<Value>,
     /// What it has read.
     pub labels: Labels,
+    /// The trace that it belongs to.
+    pub trace: Option<TraceContext>,
     /// The skills that are active.
     pub skills: Arc<[SkillActivated]>,
     /// Whether it may change something.
@@ -59,6 +61,7 @@ impl RunScope {
             caller: Arc::clone(&self.caller),
             call_id,
             effect_key,
+            traceparent: self.trace.map(|it| it.span(SpanPlace::Tool(call_id)).to_string()),
             workspace: self.workspace.clone(),
             standing: self.standing.clone(),
             has_read: HasRead::default(),

@@ -241,6 +241,7 @@ impl Place {
             }),
             call_id: Uuid::nil(),
             effect_key: "k".into(),
+            traceparent: None,
             workspace: self.workspace.clone(),
             has_read: HasRead::default(),
             child_run: toolloop::tools::ChildRun::default(),

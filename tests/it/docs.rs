@@ -102,9 +102,11 @@ fn directory(page: &str) -> TempDir {
     std::fs::remove_file(dir.path().join("tools/dates.yaml")).unwrap(); // needs Node.js
     std::fs::write(dir.path().join("scenarios/part.yaml"), "steps: [{text: done}]").unwrap();
     let settings = of(page, &["toml"]);
-    let credentials = settings.iter().filter(|block| block.text.contains("[tools.credentials"));
-    let credentials: String = credentials.map(|block| block.text.as_str()).collect();
-    std::fs::write(dir.path().join("toolloop.toml"), credentials).unwrap();
+    let named = |block: &&Block| {
+        ["[tools.credentials", "[mcp."].iter().any(|section| block.text.contains(section))
+    };
+    let named: String = settings.iter().filter(named).map(|block| block.text.as_str()).collect();
+    std::fs::write(dir.path().join("toolloop.toml"), named).unwrap();
     for (number, block) in of(page, &["yaml"]).iter().enumerate() {
         let (path, yaml) = match block.about.as_str() {
             "part" => {
@@ -126,6 +128,7 @@ async fn check(dir: &Path, what: &str) {
         .arg("check")
         .env("ISSUES_TOKEN", "secret")
         .env("FORGE_TOKEN", "secret")
+        .env("DOCS_TOKEN", "secret")
         .output()
         .await
         .unwrap();

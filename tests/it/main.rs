@@ -68,6 +68,8 @@ mod keys;
 mod left_behind;
 mod machine;
 mod matrix;
+mod mcp;
+mod mcp_http;
 mod memory;
 mod mistakes;
 mod mock_anthropic;

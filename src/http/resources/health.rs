@@ -14,6 +14,7 @@ use utoipa::ToSchema;
 use crate::agents::DefinitionProblem;
 use crate::http::document::vocabulary::ReadinessStatus;
 use crate::http::state::App;
+use crate::tools::mcp::ServerStatus;
 
 /// Timeout of the store's health check.
 const STORE_PATIENCE: Duration = Duration::from_secs(2);
@@ -36,6 +37,19 @@ pub(crate) struct Readiness {
     checks: Checks,
     /// Invalid definition files; their agents keep the last valid version.
     definitions: Vec<DefinitionProblem>,
+    /// MCP servers whose tools cannot be used at the moment; requests are served all the same.
+    mcp_servers: Vec<UnavailableServer>,
+}
+
+/// An MCP server that cannot be asked.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct UnavailableServer {
+    /// Its name in the configuration.
+    #[schema(example = "time")]
+    server: String,
+    /// Why.
+    #[schema(example = "The MCP server time is not available: it has ended.")]
+    error: String,
 }
 
 /// The individual readiness checks.
@@ -101,7 +115,11 @@ pub(crate) async fn readyz(State(app): State<App>) -> (StatusCode, Json<Readines
         let error = unquoted(&problem.error);
         DefinitionProblem { error, ..problem }
     });
-    (code, Json(Readiness { status, checks, definitions: definitions.collect() }))
+    let unavailable = |ServerStatus { name, fault, .. }: ServerStatus| {
+        Some(UnavailableServer { server: name, error: unquoted(&fault?) })
+    };
+    let mcp_servers = (app.servers)().into_iter().filter_map(unavailable).collect();
+    (code, Json(Readiness { status, checks, definitions: definitions.collect(), mcp_servers }))
 }
 
 /// A message without what it quotes: this route needs no key, and a value in the wrong place may be

@@ -249,10 +249,15 @@ fn is_tool(scope: &str) -> bool {
 fn idle_scopes(app: &App, scopes: &[String]) -> Vec<String> {
     let agents = app.catalogue.agents();
     let delegations = agents.iter().flat_map(|agent| &agent.definition.tools);
-    let names: Vec<&String> = app.tools.iter().map(|tool| &tool.name).chain(delegations).collect();
+    let tools = (app.tools)();
+    let names: Vec<&String> = tools.iter().map(|tool| &tool.info.name).chain(delegations).collect();
     let permits_any =
         |scope: &String| names.iter().any(|tool| may_execute(std::slice::from_ref(scope), tool));
-    let idle = scopes.iter().filter(|scope| is_tool(scope) && !permits_any(scope));
+    // Tools of MCP servers come and go.
+    let comes_and_goes = |scope: &String| scope.starts_with("tools:mcp:");
+    let idle = scopes
+        .iter()
+        .filter(|scope| is_tool(scope) && !comes_and_goes(scope) && !permits_any(scope));
     idle.map(|scope| format!("{scope:?} permits no tool of this service")).collect()
 }
 

@@ -14,7 +14,7 @@ use crate::http::edge::problem::Problem;
 use crate::http::state::App;
 use crate::run::{Caller, Effect};
 use crate::tools::sandbox::plan::Holds;
-use crate::tools::{ToolInfo, shell};
+use crate::tools::{ToolNow, mcp};
 
 /// A tool that agents can use.
 #[derive(Debug, Serialize, ToSchema)]
@@ -45,15 +45,19 @@ pub(crate) struct Tool {
     /// runs none.
     #[schema(example = true)]
     network: Option<bool>,
+    /// Why its calls fail at the moment; null: they need not. Only tools of MCP servers can be unavailable.
+    #[schema(example = "The MCP server time is not available: it has ended.")]
+    unavailable: Option<String>,
     /// Whether the caller's scopes allow its runs to execute the tool.
     #[schema(example = true)]
     allowed: bool,
 }
 
 impl Tool {
-    fn of(info: &ToolInfo, sandbox: Option<&Holds>, caller: &Caller) -> Self {
-        let runs_programs = info.name == shell::NAME || info.source.starts_with("script:");
-        let sandbox = sandbox.filter(|_| runs_programs);
+    fn of(now: &ToolNow, sandbox: Option<&Holds>, caller: &Caller) -> Self {
+        let ToolNow { info, runs_programs, unavailable } = now;
+        let sandbox = sandbox.filter(|_| *runs_programs);
+        let is_kept_running = info.name.starts_with(mcp::PREFIX);
         Self {
             name: info.name.clone(),
             description: info.description.clone(),
@@ -62,7 +66,8 @@ impl Tool {
             destructive: info.destructive,
             source: info.source.clone(),
             sandbox: sandbox.map(|holds| holds.level().into()),
-            network: sandbox.map(|holds| holds.network),
+            network: sandbox.map(|holds| holds.network && !is_kept_running),
+            unavailable: unavailable.clone(),
             allowed: caller.may_execute(&info.name),
         }
     }
@@ -82,7 +87,7 @@ pub(crate) async fn list_tools(
     let page = by_number(&mut params, PARTS)?;
     params.finish()?;
     let tools =
-        app.tools.iter().map(|info| Tool::of(info, app.sandbox.as_ref(), &caller)).collect();
+        (app.tools)().iter().map(|tool| Tool::of(tool, app.sandbox.as_ref(), &caller)).collect();
     Ok(Json(Listing::of_all(tools, &page)))
 }
 
@@ -99,10 +104,8 @@ pub(crate) async fn get_tool(
     params: Params,
 ) -> Result<Json<Tool>, Problem> {
     params.finish()?;
-    let info = app
-        .tools
-        .iter()
-        .find(|info| info.name == name)
-        .ok_or_else(|| Problem::not_found("tool"))?;
-    Ok(Json(Tool::of(info, app.sandbox.as_ref(), &caller)))
+    let tools = (app.tools)();
+    let tool = tools.iter().find(|tool| tool.info.name == name);
+    let tool = tool.ok_or_else(|| Problem::not_found("tool"))?;
+    Ok(Json(Tool::of(tool, app.sandbox.as_ref(), &caller)))
 }

@@ -7,8 +7,7 @@
 
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -83,7 +82,8 @@ impl ScriptTool {
         check_words(&arguments)?;
         let directory = fs::canonicalize(place.dir)
             .map_err(|e| Wrong::at("command", format!("its directory cannot be read: {e}")))?;
-        let program = program(&arguments[0], &directory, &sandbox.settings().path)?;
+        let program = programs::found(&arguments[0], &directory, &sandbox.settings().path)
+            .map_err(|message| Wrong::at("command", message))?;
         check_file(&arguments, &directory)?;
         let variables = variables(&entry.env, environment)?;
         let timeout = entry.timeout_seconds.map(|seconds| {
@@ -112,8 +112,7 @@ impl ScriptTool {
         };
         let does = format!("{} {declared}", program.display());
         let odd = || Wrong::at("command", "lies in a place whose path is not UTF-8");
-        let secret = variables.iter().filter(|(name, value)| is_secret(name, value));
-        let secret: Vec<String> = secret.map(|(_, value)| value.clone()).collect();
+        let secret = programs::secrets_among(&variables);
         secrets::remember(secret.clone());
         Ok(Self {
             info,
@@ -264,25 +263,6 @@ fn check_words(words: &[String]) -> Result<(), Wrong> {
     Ok(())
 }
 
-/// The file of a program: by its name where programs are looked for, by a path from the directory.
-fn program(name: &str, directory: &Path, path: &[PathBuf]) -> Result<PathBuf, Wrong> {
-    let executable = |file: &PathBuf| {
-        let found = file.metadata();
-        found.is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
-    };
-    if name.contains('/') {
-        let file = directory.join(name);
-        let file = fs::canonicalize(&file).ok().filter(executable);
-        let message = format!("{} is no file that can be executed", quoted(name));
-        return file.ok_or_else(|| Wrong::at("command", message));
-    }
-    path.iter().map(|dir| dir.join(name)).find(executable).ok_or_else(|| {
-        let places = path.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>();
-        let message = format!("there is no program {} in {}", quoted(name), places.join(", "));
-        Wrong::at("command", message)
-    })
-}
-
 /// An interpreter without the file that it is to run fails in every call.
 fn check_file(words: &[String], directory: &Path) -> Result<(), Wrong> {
     let name = words[0].rsplit('/').next().unwrap_or_default();
@@ -318,10 +298,4 @@ fn variables(
         }
     }
     Ok(names.iter().filter_map(|name| Some((name.clone(), environment(name)?))).collect())
-}
-
-/// Whether a variable is kept from the model, by its name or the shape of its value.
-fn is_secret(name: &str, value: &str) -> bool {
-    let written = format!("{name}={value}");
-    secrets::redacted(&written) != written
 }

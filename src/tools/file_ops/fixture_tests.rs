@@ -64,6 +64,7 @@ impl Fixture {
             caller: Arc::new(Caller::local()),
             call_id: Uuid::nil(),
             effect_key: String::new(),
+            traceparent: None,
             workspace,
             standing: Standing::new(
                 Arc::new(Lease::new(Duration::from_hours(1))),

@@ -9,6 +9,7 @@
 
 mod confinement;
 mod handles;
+mod kept;
 mod mounts;
 mod network;
 mod output;
@@ -34,6 +35,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{OnceCell, oneshot};
 
 use crate::run::SandboxLevel;
+pub use kept::{Kept, Running};
 pub use output::Output;
 use plan::{Holds, MAX_PLAN, PROXY_PORT, Plan, Reach, Step};
 pub use plan::{Limits, Stopped};
@@ -207,6 +209,7 @@ impl Sandbox {
             environment: self.environment(&temporary, environment, way_out.is_some()),
             network: way_out.is_some(),
             input,
+            is_spoken_to: false,
             reach,
             limits: Limits { file_size, ..own },
             timeout_ms: u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX),
@@ -220,7 +223,7 @@ impl Sandbox {
         };
         let most = self.settings.max_output;
         let supervised = async {
-            let started = self.supervisors.start(workspace, &plan).await?;
+            let started = self.supervisors.start(workspace, &plan, None).await?;
             started.holding(held).ended(&plan, most, way_out, each_line).await
         };
         let (report, stdout, stderr) = tokio::time::timeout(timeout + GRACE, supervised)
@@ -291,8 +294,9 @@ async fn probe(settings: &Settings, supervisors: &Supervisors) -> Kernel {
             network,
             ..Plan::default()
         };
-        let supervised =
-            async { supervisors.start(&here, &plan).await?.ended(&plan, 1000, None, None).await };
+        let supervised = async {
+            supervisors.start(&here, &plan, None).await?.ended(&plan, 1000, None, None).await
+        };
         let (report, ..) = tokio::time::timeout(PROBE_TIMEOUT, supervised)
             .await
             .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;

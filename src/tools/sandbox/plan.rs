@@ -23,6 +23,10 @@ pub struct Plan {
     pub environment: Vec<(String, String)>,
     /// What the first program reads on its standard input.
     pub input: Option<String>,
+    /// Whether it reads what the service goes on to write instead, from a pipe that comes behind the
+    /// plan.
+    #[serde(default)]
+    pub is_spoken_to: bool,
     pub reach: Reach,
     pub limits: Limits,
     /// How long all of it may take.

@@ -52,9 +52,9 @@ struct Ended {
 }
 
 /// Runs a plan in this process, which is given up for it.
-pub(super) fn run(plan: &Plan) -> Report {
+pub(super) fn run(plan: &Plan, spoken: Option<OwnedFd>) -> Report {
     let mut report = Report::default();
-    let prepared = match prepare(plan, &mut report.holds) {
+    let prepared = match prepare(plan, spoken, &mut report.holds) {
         Ok(prepared) => prepared,
         Err(failure) => {
             report.failure = Some(failure);
@@ -80,7 +80,7 @@ pub(super) fn run(plan: &Plan) -> Report {
 }
 
 /// Confines this process.
-fn prepare(plan: &Plan, holds: &mut Holds) -> Result<Prepared, String> {
+fn prepare(plan: &Plan, spoken: Option<OwnedFd>, holds: &mut Holds) -> Result<Prepared, String> {
     let said = |what: &'static str| move |error: io::Error| format!("{what}: {error}");
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(|error| format!("the supervisor's death: {error}"))?;
@@ -91,7 +91,7 @@ fn prepare(plan: &Plan, holds: &mut Holds) -> Result<Prepared, String> {
         .map_err(|error| format!("the group of the programs: {error}"))?;
     // Where memory runs out, programs are ended and not the service.
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
-    let input = input(plan).map_err(said("the input"))?;
+    let input = spoken.map_or_else(|| input(plan), Ok).map_err(said("the input"))?;
     make_trees(plan).map_err(said("a directory that may be written"))?;
     let mut reached = open(&plan.reach.grants).map_err(said("what may be reached"))?;
     if plan.namespaces {

@@ -11,7 +11,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::{TcpListener, UnixStream};
-use tokio::process::{Child, Command};
+use tokio::process::{Child, ChildStderr, ChildStdout, Command};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
@@ -40,18 +40,19 @@ impl Supervisors {
         &self,
         workspace: &OwnedFd,
         plan: &Plan,
+        input: Option<&OwnedFd>,
     ) -> Result<Supervised, SandboxError> {
         let text = serde_json::to_vec(plan).map_err(io::Error::other)?;
         let length = u32::try_from(text.len()).ok().filter(|n| *n as usize <= MAX_PLAN);
         let length = length.ok_or(SandboxError::TooLarge)?;
         let ready = self.ready.lock().take();
         if let Some(mut ready) = ready
-            && ready.give(workspace, length, &text).await.is_ok()
+            && ready.give(workspace, length, &text, input).await.is_ok()
         {
             return Ok(ready);
         }
         let mut started = Supervised::start(&self.binary)?;
-        started.give(workspace, length, &text).await?;
+        started.give(workspace, length, &text, input).await?;
         Ok(started)
     }
 
@@ -124,10 +125,37 @@ impl Supervised {
     }
 
     /// Sends a plan, behind its length and with the directory that it is about.
-    async fn give(&mut self, workspace: &OwnedFd, length: u32, text: &[u8]) -> io::Result<()> {
+    async fn give(
+        &mut self,
+        workspace: &OwnedFd,
+        length: u32,
+        text: &[u8],
+        input: Option<&OwnedFd>,
+    ) -> io::Result<()> {
         let (socket, head) = (&self.socket, length.to_be_bytes());
         socket.async_io(Interest::WRITABLE, || handles::send(socket, &head, workspace)).await?;
-        self.socket.write_all(text).await
+        self.socket.write_all(text).await?;
+        let (socket, Some(input)) = (&self.socket, input) else { return Ok(()) };
+        socket.async_io(Interest::WRITABLE, || handles::send(socket, b"i", input)).await
+    }
+
+    /// What the programs write, to be read while they run.
+    pub(super) fn streams(&mut self) -> io::Result<(ChildStdout, ChildStderr)> {
+        let missing = || io::Error::other("a stream of the supervisor is missing");
+        let child = self.child.as_mut().ok_or_else(missing)?;
+        let stdout = child.stdout.take().ok_or_else(missing)?;
+        Ok((stdout, child.stderr.take().ok_or_else(missing)?))
+    }
+
+    /// What became of programs whose streams are read elsewhere.
+    pub(super) async fn report(mut self) -> io::Result<Report> {
+        let mut text = Vec::new();
+        (&mut self.socket).take(MAX_REPORT).read_to_end(&mut text).await?;
+        if let Some(child) = &mut self.child {
+            child.wait().await?;
+        }
+        self.child = None;
+        serde_json::from_slice(&text).map_err(|_| io::Error::other("it ended without a report"))
     }
 
     /// What became of the programs, and what they wrote.
@@ -138,10 +166,7 @@ impl Supervised {
         way_out: Option<WayOut>,
         each_line: Option<&mut (dyn FnMut(&str) -> bool + Send)>,
     ) -> Result<(Report, Output, Output), SandboxError> {
-        let missing = || io::Error::other("a stream of the supervisor is missing");
-        let child = self.child.as_mut().ok_or_else(missing)?;
-        let stdout = child.stdout.take().ok_or_else(missing)?;
-        let stderr = child.stderr.take().ok_or_else(missing)?;
+        let (stdout, stderr) = self.streams()?;
         let talk = async {
             let listener =
                 if plan.network { network::taken_over(&self.socket).await? } else { None };

@@ -44,7 +44,7 @@ fn supervised() -> io::Result<()> {
     close_others()?;
     rustix::process::setsid()?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
-    let mut plan = receive()?;
+    let (mut plan, input) = receive()?;
     let made = if plan.namespaces { own_namespaces(plan.network) } else { Ok(()) };
     let report = if let Err(error) = made {
         Report { failure: Some(format!("namespaces: {error}")), ..Report::default() }
@@ -53,7 +53,7 @@ fn supervised() -> io::Result<()> {
         if let Some(directory) = own_temporary.transpose()? {
             replace_temporary(&mut plan, directory);
         }
-        let report = programs(&plan);
+        let report = programs(&plan, input);
         if !plan.namespaces {
             end_descendants();
             let _ = remove_path(Path::new(&plan.temporary));
@@ -65,8 +65,8 @@ fn supervised() -> io::Result<()> {
 }
 
 /// The plan, behind its length in four bytes; the directory that came with them becomes this
-/// process's.
-fn receive() -> io::Result<Plan> {
+/// process's. Behind it the input comes, where the programs are spoken to.
+fn receive() -> io::Result<(Plan, Option<OwnedFd>)> {
     let mut socket = Socket;
     let mut length = [0; 4];
     let handle = handles::receive(rustix::stdio::stdin(), &mut length, RecvFlags::WAITALL)?;
@@ -78,7 +78,14 @@ fn receive() -> io::Result<Plan> {
     }
     let mut text = vec![0; length];
     socket.read_exact(&mut text)?;
-    Ok(serde_json::from_slice(&text)?)
+    let plan: Plan = serde_json::from_slice(&text)?;
+    let input = if plan.is_spoken_to {
+        let input = handles::receive(rustix::stdio::stdin(), &mut [0], RecvFlags::WAITALL)?;
+        Some(input.ok_or(io::ErrorKind::InvalidData)?)
+    } else {
+        None
+    };
+    Ok((plan, input))
 }
 
 /// This process's standard input without a buffer.
@@ -131,7 +138,7 @@ fn replace_temporary(plan: &mut Plan, directory: String) {
 }
 
 /// Starts the runner and watches over it until it is done or has to be ended.
-fn programs(plan: &Plan) -> io::Result<Report> {
+fn programs(plan: &Plan, input: Option<OwnedFd>) -> io::Result<Report> {
     let (reads, writes) = pipe_with(PipeFlags::CLOEXEC)?;
     let runner = match fork()? {
         Forked::Parent(runner) => runner,
@@ -139,13 +146,14 @@ fn programs(plan: &Plan) -> io::Result<Report> {
             drop(reads);
             // The socket is the supervisor's alone: where it is closed, the service sees the end.
             if rustix::stdio::dup2_stdin(&writes).is_ok() {
-                let report = runner::run(plan);
+                let report = runner::run(plan, input);
                 let _ = serde_json::to_vec(&report).map(|text| write_all(&writes, &text));
             }
             exit_now(0);
         }
     };
     drop(writes);
+    drop(input);
     let stopped = watched(plan, runner, &reads);
     // All at once: none of them can make another one meanwhile.
     let _ = kill_process_group(runner, Signal::KILL);

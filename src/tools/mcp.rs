@@ -1,0 +1,186 @@
+//! Servers of the Model Context Protocol, whose tools are `mcp:<server>/<tool>`.
+//!
+//! A server may be down, come back and list other tools at any time; agents that name its tools load
+//! all the same, and their calls have an answer. This file knows the servers and finds their tools.
+//! What one connection is made of is in `mcp/`: `server` has the life of one, `pipes` and `http` the
+//! two ways to it, `messages` the protocol, `lines` how it is read, `listing` what of a list is
+//! offered, `answer` what a model reads, `tool` a call.
+//!
+//! The protocol is spoken by these few files and not by a library: a hostile server's lines, lists
+//! and answers are bounded before they are parsed, programs run in our own sandbox, and requests go
+//! through the client for addresses of others.
+
+mod answer;
+mod http;
+mod lines;
+mod link;
+mod listing;
+mod messages;
+mod pipes;
+mod server;
+mod tool;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures::future::join_all;
+use parking_lot::Mutex;
+use tokio_util::task::AbortOnDropHandle;
+
+pub use super::programs::secrets_among;
+use super::sandbox::Sandbox;
+use super::{Tool, ToolInfo, ToolNow};
+use crate::bounds::name::means;
+use crate::outbound::Client;
+pub use listing::Declared;
+pub use server::{Connection, Settings};
+use server::{Server, Surroundings};
+use tool::{McpTool, Missing};
+
+/// How names of these tools begin.
+pub const PREFIX: &str = "mcp:";
+
+/// All servers of the service.
+pub struct Servers {
+    by_name: BTreeMap<String, Arc<Server>>,
+    generation: Arc<AtomicU64>,
+    driven: Mutex<Vec<AbortOnDropHandle<()>>>,
+}
+
+/// How a server is at the moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerStatus {
+    pub name: String,
+    /// Tools that it listed last.
+    pub tools: usize,
+    /// Why it cannot be asked, as a sentence.
+    pub fault: Option<String>,
+}
+
+impl Servers {
+    /// None of them is started.
+    pub fn new(settings: Vec<Settings>, sandbox: &Arc<Sandbox>, client: &Client) -> Self {
+        let generation = Arc::<AtomicU64>::default();
+        let server = |settings: Settings| {
+            let surroundings = Surroundings {
+                sandbox: Arc::clone(sandbox),
+                client: client.clone(),
+                generation: Arc::clone(&generation),
+            };
+            (settings.name.clone(), Arc::new(Server::new(settings, surroundings)))
+        };
+        let by_name = settings.into_iter().map(server).collect();
+        Self { by_name, generation, driven: Mutex::default() }
+    }
+
+    /// Starts all of them, and waits until it is known of each whether it can be asked, but not
+    /// longer than that.
+    pub async fn start(&self, most: Duration) {
+        {
+            let mut driven = self.driven.lock();
+            if driven.is_empty() {
+                let drive = |server: &Arc<Server>| {
+                    AbortOnDropHandle::new(tokio::spawn(Arc::clone(server).driven()))
+                };
+                driven.extend(self.by_name.values().map(drive));
+            }
+        }
+        let settled = join_all(self.by_name.values().map(|server| server.settled()));
+        let _ = tokio::time::timeout(most, settled).await; // the others come later
+    }
+
+    /// Ends all of them.
+    pub fn stop(&self) {
+        self.driven.lock().clear();
+    }
+
+    /// Counts changes of what the servers list.
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    pub fn statuses(&self) -> Vec<ServerStatus> {
+        let status = |server: &Arc<Server>| ServerStatus {
+            name: server.name().to_owned(),
+            tools: server.tools().len(),
+            fault: server.fault(),
+        };
+        self.by_name.values().map(status).collect()
+    }
+
+    /// For each server of which no tool is known, one that stands for all of them.
+    pub fn stand_ins(&self) -> Vec<ToolNow> {
+        let unknown = self.by_name.values().filter(|server| tools_of(server).is_empty());
+        let stand_in = |server: &Arc<Server>| {
+            let info = listing::info(server.name(), "*", listing::UNDECLARED);
+            let name = server.name();
+            ToolNow {
+                info: ToolInfo {
+                    description: format!(
+                        "The tools of the MCP server {name}, which are not known."
+                    ),
+                    ..info
+                },
+                runs_programs: server.sandbox_level().is_some(),
+                unavailable: server.fault(),
+            }
+        };
+        unknown.filter(|server| server.fault().is_some()).map(stand_in).collect()
+    }
+
+    /// What the servers list, and of one that has not listed anything what the operator declared;
+    /// sorted by server and name.
+    pub fn tools(&self) -> Vec<Arc<dyn Tool>> {
+        self.by_name.values().flat_map(tools_of).collect()
+    }
+
+    /// The tool of that name, or what stands for it where its server does not list it.
+    pub fn tool(&self, name: &str) -> Option<Arc<dyn Tool>> {
+        let (server, own_name) = name.strip_prefix(PREFIX)?.split_once('/')?;
+        let server = self.by_name.get(server)?;
+        if own_name.is_empty() || own_name.contains('*') {
+            return None;
+        }
+        let tools = server.tools();
+        let described = tools.iter().find(|tool| tool.own_name == own_name);
+        Some(match described {
+            Some(described) => {
+                Arc::new(McpTool { described: described.clone(), server: Arc::clone(server) })
+            }
+            None => missing(server, own_name),
+        })
+    }
+
+    /// Whether a name or glob may mean tools of these servers, whatever they list at the moment.
+    pub fn may_have(&self, pattern: &str) -> bool {
+        let literal = pattern.split(['*', '?', '[', '{']).next().unwrap_or_default();
+        self.by_name.keys().any(|server| {
+            let beginning = format!("{PREFIX}{server}/");
+            beginning.starts_with(literal) && pattern != literal || literal.starts_with(&beginning)
+        })
+    }
+
+    /// The tools that a name with `*` in it means, as they are listed at the moment.
+    pub fn meant<'a>(&self, pattern: &'a str) -> impl Iterator<Item = Arc<dyn Tool>> + use<'a> {
+        self.tools().into_iter().filter(move |tool| means(pattern, &tool.info().name))
+    }
+}
+
+fn missing(server: &Arc<Server>, own_name: &str) -> Arc<dyn Tool> {
+    let declared = server.effects().get(own_name).copied().unwrap_or(listing::UNDECLARED);
+    let info = listing::info(server.name(), own_name, declared);
+    Arc::new(Missing { info, server: Arc::clone(server) })
+}
+
+fn tools_of(server: &Arc<Server>) -> Vec<Arc<dyn Tool>> {
+    if !server.is_listed() {
+        return server.effects().keys().map(|own_name| missing(server, own_name)).collect();
+    }
+    let tools = server.tools();
+    let tool = |described: &listing::Described| -> Arc<dyn Tool> {
+        Arc::new(McpTool { described: described.clone(), server: Arc::clone(server) })
+    };
+    tools.iter().map(tool).collect()
+}

@@ -1,0 +1,111 @@
+//! What a model reads of what a tool of a server answered.
+//!
+//! Text is passed on; of other content it is said that it is there. A server that asks for something
+//! in return is refused: there is nobody to ask.
+
+use serde_json::Value;
+
+use crate::bounds::text::shortened;
+use crate::tools::results::MAX_RESULT;
+
+/// Parts of one answer that are looked at.
+const MAX_PARTS: usize = 256;
+/// Bytes of either end of an answer that is too long.
+const MAX_END: usize = MAX_RESULT / 2 - 512;
+
+/// The answer, or why there is none, as the model reads it.
+pub(super) fn of(result: &Value) -> Result<String, String> {
+    if result["resultType"] == "input_required" {
+        return Err("The tool asks for further input, which is not supported here; it did not do \
+                    what it was asked."
+            .to_owned());
+    }
+    let parts = result["content"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let mut text: Vec<String> = parts.iter().take(MAX_PARTS).map(part).collect();
+    if parts.len() > MAX_PARTS {
+        text.push(format!("[{} further parts are left out]", parts.len() - MAX_PARTS));
+    }
+    let structured = &result["structuredContent"];
+    if text.iter().all(|part| part.trim().is_empty()) && !structured.is_null() {
+        text = vec![structured.to_string()];
+    }
+    let text = ends_of(text.join("\n"));
+    match (result["isError"].as_bool(), text.is_empty()) {
+        (Some(true), true) => Err("The tool failed and does not say why.".to_owned()),
+        (Some(true), false) => Err(text),
+        (_, true) if result.is_object() => Ok("The tool answered nothing.".to_owned()),
+        (_, true) => Err("The server's answer is not what the protocol asks for.".to_owned()),
+        (_, false) => Ok(text),
+    }
+}
+
+fn part(part: &Value) -> String {
+    let word = |key: &str| shortened(part[key].as_str().unwrap_or("unknown type"));
+    match part["type"].as_str() {
+        Some("text") => part["text"].as_str().unwrap_or_default().to_owned(),
+        Some("resource") => {
+            let resource = &part["resource"];
+            let uri = shortened(resource["uri"].as_str().unwrap_or_default());
+            match resource["text"].as_str() {
+                Some(text) => format!("[{uri}]\n{text}"),
+                None => format!("[{uri} is no text and is left out]"),
+            }
+        }
+        Some("resource_link") => format!("[see {}]", word("uri")),
+        Some(kind @ ("image" | "audio")) => {
+            let size = part["data"].as_str().map_or(0, |data| data.len() / 4 * 3);
+            format!("[{kind} of {}, {size} bytes, left out]", word("mimeType"))
+        }
+        _ => "[content of an unknown type, left out]".to_owned(),
+    }
+}
+
+/// A text without the middle that is too much, and without what no store takes.
+fn ends_of(mut text: String) -> String {
+    text.retain(|c| c != '\0');
+    if text.len() <= 2 * MAX_END {
+        return text;
+    }
+    let head = &text[..text.floor_char_boundary(MAX_END)];
+    let tail = &text[text.ceil_char_boundary(text.len() - MAX_END)..];
+    let omitted = text.len() - head.len() - tail.len();
+    format!("{head}\n[… {omitted} bytes left out; ask for less at a time …]\n{tail}")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn answers_become_text() {
+        let text = |text: &str| json!({"type": "text", "text": text});
+        for (result, expected) in [
+            (json!({"content": [text("a"), text("b")]}), Ok("a\nb")),
+            (json!({"content": [text("no")], "isError": true}), Err("no")),
+            (json!({"content": [], "isError": true}), Err("The tool failed and does not say why.")),
+            (json!({"content": [], "structuredContent": {"n": 1}}), Ok(r#"{"n":1}"#)),
+            (json!({}), Ok("The tool answered nothing.")),
+            (
+                json!({"content": [{"type": "image", "mimeType": "image/png", "data": "AAAA"}]}),
+                Ok("[image of image/png, 3 bytes, left out]"),
+            ),
+            (
+                json!({"content": [{"type": "resource", "resource": {"uri": "u", "text": "t"}}]}),
+                Ok("[u]\nt"),
+            ),
+            (json!({"content": [7]}), Ok("[content of an unknown type, left out]")),
+            (Value::Null, Err("The server's answer is not what the protocol asks for.")),
+        ] {
+            let expected = expected.map(str::to_owned).map_err(str::to_owned);
+            assert_eq!(of(&result), expected, "{result}");
+        }
+        let asks = json!({"resultType": "input_required", "inputRequests": {}});
+        assert!(of(&asks).unwrap_err().contains("not supported"));
+        let long = of(&json!({"content": [text(&"ä".repeat(100_000))]})).unwrap();
+        assert!(long.len() < MAX_RESULT && long.contains("bytes left out"));
+        let many = json!({"content": vec![text("x"); 1000]});
+        assert!(of(&many).unwrap().ends_with("[744 further parts are left out]"));
+    }
+}

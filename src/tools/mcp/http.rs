@@ -1,0 +1,292 @@
+//! A server at an address: each message is a POST, answered by JSON or by a stream of events (the
+//! streamable HTTP of the protocol, without the stream that a client may open beside).
+//!
+//! Requests go to exactly the host and port that the operator wrote, whatever the server redirects
+//! to, through the client that is for addresses of others. An answer has a size, a stream ends with
+//! the message that is waited for. How often the list of tools is asked for is decided elsewhere.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue, USER_AGENT};
+use http::{HeaderMap, Method, StatusCode};
+use parking_lot::Mutex;
+use secrecy::{ExposeSecret, SecretString};
+use serde_json::{Value, json};
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, Semaphore};
+use url::Url;
+
+use super::messages::{self, Failure, Heard, MAX_MESSAGE, PATIENCE};
+use crate::bounds::address;
+use crate::bounds::frames::{Framing, Splitter};
+use crate::outbound::{AddressPolicy, Client, MAX_REDIRECTS, OutboundError, Request, Terms};
+use crate::tools::requests::Requests;
+
+const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
+const VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
+/// Bytes of a session's name.
+const MAX_SESSION: usize = 1024;
+/// For one request; the call has a limit of its own, which is shorter as a rule.
+const DEADLINE: Duration = Duration::from_mins(10);
+/// Calls that are under way at the same time; further ones wait.
+const MAX_CALLS: usize = 32;
+/// Questions of the server's that are answered in one stream.
+const MAX_REPLIES: usize = 8;
+/// Bytes of a refusal that are told.
+const MAX_TOLD: usize = 200;
+
+type Answer = Result<Value, Failure>;
+
+/// A server, as who asks it sees it.
+#[derive(Clone)]
+pub(super) struct Address(Arc<Shared>);
+
+struct Shared {
+    url: Url,
+    key: Option<SecretString>,
+    client: Client,
+    addresses: AddressPolicy,
+    next: AtomicU64,
+    session: Mutex<Session>,
+    places: Semaphore,
+    list_changed: Arc<Notify>,
+    /// The server does not know us any more, or does not answer.
+    lost: Arc<Notify>,
+}
+
+#[derive(Clone, Default)]
+struct Session {
+    name: Option<HeaderValue>,
+    version: Option<HeaderValue>,
+}
+
+/// What a stream of events has said so far.
+struct Stream {
+    splitter: Splitter,
+    id: u64,
+    answer: Option<Result<Value, messages::Fault>>,
+    replies: Vec<String>,
+    list_changed: bool,
+    /// Why it is not read further.
+    broken: Option<String>,
+}
+
+/// A question that is under way; the server is told where nobody waits for its answer any more.
+struct Asked {
+    address: Address,
+    id: u64,
+    is_open: bool,
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        if self.is_open
+            && let Ok(runtime) = Handle::try_current()
+        {
+            let (address, id) = (self.address.clone(), self.id);
+            runtime.spawn(async move {
+                let params = json!({"requestId": id, "reason": "nobody waits for it any more"});
+                address.tell(messages::notification("notifications/cancelled", &params)).await;
+            });
+        }
+    }
+}
+
+impl Stream {
+    /// Takes more of it; whether that is enough.
+    fn takes(&mut self, bytes: &[u8]) -> bool {
+        if let Err(error) = self.splitter.push(bytes) {
+            self.broken = Some(error.to_string());
+            return true;
+        }
+        while let Some(frame) = self.splitter.next() {
+            match messages::heard(&frame.data) {
+                Ok(Heard::Answer(id, answer)) if id == self.id => {
+                    self.answer = Some(answer);
+                    return true;
+                }
+                Ok(Heard::ListChanged) => self.list_changed = true,
+                Ok(Heard::Ping(reply) | Heard::Refused(reply))
+                    if self.replies.len() < MAX_REPLIES =>
+                {
+                    self.replies.push(reply);
+                }
+                Ok(_) => {}
+                Err(why) => {
+                    self.broken = Some(why);
+                    return true;
+                }
+            }
+        }
+        false
+    }
+}
+
+impl Address {
+    pub(super) fn new(
+        url: Url,
+        key: Option<SecretString>,
+        client: Client,
+        list_changed: Arc<Notify>,
+        lost: Arc<Notify>,
+    ) -> Self {
+        Self(Arc::new(Shared {
+            url,
+            key,
+            client,
+            addresses: AddressPolicy::any(),
+            next: AtomicU64::new(1),
+            session: Mutex::default(),
+            places: Semaphore::new(MAX_CALLS),
+            list_changed,
+            lost,
+        }))
+    }
+
+    /// From now on the two speak this version.
+    pub(super) fn speaks(&self, version: &'static str) {
+        self.0.session.lock().version = Some(HeaderValue::from_static(version));
+    }
+
+    pub(super) async fn ask(
+        &self,
+        method: &'static str,
+        params: &Value,
+        requests: &Requests,
+    ) -> Answer {
+        let closed = |_| Failure::NotSent("the service is closing".to_owned());
+        let _place = self.0.places.acquire().await.map_err(closed)?;
+        let id = self.0.next.fetch_add(1, Ordering::Relaxed);
+        let mut asked = Asked { address: self.clone(), id, is_open: method != "initialize" };
+        let answer = self.posted(messages::request(id, method, params), id, requests).await;
+        asked.is_open = false;
+        answer
+    }
+
+    /// Says something that is not answered.
+    pub(super) async fn tell(&self, message: String) {
+        let (unpaid, mut nothing) = (Requests::default(), |_: &HeaderMap, _: &[u8]| true);
+        let sent = self.send(message, &unpaid, &mut nothing);
+        let _ = tokio::time::timeout(PATIENCE, sent).await; // what is lost is found out by asking
+    }
+
+    async fn posted(&self, message: String, id: u64, requests: &Requests) -> Answer {
+        let mut stream = Stream {
+            splitter: Splitter::new(Framing::Sse, MAX_MESSAGE),
+            id,
+            answer: None,
+            replies: Vec::new(),
+            list_changed: false,
+            broken: None,
+        };
+        let mut enough =
+            |headers: &HeaderMap, bytes: &[u8]| is_stream(headers) && stream.takes(bytes);
+        let sent = self.send(message, requests, &mut enough).await;
+        if stream.list_changed {
+            self.0.list_changed.notify_one();
+        }
+        for reply in std::mem::take(&mut stream.replies) {
+            let address = self.clone();
+            tokio::spawn(async move { address.tell(reply).await });
+        }
+        let answer = match sent {
+            Ok(answer) => answer,
+            Err(error) => {
+                self.0.lost.notify_one();
+                let (why, was_sent) = (error.to_string(), !error.was_not_sent());
+                return Err(if was_sent { Failure::Lost(why) } else { Failure::NotSent(why) });
+            }
+        };
+        if !answer.status.is_success() {
+            let failure = refusal(answer.status, &answer.body);
+            if matches!(failure, Failure::Lost(_)) {
+                self.0.lost.notify_one();
+            }
+            return Err(failure);
+        }
+        if let Some(name) = answer.headers.get(SESSION).filter(|name| name.len() <= MAX_SESSION) {
+            self.0.session.lock().name = Some(name.clone());
+        }
+        let unreadable = |why: &str| Failure::Lost(format!("its answer cannot be read: {why}"));
+        if is_stream(&answer.headers) {
+            let said = stream.answer.ok_or_else(|| {
+                unreadable(stream.broken.as_deref().unwrap_or("the stream ends before it"))
+            })?;
+            return said.map_err(Failure::Refused);
+        }
+        if !answer.is_whole {
+            return Err(unreadable("it is too large"));
+        }
+        let body = answer.body;
+        let heard = tokio::task::spawn_blocking(move || messages::heard(&body)).await;
+        match heard.map_err(|_| unreadable("the service failed"))? {
+            Ok(Heard::Answer(of, said)) if of == id => said.map_err(Failure::Refused),
+            Ok(_) => Err(unreadable("it answers something else")),
+            Err(why) => Err(unreadable(&why)),
+        }
+    }
+
+    async fn send(
+        &self,
+        message: String,
+        requests: &Requests,
+        enough: &mut crate::outbound::Enough<'_>,
+    ) -> Result<crate::outbound::Response, OutboundError> {
+        let Shared { url, client, addresses, .. } = &*self.0;
+        let stays = |asked: &Url| {
+            if address::is_same_origin(asked, url) {
+                return Ok(());
+            }
+            Err("it redirects to another host, which is not followed".to_owned())
+        };
+        let terms = Terms {
+            addresses,
+            judge: &stays,
+            redirects: MAX_REDIRECTS,
+            deadline: DEADLINE,
+            max_body: MAX_MESSAGE,
+        };
+        let request = Request {
+            method: Method::POST,
+            url: url.clone(),
+            headers: self.headers(),
+            body: Bytes::from(message),
+        };
+        client.send_until(request, &terms, &requests.counting(), enough).await
+    }
+
+    fn headers(&self) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        headers.insert(USER_AGENT, HeaderValue::from_static("toolloop"));
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        let accepted = HeaderValue::from_static("application/json, text/event-stream");
+        headers.insert(ACCEPT, accepted);
+        let key = self.0.key.as_ref().map(|key| format!("Bearer {}", key.expose_secret()));
+        if let Some(mut key) = key.and_then(|key| HeaderValue::try_from(key).ok()) {
+            key.set_sensitive(true);
+            headers.insert(AUTHORIZATION, key);
+        }
+        let Session { name, version } = self.0.session.lock().clone();
+        headers.extend(name.map(|name| (SESSION, name)));
+        headers.extend(version.map(|version| (VERSION, version)));
+        headers
+    }
+}
+
+fn is_stream(headers: &HeaderMap) -> bool {
+    let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("text/event-stream")
+}
+
+/// What a status says that is none of success.
+fn refusal(status: StatusCode, body: &[u8]) -> Failure {
+    if status == StatusCode::NOT_FOUND || status.is_server_error() {
+        return Failure::Lost(format!("it answers {status}"));
+    }
+    let said = String::from_utf8_lossy(body);
+    let said: String = said.chars().filter(|c| !c.is_control()).take(MAX_TOLD).collect();
+    Failure::Refused(messages::Fault { code: status.as_u16().into(), message: said })
+}

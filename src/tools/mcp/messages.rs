@@ -1,0 +1,222 @@
+//! JSON-RPC messages of the Model Context Protocol, as far as a client of tools needs them,
+//! and how a request can fail.
+//!
+//! Pure: what is written, and what is read within bounds. The protocol is spoken here and not by a
+//! library, because all that is read must be bounded before it is parsed.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use crate::bounds::json;
+use crate::bounds::text::shortened;
+
+/// For an answer that no call waits for.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+/// Versions that are spoken, the preferred one first.
+pub(super) const VERSIONS: [&str; 4] = ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"];
+/// Bytes of one message that is read.
+pub(super) const MAX_MESSAGE: usize = 4 * 1024 * 1024;
+/// Bytes of the id of a request of the server's.
+const MAX_ID: usize = 256;
+/// The key of `_meta` by which a server recognises a call that is repeated.
+pub(super) const EFFECT_KEY: &str = "toolloop/effect-key";
+/// What JSON-RPC calls a method that is not offered.
+const NOT_OFFERED: i64 = -32601;
+
+/// What a server says.
+#[derive(Debug)]
+pub(super) enum Heard {
+    /// The answer to the request of that number.
+    Answer(u64, Result<Value, Fault>),
+    /// It asks whether we live; the answer.
+    Ping(String),
+    /// It asks for something that is not offered; the refusal.
+    Refused(String),
+    /// Its list of tools has changed.
+    ListChanged,
+    /// Nothing that matters here.
+    Other,
+}
+
+/// A JSON-RPC error.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub(super) struct Fault {
+    #[serde(default)]
+    pub(super) code: i64,
+    #[serde(default)]
+    pub(super) message: String,
+}
+
+/// Why a request has no result.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Failure {
+    /// It certainly never came to the server.
+    #[error("{0}")]
+    NotSent(String),
+    /// Whether it took effect is unknown.
+    #[error("{0}")]
+    Lost(String),
+    /// The server says no.
+    #[error("the server refuses it: {} (code {})", shortened(&.0.message), .0.code)]
+    Refused(Fault),
+}
+
+#[derive(Deserialize)]
+struct Message<'a> {
+    #[serde(borrow)]
+    id: Option<&'a RawValue>,
+    method: Option<String>,
+    result: Option<Value>,
+    error: Option<Fault>,
+}
+
+#[derive(Serialize)]
+struct Reply<'a> {
+    jsonrpc: &'a str,
+    id: &'a RawValue,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    result: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<Value>,
+}
+
+/// A request, on one line.
+pub(super) fn request(id: u64, method: &str, params: &Value) -> String {
+    json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}).to_string()
+}
+
+/// A message that is not answered, on one line.
+pub(super) fn notification(method: &str, params: &Value) -> String {
+    if params.is_null() {
+        return json!({"jsonrpc": "2.0", "method": method}).to_string();
+    }
+    json!({"jsonrpc": "2.0", "method": method, "params": params}).to_string()
+}
+
+/// What is said first.
+pub(super) fn introduction() -> Value {
+    json!({
+        "protocolVersion": VERSIONS[0],
+        "capabilities": {},
+        "clientInfo": {"name": "toolloop", "version": env!("CARGO_PKG_VERSION")},
+    })
+}
+
+/// The version that the server speaks.
+///
+/// # Errors
+/// Why the two do not understand one another: a phrase.
+pub(super) fn version_in(introduced: &Value) -> Result<&'static str, String> {
+    let theirs = introduced["protocolVersion"].as_str().unwrap_or_default();
+    VERSIONS.into_iter().find(|version| *version == theirs).ok_or_else(|| {
+        format!("it speaks the protocol version {:?}, which is not known here", shortened(theirs))
+    })
+}
+
+/// The request that a call is.
+pub(super) fn call(
+    tool: &str,
+    arguments: &Value,
+    effect_key: &str,
+    traceparent: Option<&str>,
+) -> Value {
+    let mut meta = json!({EFFECT_KEY: effect_key});
+    if let Some(traceparent) = traceparent {
+        meta["traceparent"] = traceparent.into();
+    }
+    json!({"name": tool, "arguments": arguments, "_meta": meta})
+}
+
+/// Reads one message.
+///
+/// # Errors
+/// Why it cannot be read: a phrase.
+pub(super) fn heard(text: &[u8]) -> Result<Heard, String> {
+    let Message { id, method, result, error } =
+        json::read(text).map_err(|error| shortened(&error.to_string()))?;
+    match (id, method) {
+        (None, Some(method)) if method == "notifications/tools/list_changed" => {
+            Ok(Heard::ListChanged)
+        }
+        (None, _) => Ok(Heard::Other),
+        (Some(id), Some(method)) => {
+            if id.get().len() > MAX_ID {
+                return Ok(Heard::Other);
+            }
+            let is_ping = method == "ping";
+            let refusal = json!({"code": NOT_OFFERED, "message": "toolloop does not offer this"});
+            let reply = Reply {
+                jsonrpc: "2.0",
+                id,
+                result: is_ping.then(|| json!({})),
+                error: (!is_ping).then_some(refusal),
+            };
+            let reply = serde_json::to_string(&reply).map_err(|error| error.to_string())?;
+            Ok(if is_ping { Heard::Ping(reply) } else { Heard::Refused(reply) })
+        }
+        (Some(id), None) => {
+            let Ok(id) = id.get().parse() else { return Ok(Heard::Other) };
+            let answer = match (result, error) {
+                (_, Some(error)) => Err(error),
+                (Some(result), None) => Ok(result),
+                (None, None) => Ok(Value::Null),
+            };
+            Ok(Heard::Answer(id, answer))
+        }
+    }
+}
+
+/// The number of the request that a message answers which cannot be read as a whole, by its
+/// beginning.
+pub(super) fn id_in(beginning: &[u8]) -> Option<u64> {
+    let text = String::from_utf8_lossy(beginning);
+    let (_, rest) = text.split_once("\"id\"")?;
+    let rest = rest.trim_start().strip_prefix(':')?.trim_start();
+    let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+    rest[..end].parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_told_apart() {
+        let kind = |text: &str| match heard(text.as_bytes()) {
+            Ok(Heard::Answer(id, Ok(value))) => format!("{id} {value}"),
+            Ok(Heard::Answer(id, Err(fault))) => format!("{id} fault {}", fault.code),
+            Ok(Heard::Ping(reply)) => format!("ping {reply}"),
+            Ok(Heard::Refused(reply)) => format!("refused {}", reply.contains("-32601")),
+            Ok(Heard::ListChanged) => "changed".to_owned(),
+            Ok(Heard::Other) => "other".to_owned(),
+            Err(_) => "unreadable".to_owned(),
+        };
+        for (text, expected) in [
+            (r#"{"jsonrpc":"2.0","id":7,"result":{"a":1}}"#, r#"7 {"a":1}"#),
+            (r#"{"jsonrpc":"2.0","id":7,"error":{"code":-3,"message":"no"}}"#, "7 fault -3"),
+            (r#"{"id":"x","method":"ping"}"#, r#"ping {"jsonrpc":"2.0","id":"x","result":{}}"#),
+            (r#"{"id":1,"method":"elicitation/create","params":{}}"#, "refused true"),
+            (r#"{"method":"notifications/tools/list_changed"}"#, "changed"),
+            (r#"{"method":"notifications/message","params":{"data":[1]}}"#, "other"),
+            (r#"{"id":-1,"result":{}}"#, "other"),
+            (r#"{"id":"7","result":{}}"#, "other"),
+            (r#"{"id":7}"#, "7 null"),
+            ("[]", "unreadable"),
+            ("log line", "unreadable"),
+        ] {
+            assert_eq!(kind(text), expected, "{text}");
+        }
+        let deep = format!("{{\"id\":1,\"result\":{}{}}}", "[".repeat(200), "]".repeat(200));
+        assert!(heard(deep.as_bytes()).unwrap_err().contains("levels deep"));
+    }
+
+    #[test]
+    fn who_waits_for_a_long_message_is_found() {
+        assert_eq!(id_in(br#"{"jsonrpc":"2.0","id": 42,"result":{"content"#), Some(42));
+        assert_eq!(id_in(br#"{"jsonrpc":"2.0","id":"a"#), None);
+        assert_eq!(id_in(b"\xff\xfe"), None);
+    }
+}

@@ -1,0 +1,264 @@
+//! A server that is a program: one JSON-RPC message a line, through its standard input and output.
+//!
+//! What it writes is read all the time, within bounds: lines have a length, and messages that nobody
+//! asked for have a number. Its standard error goes to the log, as far as that is bearable. Which
+//! program that is, and when it is started again, is decided elsewhere.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::io::{AsyncRead, AsyncWriteExt};
+use tokio::net::unix::pipe;
+use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
+use tokio::time::Instant;
+
+use super::lines::{Line, Lines};
+use super::messages::{self, Failure, Fault, Heard, MAX_MESSAGE};
+use crate::bounds::secrets::redacted;
+
+/// Messages that wait to be written.
+const MAX_WRITTEN: usize = 64;
+/// Calls that are under way at the same time; further ones wait.
+const MAX_CALLS: usize = 64;
+/// Messages that nobody asked for: at once, and in a second.
+const MAX_BURST: u32 = 2_000;
+const MAX_A_SECOND: u32 = 200;
+/// Bytes of a line of standard error, and lines: at once, and in a second.
+const MAX_LOGGED: usize = 2 * 1024;
+const MAX_LOG_BURST: u32 = 50;
+const MAX_LOG_A_SECOND: u32 = 2;
+/// Bytes of a message that is read where it came.
+const SMALL: usize = 64 * 1024;
+/// Others that are read at the same time: each takes several times its size.
+static READERS: Semaphore = Semaphore::const_new(4);
+
+/// How long a server that has closed its pipes has to say why it has ended.
+pub(super) const LAST_WORDS: Duration = Duration::from_secs(1);
+
+type Answer = Result<Value, Failure>;
+
+/// A running server, as who asks it sees it.
+#[derive(Clone)]
+pub(super) struct Pipes(Arc<Shared>);
+
+struct Shared {
+    asked: Mutex<Option<HashMap<u64, oneshot::Sender<Answer>>>>,
+    next: AtomicU64,
+    write: mpsc::Sender<String>,
+    places: Semaphore,
+    list_changed: Arc<Notify>,
+    /// A call was given up: it may be that the server hangs.
+    given_up: Arc<Notify>,
+}
+
+/// The server's ends of the same.
+pub(super) struct Ends {
+    shared: Arc<Shared>,
+    written: mpsc::Receiver<String>,
+}
+
+/// How many of something are borne: a few at once, and so many a second.
+struct Bearable {
+    left: u32,
+    most: u32,
+    a_second: u32,
+    since: Instant,
+}
+
+impl Bearable {
+    fn new(most: u32, a_second: u32) -> Self {
+        Self { left: most, most, a_second, since: Instant::now() }
+    }
+
+    fn one_more(&mut self) -> bool {
+        let seconds = u32::try_from(self.since.elapsed().as_secs()).unwrap_or(u32::MAX);
+        if seconds > 0 {
+            let earned = seconds.saturating_mul(self.a_second);
+            self.left = self.left.saturating_add(earned).min(self.most);
+            self.since = Instant::now();
+        }
+        let may = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        may
+    }
+}
+
+/// A question that is under way; the server is told where nobody waits for its answer any more.
+struct Asked<'a> {
+    shared: &'a Arc<Shared>,
+    id: u64,
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        let is_open =
+            self.shared.asked.lock().as_mut().is_some_and(|asked| asked.remove(&self.id).is_some());
+        if is_open {
+            let params = json!({"requestId": self.id, "reason": "nobody waits for it any more"});
+            let cancel = messages::notification("notifications/cancelled", &params);
+            let _ = self.shared.write.try_send(cancel); // it does not read
+            self.shared.given_up.notify_one();
+        }
+    }
+}
+
+impl Pipes {
+    pub(super) fn new(list_changed: Arc<Notify>, given_up: Arc<Notify>) -> (Self, Ends) {
+        let (write, written) = mpsc::channel(MAX_WRITTEN);
+        let shared = Arc::new(Shared {
+            asked: Mutex::new(Some(HashMap::new())),
+            next: AtomicU64::new(1),
+            write,
+            places: Semaphore::new(MAX_CALLS),
+            list_changed,
+            given_up,
+        });
+        (Self(Arc::clone(&shared)), Ends { shared, written })
+    }
+
+    pub(super) async fn ask(&self, method: &'static str, params: &Value) -> Answer {
+        let gone = || Failure::NotSent("it has ended".to_owned());
+        let _place = self.0.places.acquire().await.map_err(|_| gone())?;
+        let id = self.0.next.fetch_add(1, Ordering::Relaxed);
+        let (tell, told) = oneshot::channel();
+        self.0.asked.lock().as_mut().ok_or_else(gone)?.insert(id, tell);
+        let asked = Asked { shared: &self.0, id };
+        let request = messages::request(id, method, params);
+        self.0.write.send(request).await.map_err(|_| gone())?;
+        let answer = told.await;
+        drop(asked);
+        answer.unwrap_or_else(|_| Err(Failure::Lost("it has ended".to_owned())))
+    }
+
+    /// Says something that is not answered; nothing where the server does not read.
+    pub(super) fn tell(&self, message: String) {
+        let _ = self.0.write.try_send(message);
+    }
+
+    /// What is under way has failed, and nothing more can be asked.
+    pub(super) fn close(&self, why: &str) {
+        let asked = self.0.asked.lock().take().unwrap_or_default();
+        for (_, tell) in asked {
+            let _ = tell.send(Err(Failure::Lost(why.to_owned())));
+        }
+    }
+}
+
+impl Ends {
+    /// Speaks and listens until one of the two is not possible any more, or is too much; says why, in a
+    /// phrase, where the server has not simply ended.
+    pub(super) async fn served(
+        self,
+        input: pipe::Sender,
+        output: impl AsyncRead + Unpin,
+    ) -> Option<String> {
+        let Self { shared, written } = self;
+        tokio::select! {
+            why = listened(&shared, output) => why,
+            () = spoken(written, input) => None,
+        }
+    }
+}
+
+async fn spoken(mut written: mpsc::Receiver<String>, mut input: pipe::Sender) {
+    while let Some(mut message) = written.recv().await {
+        message.push('\n');
+        if input.write_all(message.as_bytes()).await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn listened(shared: &Shared, output: impl AsyncRead + Unpin) -> Option<String> {
+    let mut lines = Lines::new(output, MAX_MESSAGE);
+    let mut bearable = Bearable::new(MAX_BURST, MAX_A_SECOND);
+    loop {
+        let heard = match lines.next().await {
+            Ok(None) => return None,
+            Err(error) => return Some(error.to_string()),
+            Ok(Some(Line::Whole(line))) => {
+                let beginning = line.get(..line.len().min(512)).unwrap_or_default().to_vec();
+                understood(line).await.unwrap_or_else(|why| unreadable(&beginning, &why))
+            }
+            Ok(Some(Line::TooLong(beginning))) => {
+                let most = MAX_MESSAGE / (1024 * 1024);
+                unreadable(&beginning, &format!("it has more than {most} MiB"))
+            }
+        };
+        let is_answer = match heard {
+            Heard::Answer(id, answer) => answered(shared, id, answer),
+            Heard::Ping(reply) | Heard::Refused(reply) => {
+                let _ = shared.write.try_send(reply); // it does not read
+                false
+            }
+            Heard::ListChanged => {
+                shared.list_changed.notify_one();
+                false
+            }
+            Heard::Other => false,
+        };
+        if !is_answer && !bearable.one_more() {
+            return Some("it says too much that nobody asked for".to_owned());
+        }
+    }
+}
+
+/// Tells who waits for the answer; whether there is somebody.
+fn answered(shared: &Shared, id: u64, answer: Result<Value, Fault>) -> bool {
+    let tell = shared.asked.lock().as_mut().and_then(|asked| asked.remove(&id));
+    let Some(tell) = tell else { return false };
+    let _ = tell.send(answer.map_err(Failure::Refused)); // nobody waits any more
+    true
+}
+
+async fn understood(line: Vec<u8>) -> Result<Heard, String> {
+    if line.len() <= SMALL {
+        return messages::heard(&line);
+    }
+    let place = READERS.acquire().await.map_err(|_| "the service is closing".to_owned())?;
+    let reading = move || {
+        let _place = place;
+        messages::heard(&line)
+    };
+    tokio::task::spawn_blocking(reading).await.unwrap_or_else(|_| Err("it cannot be read".into()))
+}
+
+/// The answer that cannot be read, where it is one.
+fn unreadable(beginning: &[u8], why: &str) -> Heard {
+    match messages::id_in(beginning) {
+        Some(id) => {
+            let message = format!("its answer cannot be read: {why}");
+            Heard::Answer(id, Err(Fault { code: 0, message }))
+        }
+        None => Heard::Other,
+    }
+}
+
+/// Logs what the server writes to standard error, until that ends.
+pub(super) async fn logged(server: &str, errors: impl AsyncRead + Unpin) {
+    let mut lines = Lines::new(errors, MAX_LOGGED);
+    let mut bearable = Bearable::new(MAX_LOG_BURST, MAX_LOG_A_SECOND);
+    let mut dropped = 0_u64;
+    loop {
+        let line = match lines.next().await {
+            Ok(Some(Line::Whole(line) | Line::TooLong(line))) => line,
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => Vec::new(),
+            Ok(None) | Err(_) => break,
+        };
+        if line.is_empty() || !bearable.one_more() {
+            dropped += u64::from(!line.is_empty());
+            continue;
+        }
+        let said = String::from_utf8_lossy(&line);
+        let said = redacted(said.trim_end());
+        if !said.is_empty() {
+            tracing::info!(server, dropped, said = %said, "standard error of an MCP server");
+            dropped = 0;
+        }
+    }
+}

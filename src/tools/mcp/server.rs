@@ -1,0 +1,386 @@
+//! One server: it is started or found, asked for its tools, watched, and started again with growing
+//! pauses where it has ended, hangs or does not answer.
+//!
+//! A call never waits for that: where there is no connection, it has its answer at once.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::RwLock;
+use secrecy::SecretString;
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
+use url::Url;
+
+use super::http::Address;
+use super::link::Link;
+use super::listing::{self, Described, Effects};
+use super::pipes::{self, Pipes};
+use crate::bounds::secrets::redacted;
+use crate::outbound::Client;
+use crate::run::SandboxLevel;
+use crate::tools::ToolInfo;
+use crate::tools::programs;
+use crate::tools::sandbox::plan::{Access, Grant, GrantKind, Reach};
+use crate::tools::sandbox::reach::{self, Startable};
+use crate::tools::sandbox::{Kept, Sandbox};
+
+/// The pause before a server is started again; it doubles.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_mins(1);
+/// A server that was there for so long is started again at once.
+const GOOD: Duration = Duration::from_secs(30);
+/// Between two looks at the list of a server that cannot say that it has changed.
+const LOOK: Duration = Duration::from_secs(30);
+/// Between two looks at a list that changes.
+const BETWEEN_CHANGES: Duration = Duration::from_secs(1);
+
+/// What the operator says of a server.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    pub name: String,
+    pub connection: Connection,
+    pub effects: BTreeMap<String, listing::Declared>,
+}
+
+/// How a server is reached.
+#[derive(Debug, Clone)]
+pub enum Connection {
+    Program {
+        /// A name, or an absolute path.
+        command: String,
+        args: Vec<String>,
+        variables: Vec<(String, String)>,
+        /// Where it starts, and what it may write.
+        directory: PathBuf,
+        /// What it may read and execute besides.
+        reads: Vec<PathBuf>,
+    },
+    Address {
+        url: Url,
+        key: Option<SecretString>,
+        /// The variable that should hold the key and is not set.
+        missing_key: Option<String>,
+    },
+}
+
+/// What all servers have in common.
+pub(super) struct Surroundings {
+    pub(super) sandbox: Arc<Sandbox>,
+    pub(super) client: Client,
+    /// Counts changes of what is listed.
+    pub(super) generation: Arc<AtomicU64>,
+}
+
+/// How a server is at the moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Status {
+    NotStarted,
+    Starting,
+    Up,
+    /// Why not: a phrase.
+    Down(String),
+}
+
+/// One server.
+pub(super) struct Server {
+    settings: Settings,
+    surroundings: Surroundings,
+    status: watch::Sender<Status>,
+    link: RwLock<Option<Link>>,
+    tools: RwLock<Arc<Vec<Described>>>,
+    is_listed: AtomicBool,
+    list_changed: Arc<Notify>,
+    suspicious: Arc<Notify>,
+}
+
+impl Server {
+    pub(super) fn new(settings: Settings, surroundings: Surroundings) -> Self {
+        Self {
+            settings,
+            surroundings,
+            status: watch::Sender::new(Status::NotStarted),
+            link: RwLock::default(),
+            tools: RwLock::default(),
+            is_listed: AtomicBool::default(),
+            list_changed: Arc::default(),
+            suspicious: Arc::default(),
+        }
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.settings.name
+    }
+
+    pub(super) fn effects(&self) -> &Effects {
+        &self.settings.effects
+    }
+
+    pub(super) fn url(&self) -> Option<&Url> {
+        match &self.settings.connection {
+            Connection::Address { url, .. } => Some(url),
+            Connection::Program { .. } => None,
+        }
+    }
+
+    /// What the operator declared, for who approves a call.
+    pub(super) fn does(&self) -> String {
+        match &self.settings.connection {
+            Connection::Address { url, .. } => url.to_string(),
+            Connection::Program { command, args, .. } => format!("{command} {args:?}"),
+        }
+    }
+
+    pub(super) fn sandbox_level(&self) -> Option<SandboxLevel> {
+        match &self.settings.connection {
+            Connection::Address { .. } => None,
+            Connection::Program { .. } => self.surroundings.sandbox.known_level(),
+        }
+    }
+
+    pub(super) fn is_started(&self) -> bool {
+        *self.status.borrow() != Status::NotStarted
+    }
+
+    /// Whether it has ever told its tools.
+    pub(super) fn is_listed(&self) -> bool {
+        self.is_listed.load(Ordering::Relaxed)
+    }
+
+    /// Why it cannot be asked, as a sentence; none where it can.
+    pub(super) fn fault(&self) -> Option<String> {
+        let name = self.name();
+        match &*self.status.borrow() {
+            Status::Up => None,
+            Status::NotStarted => Some(format!("The MCP server {name} is not started.")),
+            Status::Starting => Some(format!("The MCP server {name} is starting; try again.")),
+            Status::Down(why) => Some(format!("The MCP server {name} is not available: {why}.")),
+        }
+    }
+
+    /// The connection.
+    ///
+    /// # Errors
+    /// Why there is none: a sentence.
+    pub(super) fn link(&self) -> Result<Link, String> {
+        let link = self.link.read().clone();
+        link.ok_or_else(|| {
+            let name = self.name();
+            self.fault().unwrap_or_else(|| format!("The MCP server {name} is not available."))
+        })
+    }
+
+    /// What it listed last, sorted by name.
+    pub(super) fn tools(&self) -> Arc<Vec<Described>> {
+        Arc::clone(&self.tools.read())
+    }
+
+    /// What is known now of its tool of that name, in our words.
+    pub(super) fn listed(&self, name: &str) -> Option<ToolInfo> {
+        let tools = self.tools();
+        tools.iter().find(|tool| tool.info.name == name).map(|tool| tool.info.clone())
+    }
+
+    /// Waits until it is up or down for the first time.
+    pub(super) async fn settled(&self) {
+        let is_settled = |status: &Status| matches!(status, Status::Up | Status::Down(_));
+        let _ = self.status.subscribe().wait_for(is_settled).await; // it lives as long as this
+    }
+
+    /// Its whole life; to be dropped at its end.
+    pub(super) async fn driven(self: Arc<Self>) {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let since = Instant::now();
+            self.status.send_if_modified(|status| {
+                let is_first = *status == Status::NotStarted;
+                if is_first {
+                    *status = Status::Starting;
+                }
+                is_first
+            });
+            let why = self.lived().await;
+            *self.link.write() = None;
+            if since.elapsed() >= GOOD {
+                pause = FIRST_PAUSE;
+            }
+            self.down(&why);
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    fn down(&self, why: &str) {
+        // A server may say it, and repeat what it was sent.
+        let why: String = redacted(why).chars().filter(|c| !c.is_control()).collect();
+        let before = self.status.send_replace(Status::Down(why.clone()));
+        if before != Status::Down(why.clone()) {
+            tracing::warn!(server = self.name(), why, "an MCP server is not available");
+        }
+    }
+
+    /// From its start to its end; why that came.
+    async fn lived(&self) -> String {
+        match &self.settings.connection {
+            Connection::Address { missing_key: Some(variable), .. } => {
+                format!("it needs the environment variable {variable}, which is not set")
+            }
+            Connection::Address { url, key, missing_key: None } => {
+                let address = Address::new(
+                    url.clone(),
+                    key.clone(),
+                    self.surroundings.client.clone(),
+                    Arc::clone(&self.list_changed),
+                    Arc::clone(&self.suspicious),
+                );
+                self.used(Link::Address(address), true).await
+            }
+            Connection::Program { .. } => self.ran().await,
+        }
+    }
+
+    async fn ran(&self) -> String {
+        let kept = match self.program().await {
+            Ok(kept) => kept,
+            Err(why) => return why,
+        };
+        let running = match self.surroundings.sandbox.keep(kept).await {
+            Ok(running) => running,
+            Err(error) => return error.to_string(),
+        };
+        let (given_up, list_changed) =
+            (Arc::clone(&self.suspicious), Arc::clone(&self.list_changed));
+        let (pipes, ends) = Pipes::new(list_changed, given_up);
+        let name = self.settings.name.clone();
+        let errors = running.errors;
+        let logging =
+            AbortOnDropHandle::new(tokio::spawn(async move { pipes::logged(&name, errors).await }));
+        let served = ends.served(running.input, running.output);
+        let used = self.used(Link::Pipes(pipes.clone()), false);
+        let ended = tokio::select! {
+            why = served => why,
+            why = used => Some(why),
+        };
+        *self.link.write() = None;
+        let why = match ended {
+            Some(why) => why,
+            None => tokio::time::timeout(pipes::LAST_WORDS, running.ending.told())
+                .await
+                .unwrap_or_else(|_| "it has ended".to_owned()),
+        };
+        pipes.close(&why);
+        drop(logging);
+        why
+    }
+
+    /// The program as the sandbox takes it; or why it cannot be started.
+    async fn program(&self) -> Result<Kept, String> {
+        let Connection::Program { command, args, variables, directory, reads } =
+            self.settings.connection.clone()
+        else {
+            return Err("it is no program".to_owned());
+        };
+        let path = self.surroundings.sandbox.settings().path.clone();
+        let looked = tokio::task::spawn_blocking(move || {
+            let program = programs::found(&command, Path::new("/"), &path)?;
+            let mut grants = reach::system(&path, Startable::System);
+            let file = program.display().to_string();
+            grants.push(Grant { path: file.clone(), access: Access::RUN, kind: GrantKind::File });
+            grants.extend(reads.iter().filter_map(|path| {
+                let kind = if path.is_dir() { GrantKind::Tree } else { GrantKind::File };
+                Some(Grant { path: path.to_str()?.to_owned(), access: Access::RUN, kind })
+            }));
+            let all = Access { read: true, write: true, execute: true };
+            grants.push(Grant { path: ".".to_owned(), access: all, kind: GrantKind::Tree });
+            let arguments = std::iter::once(command).chain(args).collect();
+            Ok(Kept {
+                program: file,
+                arguments,
+                directory: opened(&directory)?,
+                environment: variables,
+                reach: Reach { grants, masked: Vec::new() },
+            })
+        });
+        looked.await.unwrap_or_else(|_| Err("the service failed".to_owned()))
+    }
+
+    /// Gets acquainted, lists the tools, and keeps the list fresh until the server cannot be asked any
+    /// more; why not.
+    async fn used(&self, link: Link, looks: bool) -> String {
+        if let Err(why) = link.introduce().await {
+            return why;
+        }
+        loop {
+            match link.list().await {
+                Ok(entries) => self.take(entries).await,
+                Err(why) => return why,
+            }
+            self.link.write().get_or_insert_with(|| link.clone());
+            if *self.status.borrow() != Status::Up {
+                self.status.send_replace(Status::Up);
+                let tools = self.tools().len();
+                tracing::info!(server = self.name(), tools, "an MCP server is available");
+            }
+            tokio::time::sleep(BETWEEN_CHANGES).await;
+            if let Some(why) = self.until_changed(&link, looks).await {
+                return why;
+            }
+        }
+    }
+
+    /// Waits until the list may have changed; answers why the server cannot be asked, where that
+    /// comes first.
+    async fn until_changed(&self, link: &Link, looks: bool) -> Option<String> {
+        let look = async {
+            if looks {
+                tokio::time::sleep(LOOK).await;
+            } else {
+                std::future::pending::<()>().await;
+            }
+        };
+        tokio::pin!(look);
+        loop {
+            tokio::select! {
+                () = self.list_changed.notified() => return None,
+                () = &mut look => return None,
+                () = self.suspicious.notified() => {
+                    if !link.answers().await {
+                        return Some("it hangs, or does not answer any more".to_owned());
+                    }
+                }
+            }
+        }
+    }
+
+    async fn take(&self, entries: Vec<serde_json::Value>) {
+        let (name, effects) = (self.settings.name.clone(), self.settings.effects.clone());
+        let reading = tokio::task::spawn_blocking(move || listing::read(&name, &effects, &entries));
+        let listed = reading.await.unwrap_or_default();
+        let tools = Arc::new(listed.tools);
+        let is_first = !self.is_listed.swap(true, Ordering::Relaxed);
+        let before = std::mem::replace(&mut *self.tools.write(), Arc::clone(&tools));
+        if is_first || before != tools {
+            self.surroundings.generation.fetch_add(1, Ordering::Release);
+            for warning in listed.warnings {
+                tracing::warn!(server = self.name(), warning, "the tools of an MCP server");
+            }
+        }
+    }
+}
+
+/// A directory, made where it is missing.
+fn opened(directory: &Path) -> Result<OwnedFd, String> {
+    let shown = directory.display();
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
+    made.map_err(|error| format!("its directory {shown} cannot be made: {error}"))?;
+    let flags =
+        rustix::fs::OFlags::PATH | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
+    rustix::fs::open(directory, flags, rustix::fs::Mode::empty())
+        .map_err(|error| format!("its directory {shown} cannot be opened: {error}"))
+}

@@ -1,0 +1,110 @@
+//! A program that is kept running and spoken to: it reads what the service writes, for as long as
+//! both live, in the very same confinement as the programs of a call.
+//!
+//! Its supervisor ends it, and all that it started, when the service lets go of it, however that
+//! comes about. What is said is not looked at here.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use rustix::pipe::{PipeFlags, pipe_with};
+use tokio::net::unix::pipe;
+use tokio::process::{ChildStderr, ChildStdout};
+
+use super::plan::{Command, Plan, Reach, Step, Stopped, When};
+use super::supervised::Supervised;
+use super::{Sandbox, SandboxError, temporary};
+use crate::run::SandboxLevel;
+
+/// Longer than any machine runs.
+const FOREVER: Duration = Duration::from_hours(24 * 365 * 100);
+
+/// A program that is to be kept running, without a network.
+pub struct Kept {
+    /// Absolute.
+    pub program: String,
+    /// As they are written, the program's name first.
+    pub arguments: Vec<String>,
+    /// Its own, open; paths of `reach` may be relative to it.
+    pub directory: OwnedFd,
+    /// Beside the usual variables.
+    pub environment: Vec<(String, String)>,
+    pub reach: Reach,
+}
+
+/// A program that runs until this is dropped.
+pub struct Running {
+    pub input: pipe::Sender,
+    pub output: ChildStdout,
+    pub errors: ChildStderr,
+    pub ending: Ending,
+}
+
+/// How it ends.
+pub struct Ending(Supervised);
+
+impl Sandbox {
+    /// Starts a program and leaves it running.
+    ///
+    /// # Errors
+    /// [`SandboxError`] where it cannot be started as the operator requires. That it cannot be
+    /// executed shows in its end.
+    pub async fn keep(&self, kept: Kept) -> Result<Running, SandboxError> {
+        let kernel = self.kernel().await;
+        let settings = self.settings();
+        if settings.require && kernel.level() < SandboxLevel::Enforced {
+            return Err(SandboxError::TooWeak { found: kernel.level() });
+        }
+        let Kept { program, arguments, directory, environment, reach } = kept;
+        let temporary = temporary()?;
+        let command =
+            Command { program, arguments, environment: Vec::new(), redirections: Vec::new() };
+        let plan = Plan {
+            steps: vec![Step { when: When::Always, negated: false, commands: vec![command] }],
+            directory: ".".to_owned(),
+            environment: self.environment(&temporary, environment, false),
+            is_spoken_to: true,
+            reach,
+            limits: settings.limits,
+            timeout_ms: u64::try_from(FOREVER.as_millis()).unwrap_or(u64::MAX),
+            temporary,
+            namespaces: kernel.holds.namespaces,
+            at_least: if settings.require {
+                SandboxLevel::Enforced
+            } else {
+                SandboxLevel::Unavailable
+            },
+            ..Plan::default()
+        };
+        let (reads, writes) = pipe_with(PipeFlags::CLOEXEC).map_err(io::Error::from)?;
+        let mut started = self.supervisors.start(&directory, &plan, Some(&reads)).await?;
+        let (output, errors) = started.streams()?;
+        let input = pipe::Sender::from_owned_fd(writes)?;
+        Ok(Running { input, output, errors, ending: Ending(started) })
+    }
+}
+
+impl Ending {
+    /// Waits for the end, and says in a phrase how it came about.
+    pub async fn told(self) -> String {
+        match self.0.report().await {
+            Err(error) => format!("its supervisor failed: {error}"),
+            Ok(report) => match (report.failure, report.stopped, report.exit_code) {
+                (Some(failure), ..) => format!("it could not be started: {failure}"),
+                (_, Some(Stopped::Memory), _) => "it took more memory than programs may".into(),
+                (_, Some(Stopped::Processes), _) => {
+                    "it started more processes than programs may".into()
+                }
+                (_, Some(Stopped::CpuSeconds), _) => {
+                    "it took more of the processor than programs may".into()
+                }
+                (_, Some(Stopped::FileSize), _) => {
+                    "it wrote a larger file than programs may".into()
+                }
+                (_, Some(Stopped::Timeout), _) | (_, None, None) => "it was ended".into(),
+                (_, None, Some(code)) => format!("it ended with exit code {code}"),
+            },
+        }
+    }
+}

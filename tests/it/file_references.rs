@@ -180,7 +180,6 @@ async fn a_run_gets_copies_of_files_of_others(db: Db) {
     service.key = admin;
 }
 
-#[expect(clippy::too_many_lines, reason = "one story")]
 async fn what_cannot_be_copied_is_refused_and_a_dry_run_says_so(db: Db) {
     let limits = "[tools.file_ops]\nmax_file = \"1KiB\"\nworkspace_quota = \"2KiB\"\n";
     let service = setup().config(limits).start(db).await;

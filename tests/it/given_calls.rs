@@ -192,7 +192,8 @@ async fn a_call_that_may_not_be_is_refused_or_fails(db: Db) {
         service.key.clone_from(&admin);
     }
     let other = json!({"name": "k", "tenant": "other", "scopes": ["admin"]});
-    service.key = text(&service.post("/v1/keys", &other).await.body, "key").to_owned();
+    let key = service.post("/v1/keys", &other).await.body;
+    text(&key, "key").clone_into(&mut service.key);
     let reading =
         json!({"tool": "file_ops", "arguments": {"operation": "read", "path": "notes.txt"}});
     let run = call(&service, "keeper", &reading).await.body;

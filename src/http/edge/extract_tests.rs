@@ -49,7 +49,8 @@ fn a_body_that_is_not_a_json_object_is_rejected_with_its_position() {
     let deep = format!("{{\"a\": {}{}}}", "[".repeat(10_000), "]".repeat(10_000));
     let bodies = [
         "[]",
-        "null",
+        "nul",
+        "null null",
         "\"x\"",
         "{",
         "{\"a\": 1e999}",
@@ -63,6 +64,7 @@ fn a_body_that_is_not_a_json_object_is_rejected_with_its_position() {
         assert!(problem.contains("MalformedJson"), "{body:.20}: {problem}");
     }
     assert!(object(b"{\"a\": \"\xff\"}").is_err());
+    assert_eq!(object(b" null\n").unwrap(), serde_json::Map::new(), "no body");
     let problem = format!("{:?}", object(b"{\n  \"a\": ?}").unwrap_err());
     assert!(problem.contains("line 2 column 8"), "{problem}");
 }

@@ -242,7 +242,7 @@ async fn invoke(
     if is_dry {
         return Ok(Json(dry_run(app, caller, request).await?).into_response());
     }
-    let mut accepted = app.runtime.start(request).await?;
+    let mut accepted = Box::pin(app.runtime.start(request)).await?;
     let (run_id, is_replayed, follower) = match &mut accepted {
         Accepted::Started(started) => (started.run_id, false, started.follower.take()),
         Accepted::Queued(run_id) => (*run_id, false, None),

@@ -8,6 +8,7 @@
 //!
 //! It does not decide what may be read or written, and knows no operation.
 
+mod bin;
 mod way;
 
 use std::ffi::OsStr;
@@ -24,7 +25,6 @@ use uuid::Uuid;
 use super::keeping::{Keeper, Keeping, NotKept, Touched};
 use super::quarantine::Quarantine;
 use super::quota::{Growth, OverQuota, Quota};
-use super::removal;
 pub use way::{Made, MadeAll, Way, directories_of};
 
 /// Bytes of a path.
@@ -33,8 +33,6 @@ pub const MAX_PATH: usize = 4096;
 const MAX_NAME: usize = 255;
 /// The file that a probe writes; no tenant can have its name.
 const PROBE: &str = ".probe";
-/// Where directories lie that are deleted; no tenant can have its name.
-const BIN: &str = ".deleted";
 /// Links followed for one path, as many as Linux follows.
 const MAX_LINKS: usize = 40;
 
@@ -178,64 +176,6 @@ impl Workspace {
             Err(e) => Err(failed(e)),
             Ok(_) => Self::open(root, tenant, directory).map(Some),
         }
-    }
-
-    /// Takes a directory of a tenant out of its place in one step, to be deleted by
-    /// [`Workspace::empty_bin`]; false where it is not there.
-    ///
-    /// # Errors
-    /// [`WorkspaceError`].
-    pub fn throw_away(root: &Path, tenant: &str, directory: &str) -> Result<bool, WorkspaceError> {
-        let beneath = plain(tenant, directory)?;
-        let thrown = || {
-            let root = Dir::open_ambient_dir(root, ambient_authority())?;
-            let from = root.open_dir(tenant)?;
-            from.symlink_metadata(&beneath)?;
-            Self::throw_out(&root, &from, beneath.as_ref())
-        };
-        match thrown() {
-            Ok(()) => Ok(true),
-            Err(e)
-                if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) =>
-            {
-                Ok(false)
-            }
-            Err(source) => {
-                Err(WorkspaceError::Io { path: format!("{tenant}/{directory}"), source })
-            }
-        }
-    }
-
-    /// The same with an entry of a directory beneath the root of all workspaces.
-    pub(super) fn throw_out(root: &Dir, from: &Dir, name: &OsStr) -> io::Result<()> {
-        root.create_dir_all(BIN)?;
-        from.rename(name, &root.open_dir(BIN)?, Uuid::new_v4().simple().to_string())
-    }
-
-    /// Deletes what was thrown away, now or before a crash; how many directories. May take long.
-    ///
-    /// # Errors
-    /// What the system says; what is left is tried again the next time.
-    pub fn empty_bin(root: &Path) -> io::Result<usize> {
-        let bin =
-            Dir::open_ambient_dir(root, ambient_authority()).and_then(|root| root.open_dir(BIN));
-        let bin = match bin {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(0),
-            bin => bin?,
-        };
-        let mut gone = 0;
-        for entry in bin.entries()? {
-            let entry = entry?;
-            match removal::remove(&bin, &entry.file_name()) {
-                // Another replica was faster.
-                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-                removed => {
-                    removed?;
-                    gone += 1;
-                }
-            }
-        }
-        Ok(gone)
     }
 
     /// The same with another quota.

@@ -191,7 +191,11 @@ fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
     }
     match operation.operation_id.as_deref() {
         Some(
-            id @ ("invoke_agent" | "invoke_agent_iterative" | "stream_agent" | "dry_run_agent"),
+            id @ ("invoke_agent"
+            | "invoke_agent_iterative"
+            | "stream_agent"
+            | "call_tool"
+            | "dry_run_agent"),
         ) => {
             codes.extend([
                 Code::RunIdTaken,
@@ -207,7 +211,7 @@ fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
             if id != "invoke_agent" {
                 codes.push(Code::WebhooksDisabled);
             }
-            if id.starts_with("invoke") {
+            if id.starts_with("invoke") || id == "call_tool" {
                 codes.push(Code::NotAcceptable);
             }
         }

@@ -245,6 +245,17 @@ fn every_example_is_valid() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
+#[test]
+fn a_call_of_a_tool_is_refused_as_an_invocation_is() {
+    let operations = operations();
+    let statuses = |id: &str| {
+        let found = operations.iter().find(|(_, operation)| operation["operationId"] == id);
+        let responses = found.unwrap().1["responses"].as_object().unwrap().clone();
+        responses.keys().cloned().collect::<std::collections::BTreeSet<_>>()
+    };
+    assert_eq!(statuses("call_tool"), statuses("invoke_agent_iterative"));
+}
+
 /// What an invocation answers has one type; streams and dry runs have operations of their own.
 #[test]
 fn an_invocation_answers_one_type() {
@@ -253,7 +264,7 @@ fn an_invocation_answers_one_type() {
         let found = operations.iter().find(|(_, operation)| operation["operationId"] == id);
         found.unwrap().1["responses"]["200"]["content"].clone()
     };
-    for id in ["invoke_agent", "invoke_agent_iterative"] {
+    for id in ["invoke_agent", "invoke_agent_iterative", "call_tool"] {
         let content = answer(id);
         assert_eq!(content.as_object().unwrap().len(), 1, "{id}");
         assert_eq!(content["application/json"]["schema"]["$ref"], "#/components/schemas/Run");

@@ -253,8 +253,12 @@ fn idle_scopes(app: &App, scopes: &[String]) -> Vec<String> {
     let names: Vec<&String> = tools.iter().map(|tool| &tool.info.name).chain(delegations).collect();
     let permits_any =
         |scope: &String| names.iter().any(|tool| may_execute(std::slice::from_ref(scope), tool));
-    // Tools of MCP servers come and go.
-    let comes_and_goes = |scope: &String| scope.starts_with("tools:mcp:");
+    // What a configured MCP server offers changes while it runs.
+    let servers = (app.servers)();
+    let comes_and_goes = |scope: &String| {
+        let named = scope.strip_prefix("tools:mcp:").and_then(|named| named.split_once('/'));
+        named.is_some_and(|(server, _)| servers.iter().any(|status| status.name == server))
+    };
     let idle = scopes
         .iter()
         .filter(|scope| is_tool(scope) && !comes_and_goes(scope) && !permits_any(scope));

@@ -161,6 +161,32 @@ fn name_items(schemas: &mut BTreeMap<String, RefOr<Schema>>) {
     }
 }
 
+/// Why an invocation is refused beside what every request may be refused for.
+fn of_invocation(id: &str) -> Vec<Code> {
+    let mut codes = vec![
+        Code::RunIdTaken,
+        Code::InvalidOverride,
+        Code::PromptInjection,
+        Code::IdempotencyMismatch,
+        Code::SessionBusy,
+        Code::SessionOfOtherAgent,
+        Code::RateLimited,
+        Code::Overloaded,
+        Code::Draining,
+        Code::Timeout,
+    ];
+    if id != "dry_run_agent" {
+        codes.push(Code::TooManyRuns);
+    }
+    if id != "invoke_agent" {
+        codes.push(Code::WebhooksDisabled);
+    }
+    if id.starts_with("invoke") || id == "call_tool" {
+        codes.push(Code::NotAcceptable);
+    }
+    codes
+}
+
 /// The errors that an operation can respond with, derived from its parameters and body.
 fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
     let mut codes = vec![Code::Internal, Code::UriTooLong, Code::HeadersTooLarge];
@@ -197,23 +223,7 @@ fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
             | "call_tool"
             | "dry_run_agent"),
         ) => {
-            codes.extend([
-                Code::RunIdTaken,
-                Code::InvalidOverride,
-                Code::PromptInjection,
-                Code::IdempotencyMismatch,
-            ]);
-            codes.extend([Code::SessionBusy, Code::SessionOfOtherAgent, Code::RateLimited]);
-            codes.extend([Code::Overloaded, Code::Draining, Code::Timeout]);
-            if id != "dry_run_agent" {
-                codes.push(Code::TooManyRuns);
-            }
-            if id != "invoke_agent" {
-                codes.push(Code::WebhooksDisabled);
-            }
-            if id.starts_with("invoke") || id == "call_tool" {
-                codes.push(Code::NotAcceptable);
-            }
+            codes.extend(of_invocation(id));
         }
         Some("approve_tool_call" | "deny_tool_call" | "resolve_tool_call" | "give_tool_result") => {
             codes.push(Code::NotAwaitingApproval);

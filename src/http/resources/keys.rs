@@ -256,8 +256,8 @@ fn idle_scopes(app: &App, scopes: &[String]) -> Vec<String> {
     // What a configured MCP server offers changes while it runs.
     let servers = (app.servers)();
     let comes_and_goes = |scope: &String| {
-        let named = scope.strip_prefix("tools:mcp:").and_then(|named| named.split_once('/'));
-        named.is_some_and(|(server, _)| servers.iter().any(|status| status.name == server))
+        let tool = scope.strip_prefix("tools:mcp:").and_then(|tool| tool.split_once('/'));
+        tool.is_some_and(|(server, _)| servers.iter().any(|status| status.name == server))
     };
     let idle = scopes
         .iter()

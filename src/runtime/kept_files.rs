@@ -88,8 +88,8 @@ struct Scope {
     kept: Arc<KeptFiles>,
     tenant: Arc<Tenant>,
     directory: String,
-    /// Up to which version everything has been brought; none where nothing has. Held by whoever brings
-    /// or keeps something.
+    /// Up to which version everything has been brought; none where nothing has. Held by the task
+    /// that brings or keeps something.
     turn: tokio::sync::Mutex<Option<i64>>,
     /// Paths that others have changed and that could not be brought yet.
     behind: Mutex<BTreeSet<String>>,
@@ -120,7 +120,7 @@ enum Failure {
     Overtaken(String),
     #[error("another replica owns the run")]
     Fenced,
-    /// It takes that nobody else changes files here.
+    /// It can only be done while no call changes files here.
     #[error("others are changing files of the workspace")]
     NotAlone,
 }
@@ -295,7 +295,7 @@ fn marker(id: &str) -> String {
     format!(".workspace-id/{id}")
 }
 
-/// The id of the object store. Whoever names one first has put its marker before.
+/// The id of the object store. The first replica puts the marker there before it stores the id.
 async fn id_of(store: &Store, objects: &Objects) -> Result<String, String> {
     let text = |id: Vec<u8>| String::from_utf8_lossy(&id).into_owned();
     let known = store.known_secret(NAME).await.map_err(|e| e.to_string())?;

@@ -176,7 +176,7 @@ impl Runtime {
         }
         let directory = loaded.agent.workspace_of(new.id, new.session_id.as_deref());
         if self.workspace_found(&caller.tenant, &directory).await?.is_none() {
-            // Refused before the workspace is made, which nobody would miss and nobody would remove.
+            // Refused before the workspace is made: an empty one would never be removed.
             let asked = given.iter().map(|Given { pointer, upload, .. }| {
                 (pointer.clone(), upload.path.clone(), upload.size)
             });

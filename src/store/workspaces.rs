@@ -1,7 +1,7 @@
 //! Files of workspaces that are kept in an object store: which path of a tenant has which content.
 //!
-//! A path is relative to the directory of its tenant, because workspaces lie in one another. Whoever
-//! writes says which version of a path it changes; one that others have changed since is left as it
+//! A path is relative to the directory of its tenant, because workspaces lie in one another. Each
+//! writer says which version of a path it changes; one that others have changed since is left as it
 //! is. A run writes under its fence. The row of the tenant is locked by every transaction that
 //! writes, after the row of a run, so that versions become visible in their order.
 
@@ -93,7 +93,7 @@ pub enum PathsWritten {
 pub enum ObjectClaim {
     /// It is there.
     Stored(String),
-    /// It is to be put under this name, which nobody else uses.
+    /// It is to be put under this name, which is used once.
     New(String),
 }
 
@@ -269,7 +269,7 @@ impl Store {
         Ok(!self.backend.write(Work::Data, note.bind("object", object)).await?.is_empty())
     }
 
-    /// Contents that no path has and that nobody has used since an instant, to be deleted from the
+    /// Contents that no path has and that have not been used since an instant, to be deleted from the
     /// object store and then forgotten; some of them.
     pub async fn unused_objects(
         &self,

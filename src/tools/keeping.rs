@@ -40,7 +40,7 @@ pub trait Keeper: Debug + Send + Sync {
     /// Brings into the directory what others have changed.
     async fn refresh(&self) -> Result<(), NotKept>;
 
-    /// Somebody is about to change files, when nobody brings any. Ends with [`Keeper::ended`].
+    /// A change of files is about to begin; waits while any are being brought. Ends with [`Keeper::ended`].
     async fn begun(&self);
 
     /// Nothing is changed any more; what was changed was kept, or may not have been.

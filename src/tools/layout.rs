@@ -242,7 +242,7 @@ pub fn place_directory(tenant: &Workspace, path: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes a symbolic link. Whoever follows it judges where it leads.
+/// Makes a symbolic link. Where it leads is judged when it is followed.
 ///
 /// # Errors
 /// What the system says.

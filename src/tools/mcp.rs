@@ -17,6 +17,7 @@ mod link;
 mod listing;
 mod messages;
 mod pipes;
+mod reading;
 mod server;
 mod tool;
 

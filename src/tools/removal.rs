@@ -93,7 +93,7 @@ mod tests {
     use crate::tools::Workspace;
 
     #[test]
-    fn what_nobody_may_enter_is_removed_by_its_path() {
+    fn directories_without_permissions_are_removed_by_their_paths() {
         let root = tempfile::tempdir().unwrap();
         let top = root.path().join("top");
         std::fs::create_dir(&top).unwrap();

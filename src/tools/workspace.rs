@@ -184,7 +184,7 @@ impl Workspace {
         Self { quota: Arc::clone(quota), ..self }
     }
 
-    /// The same with somebody who keeps its files.
+    /// The same with a keeper of its files.
     #[must_use]
     pub fn kept_by(self, keeper: Arc<dyn Keeper>) -> Self {
         Self { keeper: Some(keeper), ..self }
@@ -208,7 +208,7 @@ impl Workspace {
         }
     }
 
-    /// Somebody is about to change files, and keeps them then.
+    /// Begins a change of files, which is then kept.
     pub async fn keeping(&self) -> Option<Keeping> {
         match &self.keeper {
             Some(keeper) => Some(Keeping::by(keeper).await),

@@ -45,7 +45,7 @@ fn has_ended(run: &Value) -> bool {
     run["finished_at"].is_string()
 }
 
-async fn doctor(dir: &Path, database_url: &str) -> Value {
+pub(crate) async fn doctor(dir: &Path, database_url: &str) -> Value {
     let said = command(dir)
         .args(["doctor", "--json", "--listen", "127.0.0.1:0", "--database-url", database_url])
         .output()

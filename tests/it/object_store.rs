@@ -16,13 +16,13 @@
 //! | command line | `doctor` tells what is wrong |
 
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
 
 use reqwest::Method;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use uuid::Uuid;
 
+use crate::file_stores::doctor;
 use crate::installing::Workshop;
 use crate::service::{Answer, Db, Service, Setup, answer, on_both_stores};
 
@@ -582,15 +582,4 @@ async fn only_an_empty_directory_holds_copies_and_only_of_one_store() {
     let told = doctor(elsewhere.dir.path(), &elsewhere.database_url).await;
     assert_eq!(told["status"], "fail", "{told:#}");
     assert_eq!(doctor(service.dir.path(), &service.database_url).await["status"], "ok");
-}
-
-async fn doctor(dir: &Path, database_url: &str) -> Value {
-    let said = crate::service::command(dir)
-        .args(["doctor", "--json", "--listen", "127.0.0.1:0", "--database-url", database_url])
-        .output()
-        .await
-        .unwrap();
-    let said: Value = serde_json::from_slice(&said.stdout).unwrap();
-    let checks = said["checks"].as_array().unwrap().iter();
-    checks.clone().find(|check| check["check"] == "workspace").unwrap().clone()
 }

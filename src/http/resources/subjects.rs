@@ -1,6 +1,6 @@
 //! The names of those who acted, for people who may not list API keys.
 //!
-//! Whoever has seen an id in a record may learn what it is called, and nothing else of the key.
+//! A caller who has seen an id in a record may learn its name, and nothing else of the key.
 
 use axum::Json;
 use axum::extract::State;
@@ -17,7 +17,7 @@ use crate::http::state::App;
 /// Ids of one request.
 const MOST: usize = 100;
 
-/// What somebody who acted is called.
+/// The name of who acted.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Subject {
     /// The id of the API key.

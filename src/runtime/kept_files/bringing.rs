@@ -1,6 +1,6 @@
 //! Bringing what others have changed into the directory of a workspace.
 //!
-//! A file is complete before it gets into its place. While somebody is changing files here, nothing is
+//! A file is complete before it gets into its place. While a call is changing files here, nothing is
 //! brought: what a call changes of something that others have changed is refused when it is to be kept.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,5 +1,5 @@
 //! What is not needed any more: contents that no path has, what is known of deletions, and copies that
-//! nobody has used for a while.
+//! have not been used for a while.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,9 +16,9 @@ use crate::tools::Workspace;
 const LOOK: Duration = Duration::from_mins(1);
 /// Contents that are deleted at once.
 const BATCH: u32 = 100;
-/// How long a content is kept that no path has. Whoever has begun to put one has given up before.
+/// How long a content is kept that no path has. A replica that has begun to put one has given up before.
 const GRACE: TimeDelta = TimeDelta::hours(2);
-/// How long copies are kept that nobody uses.
+/// How long unused copies are kept.
 const IDLE: Duration = Duration::from_mins(10);
 
 impl KeptFiles {
@@ -34,7 +34,7 @@ impl KeptFiles {
             }
             self.forget_idle();
             if let Err(error) = self.delete_unused(&stop).await {
-                tracing::warn!(%error, "contents that nobody needs are not deleted yet");
+                tracing::warn!(%error, "contents that are not needed are not deleted yet");
             }
             let root = self.root.clone();
             let _ = tokio::task::spawn_blocking(move || Workspace::empty_bin(&root)).await;
@@ -64,7 +64,7 @@ impl KeptFiles {
         self.store.purge_deleted_files(before).await
     }
 
-    /// Takes copies out of their places that nobody has used for a while.
+    /// Takes copies out of their places that have not been used for a while.
     fn forget_idle(&self) {
         let tenants: Vec<Arc<Tenant>> = self.tenants.lock().values().cloned().collect();
         for tenant in tenants {
@@ -111,7 +111,7 @@ impl KeptFiles {
             known.remove(&path);
         }
         Workspace::throw_away(&self.root, &tenant.name, directory).unwrap_or_else(|error| {
-            tracing::warn!(%error, "copies of files that nobody needs are left");
+            tracing::warn!(%error, "copies of files that are not needed are left");
             false
         })
     }

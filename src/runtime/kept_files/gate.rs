@@ -1,7 +1,7 @@
-//! Who may change the files of a directory: any number of calls, or whoever brings what others have changed.
+//! Who may change the files of a directory: any number of calls, or one task that brings what others have changed.
 //!
 //! A call that changes files is counted from before its first change until what it changed is kept, so
-//! that nothing is written over in between that nobody would miss. Who brings waits for those that are
+//! that no change is written over unnoticed in between. Who brings waits for those that are
 //! under way and holds back new ones. Directories that lie in one another are one.
 
 use std::time::Duration;
@@ -24,7 +24,7 @@ struct Inside {
     bringing: Vec<String>,
 }
 
-/// Nobody else is in the directory while it is there.
+/// While it is there, nothing else changes the directory.
 pub(super) struct Alone<'g> {
     gate: &'g Gate,
     directory: String,
@@ -41,7 +41,7 @@ fn take_out(entries: &mut Vec<String>, directory: &str) {
 }
 
 impl Gate {
-    /// A change begins, when nobody brings anything.
+    /// Begins a change, once nothing is being brought.
     pub(super) async fn enter(&self, directory: &str) {
         loop {
             let changed = self.changed.notified();

@@ -126,7 +126,7 @@ impl Scope {
         }
         if !others.is_empty() {
             refused.extend(others.iter().map(shown));
-            // Nobody keeps a change of these before they are brought, which waits for those under way.
+            // No change of these is kept before they are brought, which waits for those under way.
             self.behind.lock().extend(others);
         }
         Ok(refused)

@@ -1,7 +1,7 @@
 //! What a model reads of what a tool of a server answered.
 //!
 //! Text is passed on; of other content it is said that it is there. A server that asks for something
-//! in return is refused: there is nobody to ask.
+//! in return is refused: there is no user to ask.
 
 use serde_json::Value;
 

@@ -14,12 +14,13 @@ use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue,
 use http::{HeaderMap, Method, StatusCode};
 use parking_lot::Mutex;
 use secrecy::{ExposeSecret, SecretString};
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore};
 use url::Url;
 
 use super::messages::{self, Failure, Heard, MAX_MESSAGE, PATIENCE};
+use super::reading;
 use crate::bounds::address;
 use crate::bounds::frames::{Framing, Splitter};
 use crate::outbound::{AddressPolicy, Client, MAX_REDIRECTS, OutboundError, Request, Terms};
@@ -74,7 +75,7 @@ struct Stream {
     broken: Option<String>,
 }
 
-/// A question that is under way; the server is told where nobody waits for its answer any more.
+/// A question that is under way; the server is told when its answer is not needed any more.
 struct Asked {
     address: Address,
     id: u64,
@@ -88,8 +89,7 @@ impl Drop for Asked {
         {
             let (address, id) = (self.address.clone(), self.id);
             runtime.spawn(async move {
-                let params = json!({"requestId": id, "reason": "nobody waits for it any more"});
-                address.tell(messages::notification("notifications/cancelled", &params)).await;
+                address.tell(messages::cancellation(id)).await;
             });
         }
     }
@@ -220,9 +220,7 @@ impl Address {
         if !answer.is_whole {
             return Err(unreadable("it is too large"));
         }
-        let body = answer.body;
-        let heard = tokio::task::spawn_blocking(move || messages::heard(&body)).await;
-        match heard.map_err(|_| unreadable("the service failed"))? {
+        match reading::read(answer.body).await {
             Ok(Heard::Answer(of, said)) if of == id => said.map_err(Failure::Refused),
             Ok(_) => Err(unreadable("it answers something else")),
             Err(why) => Err(unreadable(&why)),

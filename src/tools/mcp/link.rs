@@ -20,7 +20,7 @@ pub(super) enum Link {
 }
 
 impl Link {
-    /// The result of a request. Dropping the future tells the server that nobody waits any more.
+    /// The result of a request. Dropping the future tells the server that it is not needed any more.
     pub(super) async fn ask(
         &self,
         method: &'static str,
@@ -33,7 +33,7 @@ impl Link {
         }
     }
 
-    /// The same, of a request that nobody pays for and that must be answered soon.
+    /// The same, of a request that counts for no run and that must be answered soon.
     async fn ask_soon(&self, method: &'static str, params: Value) -> Result<Value, Failure> {
         let requests = Requests::default();
         let asked = self.ask(method, params, &requests);

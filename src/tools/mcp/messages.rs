@@ -96,6 +96,12 @@ pub(super) fn notification(method: &str, params: &Value) -> String {
     json!({"jsonrpc": "2.0", "method": method, "params": params}).to_string()
 }
 
+/// The answer to a request is not needed any more.
+pub(super) fn cancellation(id: u64) -> String {
+    let params = json!({"requestId": id, "reason": "the caller does not wait for it any more"});
+    notification("notifications/cancelled", &params)
+}
+
 /// What is said first.
 pub(super) fn introduction() -> Value {
     json!({

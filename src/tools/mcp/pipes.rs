@@ -1,7 +1,7 @@
 //! A server that is a program: one JSON-RPC message a line, through its standard input and output.
 //!
-//! What it writes is read all the time, within bounds: lines have a length, and messages that nobody
-//! asked for have a number. Its standard error goes to the log, as far as that is bearable. Which
+//! What it writes is read all the time, within bounds: lines have a length, and messages that were
+//! not asked for have a number. Its standard error goes to the log, as far as that is bearable. Which
 //! program that is, and when it is started again, is decided elsewhere.
 
 use std::collections::HashMap;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWriteExt};
 use tokio::net::unix::pipe;
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
@@ -19,24 +19,20 @@ use tokio::time::Instant;
 
 use super::lines::{Line, Lines};
 use super::messages::{self, Failure, Fault, Heard, MAX_MESSAGE};
+use super::reading;
 use crate::bounds::secrets::redacted;
 
 /// Messages that wait to be written.
 const MAX_WRITTEN: usize = 64;
 /// Calls that are under way at the same time; further ones wait.
 const MAX_CALLS: usize = 64;
-/// Messages that nobody asked for: at once, and in a second.
+/// Messages that were not asked for: at once, and in a second.
 const MAX_BURST: u32 = 2_000;
 const MAX_A_SECOND: u32 = 200;
 /// Bytes of a line of standard error, and lines: at once, and in a second.
 const MAX_LOGGED: usize = 2 * 1024;
 const MAX_LOG_BURST: u32 = 50;
 const MAX_LOG_A_SECOND: u32 = 2;
-/// Bytes of a message that is read where it came.
-const SMALL: usize = 64 * 1024;
-/// Others that are read at the same time: each takes several times its size.
-static READERS: Semaphore = Semaphore::const_new(4);
-
 /// How long a server that has closed its pipes has to say why it has ended.
 pub(super) const LAST_WORDS: Duration = Duration::from_secs(1);
 
@@ -88,7 +84,7 @@ impl Bearable {
     }
 }
 
-/// A question that is under way; the server is told where nobody waits for its answer any more.
+/// A question that is under way; the server is told when its answer is not needed any more.
 struct Asked<'a> {
     shared: &'a Arc<Shared>,
     id: u64,
@@ -99,9 +95,7 @@ impl Drop for Asked<'_> {
         let is_open =
             self.shared.asked.lock().as_mut().is_some_and(|asked| asked.remove(&self.id).is_some());
         if is_open {
-            let params = json!({"requestId": self.id, "reason": "nobody waits for it any more"});
-            let cancel = messages::notification("notifications/cancelled", &params);
-            let _ = self.shared.write.try_send(cancel); // it does not read
+            let _ = self.shared.write.try_send(messages::cancellation(self.id)); // it does not read
             self.shared.given_up.notify_one();
         }
     }
@@ -183,7 +177,7 @@ async fn listened(shared: &Shared, output: impl AsyncRead + Unpin) -> Option<Str
             Err(error) => return Some(error.to_string()),
             Ok(Some(Line::Whole(line))) => {
                 let beginning = line.get(..line.len().min(512)).unwrap_or_default().to_vec();
-                understood(line).await.unwrap_or_else(|why| unreadable(&beginning, &why))
+                reading::read(line).await.unwrap_or_else(|why| unreadable(&beginning, &why))
             }
             Ok(Some(Line::TooLong(beginning))) => {
                 let most = MAX_MESSAGE / (1024 * 1024);
@@ -208,24 +202,12 @@ async fn listened(shared: &Shared, output: impl AsyncRead + Unpin) -> Option<Str
     }
 }
 
-/// Tells who waits for the answer; whether there is somebody.
+/// Gives the answer to the request that waits for it; whether there is one.
 fn answered(shared: &Shared, id: u64, answer: Result<Value, Fault>) -> bool {
     let tell = shared.asked.lock().as_mut().and_then(|asked| asked.remove(&id));
     let Some(tell) = tell else { return false };
-    let _ = tell.send(answer.map_err(Failure::Refused)); // nobody waits any more
+    let _ = tell.send(answer.map_err(Failure::Refused)); // the request was given up
     true
-}
-
-async fn understood(line: Vec<u8>) -> Result<Heard, String> {
-    if line.len() <= SMALL {
-        return messages::heard(&line);
-    }
-    let place = READERS.acquire().await.map_err(|_| "the service is closing".to_owned())?;
-    let reading = move || {
-        let _place = place;
-        messages::heard(&line)
-    };
-    tokio::task::spawn_blocking(reading).await.unwrap_or_else(|_| Err("it cannot be read".into()))
 }
 
 /// The answer that cannot be read, where it is one.

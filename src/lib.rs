@@ -8,6 +8,7 @@ pub mod event;
 pub mod message;
 pub mod model;
 pub mod run;
+pub mod tls;
 
 pub mod bounds;
 pub mod config;

@@ -16,6 +16,7 @@ use uuid::Uuid;
 use crate::agents::definition::ValidatorSection;
 use crate::bounds::json;
 use crate::event::ValidationError;
+use crate::tls;
 
 /// How long a connection may take to come about.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -90,19 +91,23 @@ struct Shown {
     content: String,
 }
 
+fn client() -> Result<Client, Box<dyn std::error::Error>> {
+    let client = Client::builder()
+        .tls_backend_preconfigured(tls::http_client_config()?)
+        .no_proxy()
+        .redirect(redirect::Policy::none())
+        .retry(retry::never())
+        .referer(false)
+        .connect_timeout(CONNECT)
+        .tcp_nodelay(true)
+        .gzip(true);
+    Ok(client.build()?)
+}
+
 impl Handlers {
     /// The way to all endpoints; connections are kept and shared.
     pub fn new() -> Self {
-        let client = Client::builder()
-            .no_proxy()
-            .redirect(redirect::Policy::none())
-            .retry(retry::never())
-            .referer(false)
-            .connect_timeout(CONNECT)
-            .tcp_nodelay(true)
-            .gzip(true)
-            .build();
-        match client {
+        match client() {
             Ok(client) => Self { client: Some(client) },
             Err(error) => {
                 tracing::error!(%error, "validators and reflections cannot be asked");

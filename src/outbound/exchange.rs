@@ -13,15 +13,13 @@ use http::{HeaderMap, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use rustls_platform_verifier::BuilderVerifierExt;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::task::yield_now;
 use tokio_rustls::TlsConnector;
-use tokio_rustls::rustls::crypto::aws_lc_rs;
+use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
-use tokio_rustls::rustls::{self, ClientConfig};
 use tokio_util::task::AbortOnDropHandle;
 use url::{Host, Url};
 
@@ -83,15 +81,6 @@ impl Answer {
         matches!(self.status.as_u16(), 301 | 302 | 303 | 307 | 308)
             && self.headers.contains_key(LOCATION)
     }
-}
-
-/// What the machine trusts.
-pub(super) fn tls() -> Result<Arc<ClientConfig>, rustls::Error> {
-    let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
-        .with_safe_default_protocol_versions()?
-        .with_platform_verifier()?
-        .with_no_client_auth();
-    Ok(Arc::new(config))
 }
 
 /// A connection to the first of the addresses that takes one, and to no other.

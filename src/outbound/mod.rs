@@ -33,6 +33,7 @@ use tokio_rustls::rustls::ClientConfig;
 use url::{Host, Url};
 
 use crate::bounds::address;
+use crate::tls;
 pub use exchange::LargeBody;
 use exchange::Secured;
 pub use networks::AddressPolicy;
@@ -303,7 +304,8 @@ impl Client {
 
     fn secured(&self, url: &Url, host: &str) -> Result<Secured, OutboundError> {
         let tls = self.tls.get_or_init(|| {
-            exchange::tls()
+            tls::client_config()
+                .map(Arc::new)
                 .inspect_err(|error| tracing::error!(%error, "TLS cannot be set up"))
                 .ok()
         });

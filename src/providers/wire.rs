@@ -24,6 +24,7 @@ use super::{FailureKind, ProviderError};
 use crate::bounds::frames::{Frame, Framing, Splitter};
 use crate::bounds::memory;
 use crate::run::TraceSpan;
+use crate::tls;
 
 /// W3C Trace Context.
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
@@ -138,18 +139,20 @@ impl Wire {
             headers.insert(header, sendable);
             secrets.push(value.into());
         }
+        let unusable = |error: &dyn std::fmt::Display| WireSettingsError::Client(error.to_string());
+        let tls = tls::http_client_config().map_err(|error| unusable(&error))?;
         let mut client = Client::builder()
             .default_headers(headers)
             .connect_timeout(settings.connect_timeout)
             .pool_max_idle_per_host(2048)
             .tcp_nodelay(true)
+            .tls_backend_preconfigured(tls)
             .redirect(redirect::Policy::none())
             .retry(retry::never());
         if is_loopback(&endpoint) {
             client = client.no_proxy();
         }
-        let client =
-            client.build().map_err(|error| WireSettingsError::Client(error.to_string()))?;
+        let client = client.build().map_err(|error| unusable(&error))?;
         Ok(Self {
             name: settings.name,
             endpoint,

@@ -9,42 +9,35 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use futures::future::BoxFuture;
+use async_trait::async_trait;
 
 use super::journal::AppendFailed;
 use crate::run::{Amounts, Descendants, Reserved};
 use crate::tools::requests::SharedReserve;
 
-/// Resolves when so much is reserved, or refused.
-pub type Reserving = BoxFuture<'static, Result<Reserved, AppendFailed>>;
-/// Resolves when totals are stated.
-pub type Settling = BoxFuture<'static, Result<(), AppendFailed>>;
+/// The budget of a tree of runs, as one of them sees it.
+#[async_trait]
+pub trait TreeBudget: Send + Sync {
+    /// Reserves so much.
+    async fn reserve(&self, wanted: Amounts) -> Result<Reserved, AppendFailed>;
 
-/// Resolves to what the runs below have taken.
-pub type Counting = BoxFuture<'static, Result<Descendants, AppendFailed>>;
+    /// States what the run has spent in all, which gives back what it has reserved, and whether it
+    /// spends no more.
+    async fn settle(&self, spent: Amounts, ended: bool) -> Result<(), AppendFailed>;
+
+    /// What the runs have taken that the run started, and those that they started.
+    async fn descendants(&self) -> Result<Descendants, AppendFailed>;
+}
 
 /// The budget that a run shares with others, as soon as there are others.
 pub struct SharedBudget {
     is_open: Arc<AtomicBool>,
-    reserve: Arc<dyn Fn(Amounts) -> Reserving + Send + Sync>,
-    settle: Box<dyn Fn(Amounts, bool) -> Settling + Send + Sync>,
-    descendants: Box<dyn Fn() -> Counting + Send + Sync>,
+    tree: Arc<dyn TreeBudget>,
 }
 
 impl SharedBudget {
-    /// `settle` is told what the run has spent in all, and whether it spends no more.
-    pub fn new(
-        is_open: Arc<AtomicBool>,
-        reserve: impl Fn(Amounts) -> Reserving + Send + Sync + 'static,
-        settle: impl Fn(Amounts, bool) -> Settling + Send + Sync + 'static,
-        descendants: impl Fn() -> Counting + Send + Sync + 'static,
-    ) -> Self {
-        Self {
-            is_open,
-            reserve: Arc::new(reserve),
-            settle: Box::new(settle),
-            descendants: Box::new(descendants),
-        }
+    pub fn new(is_open: Arc<AtomicBool>, tree: impl TreeBudget + 'static) -> Self {
+        Self { is_open, tree: Arc::new(tree) }
     }
 
     /// Whether the run shares it with another one by now.
@@ -59,28 +52,29 @@ impl SharedBudget {
 
     /// Reserves so much.
     pub(super) async fn reserve(&self, wanted: Amounts) -> Result<Reserved, AppendFailed> {
-        (self.reserve)(wanted).await
+        self.tree.reserve(wanted).await
     }
 
     /// A way to reserve one request to the network, for what is under way.
     pub(super) fn requests(&self) -> SharedReserve {
-        let (is_open, reserve) = (Arc::clone(&self.is_open), Arc::clone(&self.reserve));
+        let (is_open, tree) = (Arc::clone(&self.is_open), Arc::clone(&self.tree));
         Arc::new(move || {
             if !is_open.load(Ordering::Acquire) {
                 return Box::pin(std::future::ready(Some(Reserved::Granted)));
             }
-            let reserving = reserve(Amounts { requests: 1, ..Amounts::default() });
-            Box::pin(async move { reserving.await.ok() })
+            let tree = Arc::clone(&tree);
+            let one = Amounts { requests: 1, ..Amounts::default() };
+            Box::pin(async move { tree.reserve(one).await.ok() })
         })
     }
 
     /// What the runs have taken that the run started, and those that they started.
     pub(super) async fn descendants(&self) -> Result<Descendants, AppendFailed> {
-        (self.descendants)().await
+        self.tree.descendants().await
     }
 
     /// States what the run has spent in all, which gives back what it has reserved.
     pub(super) async fn settle(&self, spent: Amounts, ended: bool) -> Result<(), AppendFailed> {
-        (self.settle)(spent, ended).await
+        self.tree.settle(spent, ended).await
     }
 }

@@ -43,22 +43,26 @@ pub enum AppendFailed {
 /// Resolves when an entry is durable.
 pub type Ack = BoxFuture<'static, Result<(), AppendFailed>>;
 
+/// Where the entries of one run go.
+pub trait Append: Send {
+    /// Hands an entry over, behind those before it; does not block.
+    fn append(&mut self, entry: Entry) -> Ack;
+}
+
 /// The journal of one run.
 pub struct Journal {
-    append: Box<dyn FnMut(Entry) -> Ack + Send>,
+    appender: Box<dyn Append>,
     in_flight: VecDeque<Ack>,
 }
 
 impl Journal {
-    /// `append` is called synchronously, in order, and must not block.
-    pub fn new(append: impl FnMut(Entry) -> Ack + Send + 'static) -> Self {
-        Self { append: Box::new(append), in_flight: VecDeque::new() }
+    pub fn new(appender: impl Append + 'static) -> Self {
+        Self { appender: Box::new(appender), in_flight: VecDeque::new() }
     }
 
     /// Hands an entry over without waiting.
     pub fn append(&mut self, entry: Entry) {
-        let ack = (self.append)(entry);
-        self.in_flight.push_back(ack);
+        self.in_flight.push_back(self.appender.append(entry));
     }
 
     /// Waits until everything handed over is durable.

@@ -15,8 +15,8 @@ mod waiting;
 
 use std::sync::{Arc, OnceLock};
 
+use async_trait::async_trait;
 use chrono::{DateTime, SubsecRound, Utc};
-use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::time::Instant;
@@ -49,19 +49,22 @@ const MAY_LAG: usize = 1;
 /// Who takes the pieces of one answer; dropping it passes on what is left.
 pub type Pieces = Box<dyn Fn(ModelDelta) + Send + Sync>;
 
-/// Asked before a model call whether anybody follows the run. Pieces of the answer belong behind
-/// the event of the given number, which may not be durable yet.
-pub type Audience = Box<dyn Fn(i64) -> Option<Pieces> + Send + Sync>;
+/// Those who follow a run. What they are told belongs behind the event of the given number, which
+/// may not be durable yet.
+pub trait Audience: Send + Sync {
+    /// Who takes the pieces of the next answer, where anybody follows the run.
+    fn pieces(&self, after: i64) -> Option<Pieces>;
 
-/// Asked before tools are called: who is told how their calls get on. That belongs behind the event of
-/// the given number, which may not be durable yet.
-pub type Listeners = Box<dyn Fn(i64) -> Listener + Send + Sync>;
+    /// Who is told how the next calls of tools get on.
+    fn listener(&self, after: i64) -> Listener;
+}
 
-/// Asked before a tool is called, with the tool and what its options say of calls a minute.
-pub type Admission = Box<dyn Fn(&str, Option<u32>) -> Admitting + Send + Sync>;
-
-/// Resolves to whether a call may be made now.
-pub type Admitting = BoxFuture<'static, Result<Admitted, AppendFailed>>;
+/// The limits on how often the caller of a run may call tools.
+#[async_trait]
+pub trait Admission: Send + Sync {
+    /// Whether this tool may be called now; `per_minute` is what its own options say.
+    async fn admit(&self, tool: &str, per_minute: Option<u32>) -> Result<Admitted, AppendFailed>;
+}
 
 /// Whether a call may be made now.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -188,11 +191,9 @@ pub struct Run {
     /// Whether this replica may act.
     pub lease: Arc<Lease>,
     /// Whether its caller may make a call now.
-    pub admission: Admission,
+    pub admission: Box<dyn Admission>,
     /// Who follows it.
-    pub audience: Audience,
-    /// Who is told how its calls get on.
-    pub listeners: Listeners,
+    pub audience: Box<dyn Audience>,
     /// Whether another run delegated to it.
     pub is_child: bool,
     /// The budget that it shares with other runs; none where there can be none.

@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::TimeDelta;
@@ -14,11 +15,12 @@ use hmac::{Hmac, KeyInit, Mac};
 use parking_lot::Mutex;
 use serde_json::json;
 use sha2::Sha256;
+use tokio_util::sync::CancellationToken;
 
-use super::Runtime;
 use crate::event::{Act, AuditAction, SERVICE};
 use crate::store::{
-    ChainHead, CheckedStretch, Closed, Closing, IsSigned, KnownHead, Page, Signatures, StoreError,
+    ChainHead, CheckedStretch, Closed, Closing, IsSigned, KnownHead, Page, Signatures, Store,
+    StoreError,
 };
 
 /// Records of a stretch.
@@ -84,9 +86,16 @@ enum Told {
     NotYet,
 }
 
-/// By tenant.
-#[derive(Debug, Default)]
-pub(super) struct Heads(Mutex<BTreeMap<String, Seen>>);
+/// Closes stretches of the store's audit log, and checks those that are closed.
+pub struct AuditChain {
+    store: Arc<Store>,
+    /// What signs the stretches; absent: they are not signed.
+    key: Option<AuditKey>,
+    /// How long records are kept; for ever where absent.
+    retention: Option<TimeDelta>,
+    /// By tenant.
+    heads: Mutex<BTreeMap<String, Seen>>,
+}
 
 /// Logs that a chain has not the head any more that was known, and makes the record of that.
 fn replaced(tenant: String, known: &ChainHead, stored: Option<&ChainHead>) -> Act {
@@ -108,14 +117,23 @@ fn replaced(tenant: String, known: &ChainHead, stored: Option<&ChainHead>) -> Ac
     Act { tenant, subject, action: AuditAction::ChainReplaced, run_id: None, reason: None, details }
 }
 
-impl Runtime {
+impl AuditChain {
+    pub(super) fn new(
+        store: Arc<Store>,
+        key: Option<AuditKey>,
+        retention: Option<Duration>,
+    ) -> Self {
+        let retention = retention.and_then(|retention| TimeDelta::from_std(retention).ok());
+        Self { store, key, retention, heads: Mutex::default() }
+    }
+
     /// Closes stretches, until the service stops.
-    pub(super) async fn close_audit(self) {
+    pub(super) async fn close(self: Arc<Self>, stop: CancellationToken) {
         let mut look = tokio::time::interval(LOOK);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                () = self.inner.stop.cancelled() => return,
+                () = stop.cancelled() => return,
                 _ = look.tick() => {}
             }
             if let Err(error) = self.close_complete().await {
@@ -125,15 +143,11 @@ impl Runtime {
     }
 
     async fn close_complete(&self) -> Result<(), StoreError> {
-        let store = &self.inner.store;
-        let key = self.inner.settings.audit_key.as_ref();
-        let sign = |hash: &[u8]| key.map(|key| key.sign(hash));
+        let (store, heads) = (&self.store, &self.heads);
+        let sign = |hash: &[u8]| self.key.as_ref().map(|key| key.sign(hash));
         let now = store.now().await?;
         let closing = Closing { records: RECORDS, settled: now - SETTLED, aged: now - AGE };
-        let retention = self.inner.settings.audit_retention;
-        let retention = retention.and_then(|retention| TimeDelta::from_std(retention).ok());
-        let deleted_until = retention.and_then(|retention| now.checked_sub_signed(retention));
-        let heads = &self.inner.audit_heads.0;
+        let deleted_until = self.retention.and_then(|retention| now.checked_sub_signed(retention));
         let mut tenants: BTreeSet<String> = heads.lock().keys().cloned().collect();
         tenants.extend(store.audited_tenants().await?);
         for tenant in tenants {
@@ -188,11 +202,12 @@ impl Runtime {
         page: &Page<i64>,
         unsigned_until: i64,
     ) -> Result<Vec<CheckedStretch>, StoreError> {
-        let key = self.inner.settings.audit_key.as_ref();
-        let is_signed =
-            key.map(|key| |hash: &[u8], signature: &[u8]| key.has_signed(hash, signature));
+        let is_signed = self
+            .key
+            .as_ref()
+            .map(|key| |hash: &[u8], signature: &[u8]| key.has_signed(hash, signature));
         let is_signed = is_signed.as_ref().map(|it| it as IsSigned<'_>);
         let signatures = Signatures { is_signed, unsigned_until };
-        self.inner.store.checked_stretches(tenant, page, signatures).await
+        self.store.checked_stretches(tenant, page, signatures).await
     }
 }

@@ -24,24 +24,25 @@ use super::refused_children::RefusedAgents;
 use super::refused_children::invalid_inputs;
 use super::slots::{ParentSlot, RunSlot};
 use super::start::{Checked, Launch, Mode, StartError, StartRequest, Started, opening};
+use super::tree_budget::StoredBudget;
 use super::worker::RunIdentity;
 use super::{Inner, Runtime};
 use crate::agents::{Agent, Definition, DefinitionError};
 use crate::clock;
 use crate::engine::budget::SharedBudget;
-use crate::engine::{AppendFailed, Plan, RunControl, State, phrases};
+use crate::engine::{Plan, RunControl, State, phrases};
 use crate::event::SERVICE;
 use crate::run::{
     Amounts, Autonomy, BudgetOverrides, Caller, Caps, Delegation, Labels, Overrides, RunKind,
     RunStatus, SpanPlace,
 };
-use crate::store::{Ownership, QueuePlace, RunRecord, Settled, StoreError};
+use crate::store::{Ownership, QueuePlace, RunRecord, StoreError};
 use crate::tools::subagent::{ChildCall, ChildFailed, ChildResult, StartRun, Task};
 use crate::tools::workspace;
 
 /// How many ancestors a run may have.
 const MAX_DEPTH: usize = 3;
-/// How often a child that is not driven here is looked at, and a store that is away asked again.
+/// How often a child that is not driven here is looked at.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Where a child run stands.
@@ -236,60 +237,16 @@ impl Runtime {
         }
         let run = identity.new.id;
         let root = identity.lineage.as_ref().map_or(run, |lineage| lineage.root);
-        let (reserving, settling, counting) = (self.clone(), self.clone(), self.clone());
-        let (epoch, tenant) = (identity.epoch, identity.caller.tenant.clone());
-        let reserve = move |wanted| {
-            let runtime = reserving.clone();
-            Box::pin(async move {
-                let Inner { store, owner, .. } = &*runtime.inner;
-                let by = Ownership { owner, epoch };
-                let reserved = runtime.patiently(|| store.reserve((root, run), by, wanted));
-                reserved.await?.ok_or(AppendFailed::Fenced)
-            }) as _
+        let tree = StoredBudget {
+            store: Arc::clone(&self.inner.store),
+            patience: self.inner.settings.store_patience,
+            tenant: identity.caller.tenant.clone(),
+            root,
+            run,
+            owner: Arc::clone(&self.inner.owner),
+            epoch: identity.epoch,
         };
-        let settle = move |spent, ended| {
-            let runtime = settling.clone();
-            Box::pin(async move {
-                let Inner { store, owner, .. } = &*runtime.inner;
-                let by = Ownership { owner, epoch };
-                match runtime.patiently(|| store.settle((root, run), by, spent, ended)).await? {
-                    Settled::Done => Ok(()),
-                    Settled::Fenced => Err(AppendFailed::Fenced),
-                }
-            }) as _
-        };
-        let descendants = move || {
-            let (runtime, tenant) = (counting.clone(), tenant.clone());
-            Box::pin(async move {
-                runtime.patiently(|| runtime.inner.store.descendants(&tenant, run)).await
-            }) as _
-        };
-        Some(SharedBudget::new(Arc::clone(is_open), reserve, settle, descendants))
-    }
-
-    /// Asks the store as long as a run may wait for one that went away.
-    pub(super) async fn patiently<T, F>(&self, ask: impl Fn() -> F) -> Result<T, AppendFailed>
-    where
-        F: Future<Output = Result<T, StoreError>>,
-    {
-        let until = Instant::now() + self.inner.settings.store_patience;
-        let mut has_told = false;
-        loop {
-            match ask().await {
-                Ok(answer) => return Ok(answer),
-                Err(error) if error.is_transient() && Instant::now() < until => {
-                    if !std::mem::replace(&mut has_told, true) {
-                        tracing::warn!(%error, "a run's reads and writes wait for the store");
-                    }
-                    tokio::time::sleep(LOOK).await;
-                }
-                Err(error) if error.is_transient() => return Err(AppendFailed::Unavailable),
-                Err(error) => {
-                    tracing::error!(%error, "the store refuses what a run asks it");
-                    return Err(AppendFailed::Refused);
-                }
-            }
-        }
+        Some(SharedBudget::new(Arc::clone(is_open), tree))
     }
 
     /// Where a run stands that was started by another one, from the rows of its ancestors.

@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::bus::{Bus, Channel};
 use crate::bounds::secrets;
-use crate::engine::Pieces;
+use crate::engine::{Audience, Pieces};
 use crate::event::ModelDelta;
 use crate::tools::Listener;
 
@@ -77,21 +77,27 @@ impl Gathered {
     }
 }
 
-/// Takes the pieces of the answer behind event number `after` for the readers of a channel.
-pub(super) fn pieces_for(channel: Arc<Channel>, after: i64) -> Pieces {
-    let batch = Flushed(Arc::new(Batch { channel, after, gathered: Mutex::default() }));
-    Box::new(move |delta| batch.0.take(delta))
+/// Those who follow a run on this replica.
+pub(super) struct Followers {
+    pub(super) bus: Arc<Bus>,
+    pub(super) run: Uuid,
 }
 
-/// Takes what the calls of a run say of their progress, behind event number `after`, for those
-/// who follow the run then.
-pub(super) fn listener_of(bus: &Arc<Bus>, run: Uuid, after: i64) -> Listener {
-    let bus = Arc::clone(bus);
-    Listener::new(move |progress| {
-        if let Some(channel) = bus.followed(run) {
-            channel.publish_progress(after, progress);
-        }
-    })
+impl Audience for Followers {
+    fn pieces(&self, after: i64) -> Option<Pieces> {
+        let channel = self.bus.followed(self.run)?;
+        let batch = Flushed(Arc::new(Batch { channel, after, gathered: Mutex::default() }));
+        Some(Box::new(move |delta| batch.0.take(delta)))
+    }
+
+    fn listener(&self, after: i64) -> Listener {
+        let (bus, run) = (Arc::clone(&self.bus), self.run);
+        Listener::new(move |progress| {
+            if let Some(channel) = bus.followed(run) {
+                channel.publish_progress(after, progress);
+            }
+        })
+    }
 }
 
 impl Batch {

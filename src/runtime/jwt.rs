@@ -6,6 +6,8 @@
 //! who calls; scopes that are not this service's are ignored. The subject of such a caller is `jwt:`
 //! and the claim `sub`, so that it cannot be taken for an API key.
 
+mod jwks;
+
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
@@ -13,7 +15,7 @@ use jsonwebtoken::{Algorithm, Validation};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::jwks::{Jwks, JwksError};
+use self::jwks::{Jwks, JwksError};
 use super::keys::{is_scope, is_tenant};
 use crate::clock;
 use crate::config::Jwt;

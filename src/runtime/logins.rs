@@ -6,16 +6,17 @@
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use serde_json::json;
+use tokio_util::sync::CancellationToken;
 
-use super::Runtime;
 use super::jwt::JwtRefusal;
 use super::keys::DEFAULT_TENANT;
 use crate::event::{Act, AuditAction};
-use crate::store::ApiKeyRecord;
+use crate::store::{ApiKeyRecord, Store};
 
 /// Between two writes about the same key or the same refused logins.
 const PAUSE: Duration = Duration::from_mins(1);
@@ -55,8 +56,9 @@ impl Refusal {
     }
 }
 
-#[derive(Debug, Default)]
-pub(super) struct Logins {
+/// Notes logins and writes what was noted.
+pub struct Logins {
+    store: Arc<Store>,
     used: Mutex<Used>,
     refused: Mutex<Refused>,
 }
@@ -127,51 +129,49 @@ impl Refused {
     }
 }
 
-impl Runtime {
+impl Logins {
+    pub(super) fn new(store: Arc<Store>) -> Self {
+        Self { store, used: Mutex::default(), refused: Mutex::default() }
+    }
+
     /// Notes that a key is in use.
     pub fn note_key_use(&self, id: &str) {
-        self.inner.logins.used.lock().waiting.insert(id.to_owned());
+        self.used.lock().waiting.insert(id.to_owned());
     }
 
     /// Notes a refused login, which may have named a key that exists.
-    pub fn note_refused_login(
-        &self,
-        why: Refusal,
-        key: Option<&ApiKeyRecord>,
-        source: Option<IpAddr>,
-    ) {
+    pub fn note_refused(&self, why: Refusal, key: Option<&ApiKeyRecord>, source: Option<IpAddr>) {
         let group = Group {
             tenant: key.map_or(DEFAULT_TENANT, |key| &key.tenant).to_owned(),
             subject: key.map_or(UNKNOWN, |key| &key.id).to_owned(),
             why,
             source,
         };
-        self.inner.logins.refused.lock().note(group);
+        self.refused.lock().note(group);
     }
 
     /// Writes what is noted, until the service stops.
-    pub(super) async fn write_logins(self) {
+    pub(super) async fn write(self: Arc<Self>, stop: CancellationToken) {
         let mut look = tokio::time::interval(LOOK);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                () = self.inner.stop.cancelled() => return,
-                _ = look.tick() => self.write_noted_logins(false).await,
+                () = stop.cancelled() => return,
+                _ = look.tick() => self.write_noted(false).await,
             }
         }
     }
 
     /// Writes what is due, or all of it.
-    pub(super) async fn write_noted_logins(&self, is_last: bool) {
-        let (store, logins) = (&self.inner.store, &self.inner.logins);
+    pub(super) async fn write_noted(&self, is_last: bool) {
         let now = Instant::now();
-        let used = logins.used.lock().take(now);
+        let used = self.used.lock().take(now);
         if !used.is_empty()
-            && let Err(error) = store.note_key_use(&used, PAUSE).await
+            && let Err(error) = self.store.note_key_use(&used, PAUSE).await
         {
             tracing::debug!(%error, "the use of keys could not be noted");
         }
-        let refused = logins.refused.lock().take(now, is_last);
+        let refused = self.refused.lock().take(now, is_last);
         for (group, count) in refused {
             let source = group.source.map_or_else(|| "others".into(), |source| source.to_string());
             let act = Act {
@@ -182,7 +182,7 @@ impl Runtime {
                 reason: Some(group.why.sentence()),
                 details: json!({"source": source, "count": count}),
             };
-            if let Err(error) = store.record_act(act).await {
+            if let Err(error) = self.store.record_act(act).await {
                 tracing::warn!(%error, count, "refused logins could not be recorded");
             }
         }

@@ -21,7 +21,6 @@ mod heartbeat;
 mod history;
 mod input_labels;
 mod journal_poller;
-mod jwks;
 pub mod jwt;
 mod kept_files;
 pub mod keys;
@@ -30,6 +29,7 @@ mod loaded;
 mod logins;
 mod memory;
 mod ownership;
+mod patience;
 mod places;
 mod policy_cases;
 mod probation;
@@ -38,9 +38,6 @@ mod rate_limits;
 mod recovery;
 mod refused_children;
 mod replay;
-mod replay_calls;
-mod replay_differences;
-mod replay_limits;
 mod replica;
 mod retention;
 mod revoking;
@@ -49,6 +46,7 @@ mod shared_volume;
 mod slots;
 mod start;
 mod transcript;
+mod tree_budget;
 mod uploads;
 mod waiting;
 mod webhooks;
@@ -59,7 +57,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -81,7 +78,7 @@ use crate::tools::registry::Registry;
 use crate::tools::stored_files::StoredFiles;
 use crate::tools::use_skill::UseSkill;
 
-pub use audit_chain::AuditKey;
+pub use audit_chain::{AuditChain, AuditKey};
 pub use bus::{Published, StreamItem};
 pub use child_ids::ChildIds;
 pub use dry_run::DryRunOutcome;
@@ -90,18 +87,18 @@ pub use follow::Follower;
 pub use heartbeat::HeartbeatStore;
 pub use history::{RunTurns, TurnSource, own_turns, turn_sources};
 pub use kept_files::object_store_fault;
-pub use logins::Refusal;
+pub use logins::{Logins, Refusal};
 pub use memory::recollection;
 pub use policy_cases::{Decided, PolicyBench, PolicyCase};
 pub use queue::Backlog;
-pub use rate_limits::Allowance;
-pub use replay::{Change, NewDecisions, Replay, ReplayError, ReplayQuery};
+pub use rate_limits::{Allowance, RateLimits};
+pub use replay::{Change, NewDecisions, PolicyReplay, Replay, ReplayError, ReplayQuery};
 pub use shared_volume::shared_volume_fault;
 pub use start::{Accepted, Mode, StartError, StartRequest, Started, WaitError};
 pub use transcript::{KeptTurn, Transcript, transcript};
 pub use uploads::{FileCopy, FileOwner, Upload, UploadError, Uploads};
 pub use waiting::{AnswerError, Approver, CallPlace, Found, status_of};
-pub use webhooks::Webhooks;
+pub use webhooks::{WebhookSender, Webhooks};
 
 /// How long a cancel request waits for the end of a run that is not being driven.
 const END: Duration = Duration::from_secs(2);
@@ -156,7 +153,7 @@ struct Inner {
     catalogue: Arc<Catalogue>,
     router: Arc<Router>,
     handlers: Arc<Handlers>,
-    loaded: loaded::LoadedAgents,
+    loaded: Arc<loaded::LoadedAgents>,
     settings: Settings,
     owner: Arc<str>,
     lease: Arc<Lease>,
@@ -170,17 +167,14 @@ struct Inner {
     kept_files: Option<Arc<kept_files::KeptFiles>>,
     files: Arc<StoredFiles>,
     child_ids: ChildIds,
-    logins: logins::Logins,
-    audit_heads: audit_chain::Heads,
+    logins: Arc<Logins>,
+    audit_chain: Arc<AuditChain>,
     parents: delegation::Parents,
-    rate_limits: rate_limits::RateLimits,
+    rate_limits: Arc<RateLimits>,
     slots: slots::RunSlots,
     places: places::Places,
     queue: Arc<queue::Queue>,
-    /// Told when there is something to be sent to webhooks.
-    outbox: Arc<Notify>,
-    /// Sends it.
-    deliveries: TaskTracker,
+    webhooks: Arc<WebhookSender>,
     tasks: TaskTracker,
     bus: Arc<bus::Bus>,
     draining: AtomicBool,
@@ -210,16 +204,16 @@ impl Runtime {
         let owner: Arc<str> = Uuid::now_v7().to_string().into();
         let (bus, queue) = (Arc::<bus::Bus>::default(), Arc::<queue::Queue>::default());
         let probation = Arc::<probation::Probation>::default();
-        let outbox = Arc::<Notify>::default();
+        let webhooks = Arc::new(WebhookSender::new(Arc::clone(&store), settings.webhooks.clone()));
         let on_durable = {
             let (bus, queue) = (Arc::clone(&bus), Arc::clone(&queue));
-            let (probation, outbox) = (Arc::clone(&probation), Arc::clone(&outbox));
+            let (probation, webhooks) = (Arc::clone(&probation), Arc::clone(&webhooks));
             let tell = move |write: &RunWrite| {
                 probation.written(write);
                 bus.publish(write.run_id, &write.events);
                 observer(write);
                 if write.fills_outbox() {
-                    outbox.notify_one();
+                    webhooks.outbox_grew();
                 }
                 let has_ended =
                     write.events.last().is_some_and(|event| event.what.ending().is_some());
@@ -237,22 +231,28 @@ impl Runtime {
         let kept_files = settings.objects.clone().map(|objects| {
             kept_files::KeptFiles::new(objects, Arc::clone(&store), Arc::clone(&owner), &settings)
         });
+        let logins = Arc::new(Logins::new(Arc::clone(&store)));
+        let rate_limits = Arc::new(RateLimits::new(Arc::clone(&store), settings.rate_limit));
+        let audit_chain = Arc::new(AuditChain::new(
+            Arc::clone(&store),
+            settings.audit_key.clone(),
+            settings.audit_retention,
+        ));
         let inner = Arc::new_cyclic(|inner| Inner {
             writer: Writer::spawn(Arc::clone(&store), Arc::clone(&owner), patience, on_durable),
             store,
-            loaded: loaded::LoadedAgents::new(
+            loaded: Arc::new(loaded::LoadedAgents::new(
                 registry,
                 Arc::clone(&catalogue),
                 Arc::new(delegation::Children(inner.clone())),
-            ),
+            )),
             catalogue,
             router,
             handlers: Arc::new(Handlers::new()),
             slots: slots::RunSlots::new(settings.max_concurrent_runs, settings.queue_workers),
             places: places::Places::new(settings.run_limits),
             queue,
-            outbox,
-            deliveries: TaskTracker::new(),
+            webhooks,
             lease: Arc::new(Lease::new(settings.lease)),
             kept_files,
             shared_volume: settings.is_workspace_shared.then(shared_volume::SharedVolume::default),
@@ -264,10 +264,10 @@ impl Runtime {
             files: Arc::default(),
             probation,
             child_ids,
-            logins: logins::Logins::default(),
-            audit_heads: audit_chain::Heads::default(),
+            logins,
+            audit_chain,
             parents: delegation::Parents::default(),
-            rate_limits: rate_limits::RateLimits::default(),
+            rate_limits,
             tasks: TaskTracker::new(),
             bus,
             draining: AtomicBool::new(false),
@@ -302,6 +302,34 @@ impl Runtime {
     /// The child run that a dispatched call means, where it leaves work to another agent.
     pub fn child_of(&self, tool: &str, effect_key: &str) -> Option<Uuid> {
         self.inner.child_ids.of_tool(tool, effect_key)
+    }
+
+    /// The closed stretches of the audit log.
+    pub fn audit_chain(&self) -> &AuditChain {
+        &self.inner.audit_chain
+    }
+
+    /// Which keys are in use, and which logins were refused.
+    pub fn logins(&self) -> &Logins {
+        &self.inner.logins
+    }
+
+    /// How often keys may invoke, and their runs call tools.
+    pub fn rate_limits(&self) -> &RateLimits {
+        &self.inner.rate_limits
+    }
+
+    /// Judges recorded calls again.
+    pub fn policy_replay(&self) -> PolicyReplay {
+        PolicyReplay {
+            store: Arc::clone(&self.inner.store),
+            loaded: Arc::clone(&self.inner.loaded),
+        }
+    }
+
+    /// What is sent to webhooks.
+    pub fn webhooks(&self) -> &WebhookSender {
+        &self.inner.webhooks
     }
 
     /// How many runs this replica drives now.

@@ -12,14 +12,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio::sync::Mutex as AsyncMutex;
 
-use super::Runtime;
+use super::patience::patiently;
+use crate::engine::AppendFailed;
 use crate::engine::run::{Admission, Admitted};
 use crate::event::CallRate;
 use crate::run::Caller;
-use crate::store::{RateLimit, StoreError, Taken};
+use crate::store::{RateLimit, Store, StoreError, Taken};
 
 /// How long tokens that were taken may wait here to be spent.
 const KEPT: Duration = Duration::from_secs(1);
@@ -40,7 +42,36 @@ pub struct Allowance {
     pub reset: Duration,
 }
 
-impl Runtime {
+/// The calls of tools that a caller's runs may make: one bucket for all of them, and one for each tool
+/// whose options have a limit of their own.
+pub(super) struct CallLimits {
+    pub(super) rates: Arc<RateLimits>,
+    pub(super) patience: Duration,
+    pub(super) caller: Arc<Caller>,
+}
+
+#[async_trait]
+impl Admission for CallLimits {
+    async fn admit(&self, tool: &str, per_minute: Option<u32>) -> Result<Admitted, AppendFailed> {
+        let subject = &self.caller.subject;
+        patiently(self.patience, || self.rates.admitted_call(subject, tool, per_minute)).await
+    }
+}
+
+/// How often keys may invoke, and how many calls of tools their runs may make.
+pub struct RateLimits {
+    store: Arc<Store>,
+    /// Of keys that have no limit of their own.
+    default: RateLimit,
+    buckets: Buckets,
+    limits: Mutex<HashMap<String, CallLimit>>,
+}
+
+impl RateLimits {
+    pub(super) fn new(store: Arc<Store>, default: RateLimit) -> Self {
+        Self { store, default, buckets: Buckets::default(), limits: Mutex::default() }
+    }
+
     /// Takes a token from the bucket of a key's invocations.
     ///
     /// # Errors
@@ -51,18 +82,6 @@ impl Runtime {
         limit: RateLimit,
     ) -> Result<Allowance, StoreError> {
         self.take_token(&format!("invocations {key}"), limit).await
-    }
-
-    /// Admits calls of tools of a run by the buckets of its caller: one for all its calls, and one
-    /// for each tool whose options have a limit of their own.
-    pub(super) fn call_admission(&self, caller: &Arc<Caller>) -> Admission {
-        let (runtime, caller) = (self.clone(), Arc::clone(caller));
-        Box::new(move |tool, own| {
-            let (runtime, caller, tool) = (runtime.clone(), Arc::clone(&caller), tool.to_owned());
-            Box::pin(async move {
-                runtime.patiently(|| runtime.admitted_call(&caller.subject, &tool, own)).await
-            })
-        })
     }
 
     /// Whether a call may be made now.
@@ -102,23 +121,23 @@ impl Runtime {
 
     /// How many calls of tools the runs of a key may make; none where there are no keys.
     async fn call_limit(&self, subject: &str) -> Result<Option<RateLimit>, StoreError> {
-        if let Some(known) = self.inner.rate_limits.limit_of(subject) {
+        if let Some(known) = self.limit_of(subject) {
             return Ok(known.limit);
         }
-        let default = self.inner.settings.rate_limit;
-        let limit = match self.inner.store.key(subject).await? {
+        let default = self.default;
+        let limit = match self.store.key(subject).await? {
             Some(key) => Some(RateLimit {
                 per_minute: key.rate_limit_per_minute.unwrap_or(default.per_minute),
                 burst: key.rate_limit_burst.unwrap_or(default.burst),
             }),
             None => (subject != Caller::local().subject).then_some(default),
         };
-        self.inner.rate_limits.remember(subject, limit);
+        self.remember(subject, limit);
         Ok(limit)
     }
 
     async fn take_token(&self, name: &str, limit: RateLimit) -> Result<Allowance, StoreError> {
-        let bucket = self.inner.rate_limits.bucket(name);
+        let bucket = self.buckets.named(name);
         let (came, place) = (Instant::now(), QueueTicket::take(&bucket.waiting));
         let mut known = bucket.known.lock().await;
         let behind = place.leave();
@@ -129,11 +148,23 @@ impl Runtime {
             return Err(StoreError::Unavailable("it failed whoever was first in line".to_owned()));
         }
         let tokens = lease(limit).max(behind.saturating_add(1));
-        let asked = self.inner.store.take_tokens(name, limit, tokens).await;
+        let asked = self.store.take_tokens(name, limit, tokens).await;
         let now = Instant::now();
         known.failed_at = asked.is_err().then_some(now);
         *known = BucketView::told(asked?, now);
         Ok(known.answer(now))
+    }
+
+    fn limit_of(&self, key: &str) -> Option<CallLimit> {
+        self.limits.lock().get(key).filter(|known| known.is_fresh()).copied()
+    }
+
+    fn remember(&self, key: &str, limit: Option<RateLimit>) {
+        let mut limits = self.limits.lock();
+        if limits.len() >= TIDY_ABOVE {
+            limits.retain(|_, known| known.is_fresh());
+        }
+        limits.insert(key.to_owned(), CallLimit { limit, since: Instant::now() });
     }
 }
 
@@ -146,13 +177,6 @@ fn tighter(known: Option<CallRate>, limit: RateLimit, allowance: Allowance) -> C
 /// Tokens to take at once: what a tenth of a second gives, but no more than a tenth of the burst.
 fn lease(limit: RateLimit) -> u32 {
     (limit.per_minute / 600).min(limit.burst / 10).max(1)
-}
-
-/// The buckets that were asked for lately, by name, and the limits of keys.
-#[derive(Debug, Default)]
-pub(super) struct RateLimits {
-    buckets: Mutex<HashMap<String, Arc<Bucket>>>,
-    limits: Mutex<HashMap<String, CallLimit>>,
 }
 
 /// How many calls of tools the runs of a key may make.
@@ -169,28 +193,13 @@ impl CallLimit {
     }
 }
 
-#[derive(Debug)]
-struct Bucket {
-    /// Held while the store is asked: one question at a time, for all who wait.
-    known: AsyncMutex<BucketView>,
-    waiting: AtomicU32,
-}
+/// The buckets that were asked for lately, by name.
+#[derive(Debug, Default)]
+struct Buckets(Mutex<HashMap<String, Arc<Bucket>>>);
 
-impl RateLimits {
-    fn limit_of(&self, key: &str) -> Option<CallLimit> {
-        self.limits.lock().get(key).filter(|known| known.is_fresh()).copied()
-    }
-
-    fn remember(&self, key: &str, limit: Option<RateLimit>) {
-        let mut limits = self.limits.lock();
-        if limits.len() >= TIDY_ABOVE {
-            limits.retain(|_, known| known.is_fresh());
-        }
-        limits.insert(key.to_owned(), CallLimit { limit, since: Instant::now() });
-    }
-
-    fn bucket(&self, key: &str) -> Arc<Bucket> {
-        let mut buckets = self.buckets.lock();
+impl Buckets {
+    fn named(&self, key: &str) -> Arc<Bucket> {
+        let mut buckets = self.0.lock();
         if let Some(bucket) = buckets.get(key) {
             return Arc::clone(bucket);
         }
@@ -207,6 +216,13 @@ impl RateLimits {
         buckets.insert(key.to_owned(), Arc::clone(&bucket));
         bucket
     }
+}
+
+#[derive(Debug)]
+struct Bucket {
+    /// Held while the store is asked: one question at a time, for all who wait.
+    known: AsyncMutex<BucketView>,
+    waiting: AtomicU32,
 }
 
 /// A place in the line before a bucket; given up on drop.

@@ -61,17 +61,17 @@ fn whoever_leaves_the_line_is_not_waited_for() {
 
 #[test]
 fn buckets_that_nobody_uses_are_forgotten() {
-    let limits = RateLimits::default();
-    let busy = limits.bucket("busy");
+    let buckets = Buckets::default();
+    let busy = buckets.named("busy");
     *busy.known.try_lock().unwrap() = BucketView::told(
         Taken { granted: 1, remaining: 0, retry_after: KEPT, reset: KEPT },
         Instant::now() + Duration::from_hours(1),
     );
     for number in 0..3 * TIDY_ABOVE {
-        limits.bucket(&number.to_string());
+        buckets.named(&number.to_string());
     }
-    assert!(limits.buckets.lock().len() <= TIDY_ABOVE + 1);
-    assert!(Arc::ptr_eq(&limits.bucket("busy"), &busy));
+    assert!(buckets.0.lock().len() <= TIDY_ABOVE + 1);
+    assert!(Arc::ptr_eq(&buckets.named("busy"), &busy));
 }
 
 /// The bucket in the store, with nanoseconds from the start as its clock.

@@ -4,9 +4,13 @@
 //! A model that had heard another decision would have gone on differently: after the first one that
 //! it would have noticed, the rest of its run is not judged but counted as unknown. So is a call
 //! whose actions the journal does not hold, and one whose decision hangs on what other than the
-//! policy differs (`replay_differences`). What other than the policy decided then (a rate limit, an
+//! policy differs (`differences`). What other than the policy decided then (a rate limit, an
 //! interceptor) stays as it was where both definitions have the same of it. Nothing is executed or
 //! written.
+
+mod calls;
+mod differences;
+mod limits;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -15,18 +19,17 @@ use std::time::{Duration, Instant};
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
-use super::Runtime;
-use super::loaded::policy;
-use super::replay_calls::{Recorded, recorded};
-use super::replay_differences::{Differences, Stopping, starts_runs};
-use super::replay_limits::ReplayLimits;
+use self::calls::{Recorded, recorded};
+use self::differences::{Differences, Stopping, starts_runs};
+use self::limits::ReplayLimits;
+use super::loaded::{LoadedAgents, policy};
 use crate::agents::{Agent, Definition};
 use crate::engine::plan::Rules;
 use crate::engine::state::State;
 use crate::event::{Event, RunEvent};
 use crate::governance::{ActionKind, Call, Decision, Gate, Objection, PolicyError, Verdict};
 use crate::run::{Budget, Overrides};
-use crate::store::{Page, RunCursor, RunFilter, RunRecord, StoreError};
+use crate::store::{Page, RunCursor, RunFilter, RunRecord, Store, StoreError};
 
 /// Runs whose journals are in memory at once.
 const BATCH: u32 = 16;
@@ -147,18 +150,21 @@ struct Judged {
     directory: Arc<str>,
 }
 
-impl Runtime {
+/// Judges recorded calls again.
+#[derive(Clone)]
+pub struct PolicyReplay {
+    pub(super) store: Arc<Store>,
+    pub(super) loaded: Arc<LoadedAgents>,
+}
+
+impl PolicyReplay {
     /// Judges the recorded calls of an agent's runs again.
     ///
     /// # Errors
     /// [`ReplayError`].
-    pub async fn replay_policy(
-        &self,
-        tenant: &str,
-        query: &ReplayQuery,
-    ) -> Result<Replay, ReplayError> {
-        let (runtime, agent) = (self.clone(), Arc::clone(&query.agent));
-        let made = tokio::task::spawn_blocking(move || runtime.judges_of(&agent)).await;
+    pub async fn judge(&self, tenant: &str, query: &ReplayQuery) -> Result<Replay, ReplayError> {
+        let (replay, agent) = (self.clone(), Arc::clone(&query.agent));
+        let made = tokio::task::spawn_blocking(move || replay.judges_of(&agent)).await;
         let (judge, limits) = made.map_err(|error| StoreError::Failed(error.to_string()))??;
         let filter = RunFilter {
             agent: Some(query.agent.definition.name.clone()),
@@ -173,7 +179,7 @@ impl Runtime {
             let left = u64::from(query.max_runs).saturating_sub(replay.runs);
             let limit = BATCH.min(u32::try_from(left).unwrap_or(BATCH)).max(1);
             let page = Page { limit, after: after.clone() };
-            let runs = self.inner.store.runs(tenant, &filter, &page).await?;
+            let runs = self.store.runs(tenant, &filter, &page).await?;
             let Some(last) = runs.last() else { break };
             if left == 0 {
                 replay.more_after = after;
@@ -181,7 +187,7 @@ impl Runtime {
             }
             after = Some(RunCursor { at: last.created_at, id: last.id.to_string() });
             let ids: Vec<Uuid> = runs.iter().map(|run| run.id).collect();
-            let journals = self.inner.store.journals(tenant, &ids).await?;
+            let journals = self.store.journals(tenant, &ids).await?;
             let mut judged = Vec::with_capacity(runs.len());
             for run in runs {
                 let judge = match run.parent_run_id {
@@ -216,7 +222,7 @@ impl Runtime {
     ) -> Result<(Arc<Judge>, Arc<ReplayLimits>), ReplayError> {
         let gate = Gate::new(&policy(&agent.definition.governance))?;
         let judge = Arc::new(Judge { gate, agent: Arc::clone(agent) });
-        let loaded = self.inner.loaded.made(agent);
+        let loaded = self.loaded.made(agent);
         let loaded = loaded.map_err(|error| ReplayError::Definition(error.to_string()))?;
         let tools = loaded.executor.infos().map(|tool| tool.name.as_str());
         Ok((judge, Arc::new(ReplayLimits::new(&agent.definition, tools))))
@@ -231,7 +237,7 @@ impl Runtime {
         if let Some(definition) = known.get(&run.definition_hash) {
             return Ok(definition.clone());
         }
-        let json = self.inner.store.definition(&run.definition_hash).await?;
+        let json = self.store.definition(&run.definition_hash).await?;
         let definition = json.and_then(|json| serde_json::from_str(&json).ok()).map(Arc::new);
         if known.len() >= KEPT {
             known.clear();
@@ -251,10 +257,10 @@ impl Runtime {
         known: &mut HashMap<(String, String), Arc<Judge>>,
     ) -> Result<Arc<Judge>, ReplayError> {
         let unnarrowed = || Ok(Arc::clone(unnarrowed));
-        let Some(parent) = self.inner.store.run(tenant, parent).await? else {
+        let Some(parent) = self.store.run(tenant, parent).await? else {
             return unnarrowed();
         };
-        let Some(json) = self.inner.store.definition(&parent.definition_hash).await? else {
+        let Some(json) = self.store.definition(&parent.definition_hash).await? else {
             return unnarrowed();
         };
         let Ok(of_parent) = Agent::from_json(&json) else { return unnarrowed() };

@@ -73,9 +73,9 @@ impl Runtime {
         if let Some(retention) = inner.settings.quarantine_retention {
             tokio::spawn(self.clone().empty_quarantine(retention));
         }
-        tokio::spawn(self.clone().close_audit());
-        tokio::spawn(self.clone().write_logins());
-        inner.deliveries.spawn(self.clone().deliver_webhooks());
+        tokio::spawn(Arc::clone(&inner.audit_chain).close(inner.stop.clone()));
+        tokio::spawn(Arc::clone(&inner.logins).write(inner.stop.clone()));
+        inner.webhooks.start(inner.stop.clone());
         Ok(())
     }
 
@@ -101,9 +101,8 @@ impl Runtime {
         let inner = &self.inner;
         inner.writer.shutdown().await;
         inner.stop.cancel();
-        inner.deliveries.close();
-        inner.deliveries.wait().await;
-        self.write_noted_logins(true).await;
+        inner.webhooks.stopped().await;
+        inner.logins.write_noted(true).await;
         if let Err(error) = inner.store.release(&inner.owner).await {
             tracing::warn!(%error, "the leases could not be given back; they expire");
         }

@@ -345,7 +345,7 @@ impl Runtime {
         let inner = &self.inner;
         check_queue(request.queue)?;
         secrets::remove_known(&mut request.inputs);
-        let webhook = self.webhook(request.webhook.as_deref())?;
+        let webhook = inner.webhooks.address(request.webhook.as_deref())?;
         agent.check_inputs(&request.inputs).map_err(StartError::InvalidInputs)?;
         if agent.definition.governance.injection.inputs == OnInjection::Block
             && let Some(warned) = scan_inputs(&request.inputs)

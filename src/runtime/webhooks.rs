@@ -15,18 +15,20 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::Notify;
 use tokio::task::{Id, JoinError, JoinSet};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use self::lanes::Lanes;
 use self::receivers::Receivers;
 use self::signature::Signer;
-use super::Runtime;
 use super::start::StartError;
 use crate::config;
 use crate::event::ValidationError;
 use crate::outbound::{AddressPolicy, Client};
-use crate::store::{Delivery, DeliveryStatus, StoreError, Tried};
+use crate::store::{Delivery, DeliveryStatus, Store, StoreError, Tried};
 
 const DELIVERIES: &str = "toolloop_webhook_deliveries_total";
 /// How often the outbox is looked at without being told that it has grown.
@@ -66,11 +68,25 @@ impl Webhooks {
     }
 }
 
-impl Runtime {
+/// Sends what stands in the store's outbox.
+pub struct WebhookSender {
+    store: Arc<Store>,
+    /// Absent: there are no webhooks.
+    webhooks: Option<Webhooks>,
+    /// Told when there is something to be sent.
+    outbox: Notify,
+    sending: TaskTracker,
+}
+
+impl WebhookSender {
+    pub(super) fn new(store: Arc<Store>, webhooks: Option<Webhooks>) -> Self {
+        Self { store, webhooks, outbox: Notify::new(), sending: TaskTracker::new() }
+    }
+
     /// The address that a request wants its events sent to.
-    pub(super) fn webhook(&self, url: Option<&str>) -> Result<Option<String>, StartError> {
+    pub(super) fn address(&self, url: Option<&str>) -> Result<Option<String>, StartError> {
         let Some(url) = url else { return Ok(None) };
-        let webhooks = self.inner.settings.webhooks.as_ref().ok_or(StartError::WebhooksDisabled)?;
+        let webhooks = self.webhooks.as_ref().ok_or(StartError::WebhooksDisabled)?;
         let url = webhooks.receivers.read(url).map_err(|message| {
             StartError::InvalidOverride(ValidationError { pointer: "/webhook/url".into(), message })
         })?;
@@ -82,21 +98,38 @@ impl Runtime {
     /// # Errors
     /// [`StartError::WebhooksDisabled`], and where the store fails.
     pub async fn redeliver(&self, tenant: &str, id: Uuid) -> Result<Option<Delivery>, StartError> {
-        if self.inner.settings.webhooks.is_none() {
+        if self.webhooks.is_none() {
             return Err(StartError::WebhooksDisabled);
         }
-        let due = self.inner.store.redeliver(tenant, id).await?;
-        self.inner.outbox.notify_one();
+        let due = self.store.redeliver(tenant, id).await?;
+        self.outbox.notify_one();
         Ok(due)
     }
 
+    /// Notes that there is something to be sent.
+    pub(super) fn outbox_grew(&self) {
+        self.outbox.notify_one();
+    }
+
     /// Sends what is due, until the service stops.
-    pub(super) async fn deliver_webhooks(self) {
-        let Some(webhooks) = self.inner.settings.webhooks.clone() else { return };
+    pub(super) fn start(self: &Arc<Self>, stop: CancellationToken) {
+        if let Some(webhooks) = self.webhooks.clone() {
+            let sender = Arc::clone(self);
+            self.sending.spawn(async move { sender.send(webhooks, stop).await });
+        }
+    }
+
+    /// Waits for what is under way when the service stops.
+    pub(super) async fn stopped(&self) {
+        self.sending.close();
+        self.sending.wait().await;
+    }
+
+    async fn send(self: Arc<Self>, webhooks: Webhooks, stop: CancellationToken) {
         let mut poll = tokio::time::interval(POLL);
         poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut sending = Sending {
-            runtime: self.clone(),
+            sender: Arc::clone(&self),
             webhooks: Arc::new(webhooks),
             lanes: Lanes::default(),
             tries: JoinSet::new(),
@@ -105,9 +138,9 @@ impl Runtime {
         };
         loop {
             tokio::select! {
-                () = self.inner.stop.cancelled() => break,
+                () = stop.cancelled() => break,
                 Some(ended) = sending.tries.join_next_with_id() => sending.ended(ended),
-                () = self.inner.outbox.notified() => {}
+                () = self.outbox.notified() => {}
                 _ = poll.tick() => {}
             }
             if let Err(error) = sending.take_due().await {
@@ -116,86 +149,7 @@ impl Runtime {
         }
         sending.stop().await;
     }
-}
 
-/// What this replica sends now.
-struct Sending {
-    runtime: Runtime,
-    webhooks: Arc<Webhooks>,
-    lanes: Lanes,
-    tries: JoinSet<()>,
-    under_way: HashMap<Id, Delivery>,
-    /// Where the next look at the lanes begins.
-    last_lane: String,
-}
-
-impl Sending {
-    /// Begins as many tries as there is room for.
-    async fn take_due(&mut self) -> Result<(), StoreError> {
-        while let Some(ended) = self.tries.try_join_next_with_id() {
-            self.ended(ended);
-        }
-        let store = Arc::clone(&self.runtime.inner.store);
-        let due = store.due_lanes(&self.last_lane, LANES).await?;
-        for lane in &due {
-            let free = u32::try_from(self.lanes.free(lane)).unwrap_or_default();
-            if free == 0 {
-                continue;
-            }
-            let claimed = store.claim_deliveries(lane, free, HOLD).await?;
-            let runs: BTreeSet<Uuid> = claimed.iter().map(|delivery| delivery.run_id).collect();
-            let runs: Vec<Uuid> = runs.into_iter().collect();
-            let unwanted = match runs.as_slice() {
-                [] => Vec::new(),
-                runs => store.unwanted_runs(runs).await?,
-            };
-            for delivery in claimed {
-                self.lanes.enter(lane);
-                let is_unwanted = unwanted.contains(&delivery.run_id);
-                let (runtime, webhooks) = (self.runtime.clone(), Arc::clone(&self.webhooks));
-                let sent = delivery.clone();
-                let task = self
-                    .tries
-                    .spawn(async move { runtime.deliver(&webhooks, &sent, is_unwanted).await });
-                self.under_way.insert(task.id(), delivery);
-            }
-        }
-        // Behind the last lane the first one is next.
-        let is_end = due.len() < LANES as usize;
-        let was_begun = self.last_lane.is_empty();
-        self.last_lane = due.into_iter().next_back().filter(|_| !is_end).unwrap_or_default();
-        if is_end && !was_begun {
-            self.runtime.inner.outbox.notify_one();
-        }
-        Ok(())
-    }
-
-    fn ended(&mut self, ended: Result<(Id, ()), JoinError>) {
-        let id = ended.map_or_else(|error| error.id(), |(id, ())| id);
-        if let Some(delivery) = self.under_way.remove(&id) {
-            self.lanes.leave(&delivery.lane);
-        }
-    }
-
-    /// Breaks off what takes too long, for others to send.
-    async fn stop(mut self) {
-        let all = async {
-            while let Some(ended) = self.tries.join_next_with_id().await {
-                let id = ended.map_or_else(|error| error.id(), |(id, ())| id);
-                self.under_way.remove(&id);
-            }
-        };
-        let _ = tokio::time::timeout(STOPPING, all).await;
-        self.tries.shutdown().await;
-        for delivery in self.under_way.values() {
-            if let Err(error) = self.runtime.inner.store.release_delivery(delivery).await {
-                tracing::debug!(%error, "a delivery is due again later");
-            }
-        }
-    }
-}
-
-impl Runtime {
     async fn deliver(&self, webhooks: &Webhooks, delivery: &Delivery, is_unwanted: bool) {
         let Some(tried) = self.try_to_deliver(webhooks, delivery, is_unwanted).await else {
             return;
@@ -206,7 +160,7 @@ impl Runtime {
         };
         metrics::counter!(DELIVERIES, "outcome" => outcome).increment(1);
         for _ in 0..SETTLING {
-            match self.inner.store.settle_delivery(delivery, &tried).await {
+            match self.store.settle_delivery(delivery, &tried).await {
                 Ok(()) => break,
                 Err(error) => tracing::debug!(%error, "what became of a delivery is written later"),
             }
@@ -232,7 +186,7 @@ impl Runtime {
             return Some(not_sent(DeliveryStatus::Disabled, why));
         }
         let Delivery { tenant, run_id, seq, .. } = delivery;
-        match self.inner.store.events(tenant, *run_id, seq - 1, 1).await {
+        match self.store.events(tenant, *run_id, seq - 1, 1).await {
             Ok(events) => match events.first().filter(|event| event.seq == *seq) {
                 Some(event) => Some(attempt::attempt(webhooks, delivery, event).await),
                 None => Some(not_sent(DeliveryStatus::Failed, "its event is gone")),
@@ -241,6 +195,83 @@ impl Runtime {
             Err(error) => {
                 tracing::error!(%run_id, %error, "an event cannot be sent");
                 Some(not_sent(DeliveryStatus::Failed, "its event cannot be read"))
+            }
+        }
+    }
+}
+
+/// What this replica sends now.
+struct Sending {
+    sender: Arc<WebhookSender>,
+    webhooks: Arc<Webhooks>,
+    lanes: Lanes,
+    tries: JoinSet<()>,
+    under_way: HashMap<Id, Delivery>,
+    /// Where the next look at the lanes begins.
+    last_lane: String,
+}
+
+impl Sending {
+    /// Begins as many tries as there is room for.
+    async fn take_due(&mut self) -> Result<(), StoreError> {
+        while let Some(ended) = self.tries.try_join_next_with_id() {
+            self.ended(ended);
+        }
+        let store = Arc::clone(&self.sender.store);
+        let due = store.due_lanes(&self.last_lane, LANES).await?;
+        for lane in &due {
+            let free = u32::try_from(self.lanes.free(lane)).unwrap_or_default();
+            if free == 0 {
+                continue;
+            }
+            let claimed = store.claim_deliveries(lane, free, HOLD).await?;
+            let runs: BTreeSet<Uuid> = claimed.iter().map(|delivery| delivery.run_id).collect();
+            let runs: Vec<Uuid> = runs.into_iter().collect();
+            let unwanted = match runs.as_slice() {
+                [] => Vec::new(),
+                runs => store.unwanted_runs(runs).await?,
+            };
+            for delivery in claimed {
+                self.lanes.enter(lane);
+                let is_unwanted = unwanted.contains(&delivery.run_id);
+                let (sender, webhooks) = (Arc::clone(&self.sender), Arc::clone(&self.webhooks));
+                let sent = delivery.clone();
+                let task = self
+                    .tries
+                    .spawn(async move { sender.deliver(&webhooks, &sent, is_unwanted).await });
+                self.under_way.insert(task.id(), delivery);
+            }
+        }
+        // Behind the last lane the first one is next.
+        let is_end = due.len() < LANES as usize;
+        let was_begun = self.last_lane.is_empty();
+        self.last_lane = due.into_iter().next_back().filter(|_| !is_end).unwrap_or_default();
+        if is_end && !was_begun {
+            self.sender.outbox_grew();
+        }
+        Ok(())
+    }
+
+    fn ended(&mut self, ended: Result<(Id, ()), JoinError>) {
+        let id = ended.map_or_else(|error| error.id(), |(id, ())| id);
+        if let Some(delivery) = self.under_way.remove(&id) {
+            self.lanes.leave(&delivery.lane);
+        }
+    }
+
+    /// Breaks off what takes too long, for others to send.
+    async fn stop(mut self) {
+        let all = async {
+            while let Some(ended) = self.tries.join_next_with_id().await {
+                let id = ended.map_or_else(|error| error.id(), |(id, ())| id);
+                self.under_way.remove(&id);
+            }
+        };
+        let _ = tokio::time::timeout(STOPPING, all).await;
+        self.tries.shutdown().await;
+        for delivery in self.under_way.values() {
+            if let Err(error) = self.sender.store.release_delivery(delivery).await {
+                tracing::debug!(%error, "a delivery is due again later");
             }
         }
     }

@@ -14,16 +14,18 @@ use tokio::sync::oneshot;
 
 use super::claimed::{ResumeError, Resumption};
 use super::delegation::{Lineage, Parent, ParentGuard};
-use super::deltas::{listener_of, pieces_for};
+use super::deltas::Followers;
 use super::ownership::OwnedRun;
+use super::rate_limits::CallLimits;
 use super::refused_children::RefusedAgents;
 use super::slots::RunSlot;
 use super::{Follower, Runtime};
 use crate::drivers::{DecisionFields, Driver, Native, React};
+use crate::engine::journal::{Ack, Append};
 use crate::engine::{AppendFailed, Driven, Entry, Journal, Plan, Run, RunControl, State, Stopped};
 use crate::event::{Event, RunEvent};
 use crate::run::{Caller, RunOrigin, TraceContext};
-use crate::store::writer::AppendError;
+use crate::store::writer::{AppendError, Appender};
 use crate::store::{NewRun, RunRecord, RunWrite};
 use crate::tools::executor::{Executor, RunScope};
 use crate::tools::requests::RequestsLeft;
@@ -153,16 +155,20 @@ impl DrivenRun {
             driver,
             control,
             lease: Arc::clone(&runtime.inner.lease),
-            admission: runtime.call_admission(&identity.caller),
-            audience: {
-                let (bus, id) = (Arc::clone(&runtime.inner.bus), identity.new.id);
-                Box::new(move |after| Some(pieces_for(bus.followed(id)?, after)))
-            },
-            listeners: {
-                let (bus, id) = (Arc::clone(&runtime.inner.bus), identity.new.id);
-                Box::new(move |after| listener_of(&bus, id, after))
-            },
-            journal: journal(runtime, &identity, is_new),
+            admission: Box::new(CallLimits {
+                rates: Arc::clone(&runtime.inner.rate_limits),
+                patience: runtime.inner.settings.store_patience,
+                caller: Arc::clone(&identity.caller),
+            }),
+            audience: Box::new(Followers {
+                bus: Arc::clone(&runtime.inner.bus),
+                run: identity.new.id,
+            }),
+            journal: Journal::new(RunAppender {
+                commits: runtime.inner.writer.appender(),
+                new: is_new.then(|| Arc::clone(&identity.new)),
+                identity: identity.clone(),
+            }),
             inputs: Arc::clone(&identity.new.inputs),
             trace: identity.origin.trace,
             state,
@@ -339,15 +345,19 @@ pub(super) fn run_scope(
     }
 }
 
-/// A journal handle that appends to the group-commit writer.
-fn journal(runtime: &Runtime, identity: &RunIdentity, is_new: bool) -> Journal {
-    let identity = identity.clone();
-    let commits = runtime.inner.writer.appender();
-    let mut new = is_new.then(|| Arc::clone(&identity.new));
-    Journal::new(move |entry| {
-        let durable = commits.append(write(&identity, new.take(), entry));
+/// Appends the entries of one run to the group-commit writer.
+struct RunAppender {
+    commits: Appender,
+    identity: RunIdentity,
+    /// The run's row, until it is handed over.
+    new: Option<Arc<NewRun>>,
+}
+
+impl Append for RunAppender {
+    fn append(&mut self, entry: Entry) -> Ack {
+        let durable = self.commits.append(write(&self.identity, self.new.take(), entry));
         Box::pin(durable.map(|outcome| outcome.map_err(failed)))
-    })
+    }
 }
 
 fn failed(error: AppendError) -> AppendFailed {

@@ -97,7 +97,7 @@ impl Run {
         let (attempt, iteration) = (self.state.attempt(), self.state.iteration());
         // Of the answer, in bytes.
         let received = AtomicUsize::new(0);
-        let follower = (self.audience)(self.state.last_seq()).map(|pieces| {
+        let follower = self.audience.pieces(self.state.last_seq()).map(|pieces| {
             let names = &plan.names;
             let received = &received;
             move |delta: Delta| {

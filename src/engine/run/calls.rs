@@ -199,7 +199,7 @@ impl Run {
             }
             of_tool => of_tool,
         };
-        Ok((self.admission)(tool, own).await?)
+        Ok(self.admission.admit(tool, own).await?)
     }
 
     /// The next step, unless the caller's calls are too many in this minute. What the call was judged
@@ -288,7 +288,7 @@ impl Run {
             }
         };
         let mut over = std::pin::pin!(over);
-        let listener = (self.listeners)(self.state.last_seq());
+        let listener = self.audience.listener(self.state.last_seq());
         let requests_left = RequestsLeft::of(self.state.requests_left())
             .shared_by(self.shared.as_ref().map(SharedBudget::requests));
         let files_left = Some(self.state.files_left());

@@ -318,7 +318,7 @@ pub(crate) fn refused_key() -> Problem {
 
 fn refused(app: &App, parts: &Parts, why: Refusal, key: Option<&ApiKeyRecord>) -> Problem {
     let source = parts.extensions.get::<Peer>().map(|peer| peer.0);
-    app.runtime.note_refused_login(why, key, source);
+    app.runtime.logins().note_refused(why, key, source);
     refused_key()
 }
 

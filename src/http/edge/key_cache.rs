@@ -80,7 +80,7 @@ impl CachedKey {
 
     pub(super) fn note_use(&self, runtime: &Runtime) {
         if !self.is_noted.swap(true, Ordering::Relaxed) {
-            runtime.note_key_use(&self.key.id);
+            runtime.logins().note_key_use(&self.key.id);
         }
     }
 }

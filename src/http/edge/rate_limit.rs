@@ -49,7 +49,7 @@ impl FromRequestParts<App> for Admitted {
         }
         let default = app.settings.rate_limit;
         let limit = credential.key.as_ref().map_or(default, |key| limit_of(key, default));
-        let allowance = app.runtime.admit_invocation(&caller.subject, limit).await?;
+        let allowance = app.runtime.rate_limits().admit_invocation(&caller.subject, limit).await?;
         if let Some(headers) = parts.extensions.get::<RateLimitHeaders>() {
             headers.set(limit, &allowance);
         }

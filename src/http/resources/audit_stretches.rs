@@ -88,7 +88,8 @@ pub(crate) async fn list_audit_stretches(
     let page = by_number(&mut params, STRETCHES)?;
     params.finish()?;
     let unsigned_until = unsigned_until.unwrap_or_default();
-    let checked = app.runtime.checked_stretches(&caller.tenant, &page, unsigned_until).await?;
+    let checked =
+        app.runtime.audit_chain().checked_stretches(&caller.tenant, &page, unsigned_until).await?;
     let cursor = |checked: &CheckedStretch| number_cursor(checked.stretch.number);
     Ok(Json(Listing::of(checked, &page, cursor, StretchView::from)))
 }

@@ -189,7 +189,7 @@ pub(crate) async fn replay_policy(
         Some(_) => Some(JUDGING.acquire().await.map_err(|e| Problem::internal(e.to_string()))?),
     };
     let query = query(&app, &name, request).await?;
-    let replay = app.runtime.replay_policy(&caller.tenant, &query).await;
+    let replay = app.runtime.policy_replay().judge(&caller.tenant, &query).await;
     replay.map(|replay| Json(replay.into())).map_err(|error| match error {
         ReplayError::Policy(error) => wrong("/definition", error.to_string()),
         ReplayError::Definition(message) => wrong("/definition", message),

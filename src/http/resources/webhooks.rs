@@ -170,7 +170,7 @@ pub(crate) async fn redeliver_webhook(
 ) -> Result<(StatusCode, Json<DeliveryView>), Problem> {
     params.finish()?;
     let id = Uuid::try_parse(&id).map_err(|_| Problem::not_found("delivery"))?;
-    let delivery = app.runtime.redeliver(&caller.tenant, id).await?;
+    let delivery = app.runtime.webhooks().redeliver(&caller.tenant, id).await?;
     let delivery = delivery.ok_or_else(|| Problem::not_found("delivery"))?;
     Ok((StatusCode::ACCEPTED, Json(delivery.into())))
 }

@@ -11,12 +11,12 @@ use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 
-use super::loaded::call_options;
 use crate::agents::definition::{AfterInterceptor, BeforeInterceptor, Interceptors};
 use crate::agents::{Agent, Definition};
 use crate::bounds::{glob, name};
 use crate::engine::state::State;
 use crate::run::{Delegation, Descendants, StopAction};
+use crate::runtime::loaded::call_options;
 use crate::tools::Defaults;
 use crate::tools::executor::CallOptions;
 

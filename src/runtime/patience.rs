@@ -1,0 +1,39 @@
+//! How long a run under way waits for a store that went away.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::engine::AppendFailed;
+use crate::store::StoreError;
+
+/// How often it is asked again.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Asks the store, again and again while it is away, as long as a run may wait for it.
+pub(super) async fn patiently<T, F>(
+    patience: Duration,
+    ask: impl Fn() -> F,
+) -> Result<T, AppendFailed>
+where
+    F: Future<Output = Result<T, StoreError>>,
+{
+    let until = Instant::now() + patience;
+    let mut has_told = false;
+    loop {
+        match ask().await {
+            Ok(answer) => return Ok(answer),
+            Err(error) if error.is_transient() && Instant::now() < until => {
+                if !std::mem::replace(&mut has_told, true) {
+                    tracing::warn!(%error, "a run's reads and writes wait for the store");
+                }
+                tokio::time::sleep(LOOK).await;
+            }
+            Err(error) if error.is_transient() => return Err(AppendFailed::Unavailable),
+            Err(error) => {
+                tracing::error!(%error, "the store refuses what a run asks it");
+                return Err(AppendFailed::Refused);
+            }
+        }
+    }
+}

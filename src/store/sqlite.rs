@@ -65,6 +65,8 @@ impl Sqlite {
             .synchronous(SqliteSynchronous::Full)
             .busy_timeout(Duration::from_secs(5))
             .foreign_keys(false)
+            // Of the connection that writes: a statement a table and power of two, and small batches.
+            .statement_cache_capacity(256)
             .disable_statement_logging();
         let writer = options.connect().await?;
         let readers = SqlitePoolOptions::new().max_connections(READERS).test_before_acquire(false);

@@ -1,5 +1,7 @@
-//! A batch as two scripts, so that the thread of the connection is asked twice and not once a
-//! statement: the fence, and what follows for the runs that passed it.
+//! A batch as scripts, so that the thread of the connection is asked seldom: two for a small one, the
+//! fence and what follows for the runs that passed it; one a step for a large one. A script is prepared
+//! once a connection, since its text repeats: small batches have few shapes, and the rows of a large
+//! one are filled up to a power of two.
 
 use std::collections::HashSet;
 use std::fmt::Write;
@@ -14,7 +16,9 @@ use crate::store::batch::{Batch, Step};
 use crate::store::sql::{Row, Value};
 
 /// Rows of one statement: under SQLite's limit of 32,766 parameters whatever the table.
-const MAX_ROWS: usize = 500;
+const MAX_ROWS: usize = 256;
+/// Rows of a small batch.
+const SMALL: usize = 16;
 
 /// Several statements that run one after the other.
 #[derive(Default)]
@@ -30,38 +34,55 @@ pub(super) async fn write(
     before: &str,
     after: &str,
 ) -> Result<HashSet<Uuid>, StoreError> {
-    let mut script = Script { text: before.to_owned(), ..Script::default() };
-    for step in batch.fence {
-        script.add(step)?;
-    }
     let mut passed = HashSet::new();
-    for row in script.run(connection).await? {
+    for row in run(connection, before, batch.fence, "").await? {
         passed.insert(Row::Sqlite(row).read("id")?);
     }
-    let mut script = Script::default();
-    for mut step in batch.rest {
+    let mut rest = batch.rest;
+    for step in &mut rest {
         step.keep(&passed);
-        script.add(step)?;
     }
-    script.text.push_str(after);
-    if !script.text.is_empty() {
-        script.run(connection).await?;
-    }
+    run(connection, "", rest, after).await?;
     Ok(passed)
 }
 
+/// Runs steps between two statements; the rows that they return.
+async fn run(
+    connection: &mut SqliteConnection,
+    before: &str,
+    steps: Vec<Step>,
+    after: &str,
+) -> Result<Vec<SqliteRow>, StoreError> {
+    let is_small = steps.iter().map(|step| step.rows.len()).sum::<usize>() <= SMALL;
+    let mut script = Script { text: before.to_owned(), ..Script::default() };
+    let mut returned = Vec::new();
+    for step in steps {
+        script.add(step, is_small)?;
+        if !is_small {
+            returned.extend(std::mem::take(&mut script).run(connection).await?);
+        }
+    }
+    script.text.push_str(after);
+    returned.extend(script.run(connection).await?);
+    Ok(returned)
+}
+
 impl Script {
-    fn add(&mut self, step: Step) -> Result<(), StoreError> {
+    /// `is_exact`: the statements have no more rows than the step.
+    fn add(&mut self, step: Step, is_exact: bool) -> Result<(), StoreError> {
         let names: Vec<&str> = step.columns.iter().map(|column| column.name).collect();
+        let key = if names.contains(&"run_id") { "run_id" } else { "id" };
         let row = format!("(?{})", ", ?".repeat(names.len().saturating_sub(1)));
+        let condition = if step.condition.is_empty() { "true" } else { step.condition };
         let mut rows = step.rows.into_iter().peekable();
         while rows.peek().is_some() {
             let chunk: Vec<Vec<Value>> = rows.by_ref().take(MAX_ROWS).collect();
-            let values = vec![row.as_str(); chunk.len()].join(", ");
-            let condition = if step.condition.is_empty() { "true" } else { step.condition };
+            let written = chunk.len();
+            let filled = if is_exact { written } else { written.next_power_of_two() };
+            let values = vec![row.as_str(); filled].join(", ");
             let _ = writeln!(
                 self.text,
-                "WITH w ({}) AS (VALUES {values}) {} w WHERE {condition} {};",
+                "WITH w ({}) AS (VALUES {values}) {} w WHERE w.{key} IS NOT NULL AND ({condition}) {};",
                 names.join(", "),
                 step.head,
                 step.tail,
@@ -69,11 +90,17 @@ impl Script {
             for value in chunk.into_iter().flatten() {
                 add_value(&mut self.arguments, value)?;
             }
+            for _ in 0..(filled - written) * names.len() {
+                add_value(&mut self.arguments, Value::Int(None))?;
+            }
         }
         Ok(())
     }
 
     async fn run(self, connection: &mut SqliteConnection) -> Result<Vec<SqliteRow>, StoreError> {
+        if self.text.is_empty() {
+            return Ok(Vec::new());
+        }
         let query = sqlx::query_with(AssertSqlSafe(self.text), self.arguments);
         Ok(query.fetch_all(connection).await?)
     }

@@ -17,6 +17,7 @@ on_both! {
     a_gap_is_refused,
     a_taken_id_is_refused,
     one_batch_may_hold_accepted_and_refused_writes,
+    batches_of_any_size_are_written_whole,
     rows_are_what_the_journal_says,
     rows_do_not_depend_on_how_events_are_batched,
     payloads_are_joined_from_the_journal,
@@ -139,6 +140,27 @@ async fn one_batch_may_hold_accepted_and_refused_writes(db: Db) {
     assert_eq!(db.commit_one("me", &taken.start()).await, WriteOutcome::IdTaken);
     assert_eq!(db.journal(gone.id).await.len(), 2);
     assert_eq!(db.journal(mine.id).await.len(), 3);
+}
+
+/// Statements are made for some numbers of rows.
+async fn batches_of_any_size_are_written_whole(db: Db) {
+    for runs in [1, 3, 5, 8, 13, 16, 17, 33, 300] {
+        let mut scripts: Vec<Script> = (0..runs).map(|_| Script::owned()).collect();
+        let mut stories: Vec<_> =
+            scripts.iter_mut().map(|script| full_story(script).into_iter()).collect();
+        let mut expected: Vec<Vec<Event>> = vec![Vec::new(); runs];
+        while let Some(batch) = stories.iter_mut().map(Iterator::next).collect::<Option<Vec<_>>>() {
+            let outcomes = db.store.commit("me", &batch).await.unwrap();
+            assert_eq!(outcomes, vec![WriteOutcome::Committed; runs]);
+            for (journal, write) in expected.iter_mut().zip(batch) {
+                journal.extend(write.events);
+            }
+        }
+        for (script, expected) in scripts.iter().zip(expected).take(20) {
+            assert_eq!(db.journal(script.id).await, expected, "of {runs}");
+            assert_rows_match_the_journal(&db, script).await;
+        }
+    }
 }
 
 /// The rows as the journal says, rebuilt by folding it in one go.

@@ -2,10 +2,10 @@
 //!
 //! One server serves all test processes that run at the same time: the first to come starts it,
 //! each holds a lock while it lives, and a small watchdog stops it some seconds after the last lock
-//! is gone. Its directory stays, so that the next start is quick. Each test gets a database of its
-//! own.
+//! is gone. Each test gets a database of its own, copied from one with the schema.
 
 use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::TcpListener;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
@@ -14,26 +14,30 @@ use std::process::{Command, Stdio};
 
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 use tokio::sync::OnceCell;
+use toolloop::store;
 use uuid::Uuid;
 
 use crate::installing;
 
 static CLUSTER: OnceCell<Cluster> = OnceCell::const_new();
-const PREFIX: &str = "toolloop_test_";
 
 struct Cluster {
     port: u16,
+    /// The name of the database that others are copied from.
+    template: String,
     /// Held for the life of this process; the watchdog waits for it.
     _in_use: File,
 }
 
-/// The URL of a new, empty database.
+/// The URL of a new database that has the schema, and no rows.
 pub(crate) async fn fresh_database() -> String {
     let cluster = CLUSTER.get_or_init(Cluster::join).await;
-    let name = format!("{PREFIX}{}", Uuid::now_v7().simple());
-    let mut admin = cluster.admin().await;
-    admin.execute(AssertSqlSafe(format!("CREATE DATABASE {name}"))).await.unwrap();
-    format!("postgres://postgres@127.0.0.1:{}/{name}", cluster.port)
+    cluster.database(&cluster.template).await
+}
+
+/// The URL of a new database without anything.
+pub(crate) async fn empty_database() -> String {
+    CLUSTER.get_or_init(Cluster::join).await.database("template0").await
 }
 
 /// A server of one test's own, which may go away and come back.
@@ -88,28 +92,59 @@ impl Cluster {
         in_use.lock_shared().unwrap();
         let starting = open(&server.home.join("starting"));
         starting.lock().unwrap();
-        if let Some(port) = server.running() {
-            return Self { port, _in_use: in_use };
+        let running = server.running();
+        let port = running.unwrap_or_else(|| server.start());
+        if running.is_none() {
+            server.watch();
         }
-        let cluster = Self { port: server.start(), _in_use: in_use };
-        server.watch();
-        let mut admin = cluster.admin().await;
-        let left: Vec<String> =
-            sqlx::query_scalar("SELECT datname FROM pg_database WHERE starts_with(datname, $1)")
-                .bind(PREFIX)
-                .fetch_all(&mut admin)
-                .await
-                .unwrap();
-        for name in left {
-            admin.execute(AssertSqlSafe(format!("DROP DATABASE {name}"))).await.unwrap();
-        }
+        let schema = include_str!("../../migrations/postgres/0001_schema.sql");
+        let mut hasher = DefaultHasher::new();
+        schema.hash(&mut hasher);
+        let template = format!("toolloop_schema_{:x}", hasher.finish());
+        let cluster = Self { port, template, _in_use: in_use };
+        cluster.make_template().await;
         cluster
     }
 
+    /// Another process may have made it.
+    async fn make_template(&self) {
+        let mut admin = self.admin().await;
+        let is_there: bool =
+            sqlx::query_scalar("SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)")
+                .bind(&self.template)
+                .fetch_one(&mut admin)
+                .await
+                .unwrap();
+        if is_there {
+            return;
+        }
+        let making = format!("{}_making", self.template);
+        for sql in [
+            format!("DROP DATABASE IF EXISTS {making}"),
+            format!("CREATE DATABASE {making} TEMPLATE template0"),
+        ] {
+            admin.execute(AssertSqlSafe(sql)).await.unwrap();
+        }
+        let store = store::open(&self.url(&making), 1, false).await.unwrap();
+        store.migrate().await.unwrap();
+        store.close().await;
+        let rename = format!("ALTER DATABASE {making} RENAME TO {}", self.template);
+        admin.execute(AssertSqlSafe(rename)).await.unwrap();
+    }
+
+    async fn database(&self, template: &str) -> String {
+        let name = format!("toolloop_test_{}", Uuid::now_v7().simple());
+        let create = format!("CREATE DATABASE {name} TEMPLATE {template}");
+        self.admin().await.execute(AssertSqlSafe(create)).await.unwrap();
+        self.url(&name)
+    }
+
+    fn url(&self, database: &str) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/{database}", self.port)
+    }
+
     async fn admin(&self) -> PgConnection {
-        PgConnection::connect(&format!("postgres://postgres@127.0.0.1:{}/postgres", self.port))
-            .await
-            .unwrap()
+        PgConnection::connect(&self.url("postgres")).await.unwrap()
     }
 }
 
@@ -174,34 +209,20 @@ impl Server {
         pid_file.lines().nth(3).filter(|_| status.success())?.parse().ok()
     }
 
+    /// Starts it with a new directory: what tests have left is deleted faster than dropped.
     fn start(&self) -> u16 {
+        // Somebody may take the port before the server does; hence three tries.
         for _ in 0..3 {
-            if !self.data().join("PG_VERSION").exists() {
-                let mut init = self.command("initdb");
-                init.args([
-                    "-U",
-                    "postgres",
-                    "-A",
-                    "trust",
-                    "-E",
-                    "UTF8",
-                    "--locale=C",
-                    "--no-sync",
-                    "-D",
-                ]);
-                assert!(
-                    init.arg(self.data()).status().unwrap().success(),
-                    "initdb failed in {}",
-                    self.home.display()
-                );
-            }
-            // Somebody may take the port before the server does; hence three tries.
+            let _ = fs::remove_dir_all(self.data());
+            let mut init = self.command("initdb");
+            init.args(["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]);
+            init.arg("-D").arg(self.data());
+            let is_made = init.status().unwrap().success();
+            assert!(is_made, "initdb failed in {}", self.home.display());
             let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
             if self.start_on(port) {
                 return port;
             }
-            // Killed in the middle of something, most likely: nothing in it is worth keeping.
-            let _ = fs::remove_dir_all(self.data());
         }
         panic!("PostgreSQL does not start, see {}", self.home.join("log").display());
     }

@@ -177,7 +177,7 @@ async fn a_heartbeat_connection_that_goes_silent_costs_no_lease() {
 
 #[tokio::test]
 async fn through_a_transaction_pooler_replicas_find_everything_by_asking() {
-    let url = postgres_cluster::fresh_database().await;
+    let url = postgres_cluster::empty_database().await;
     let pooled = || setup().config("[database]\ntransaction_pooler = true");
     let dir = tempfile::tempdir().unwrap();
     let mut migrate = command(dir.path());

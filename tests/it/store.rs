@@ -431,7 +431,7 @@ async fn a_second_process_on_the_same_file_is_refused() {
 
 #[tokio::test]
 async fn a_store_that_is_not_migrated_does_not_answer_pings() {
-    for url in [fresh_sqlite(), (TempDir::new().unwrap(), postgres_cluster::fresh_database().await)]
+    for url in [fresh_sqlite(), (TempDir::new().unwrap(), postgres_cluster::empty_database().await)]
     {
         let store = store::open(&url.1, 10, false).await.unwrap();
         assert!(store.ping().await.is_err());

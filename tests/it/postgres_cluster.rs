@@ -248,12 +248,14 @@ impl Server {
         let _ = stop.status();
     }
 
-    /// Stops the server when no test process has been there for a while.
+    /// Stops the server when no test process has been there for a while, and deletes its data.
     fn watch(&self) {
         let script = r#"(
             while sleep 15; do
                 "$1" -D "$2" status || exit
-                flock --nonblock --exclusive "$3" "$1" -D "$2" -m fast stop && exit
+                flock --nonblock --exclusive "$3" /bin/sh -c '
+                    "$1" -D "$2" -m immediate stop && rm -rf "$2"
+                ' sh "$1" "$2" && exit
             done
         ) &"#;
         let mut watchdog = self.command("/bin/sh");

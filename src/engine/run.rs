@@ -49,7 +49,7 @@ const MAY_LAG: usize = 1;
 /// Who takes the pieces of one answer; dropping it passes on what is left.
 pub type Pieces = Box<dyn Fn(ModelDelta) + Send + Sync>;
 
-/// Asked before a model call whether anybody follows the run. Pieces of the answer belong behind
+/// Asked before a model call whether anybody follows the run, or is expected to. Pieces of the answer belong behind
 /// the event of the given number, which may not be durable yet.
 pub type Audience = Box<dyn Fn(i64) -> Option<Pieces> + Send + Sync>;
 

@@ -6,7 +6,7 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures::FutureExt;
@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 
 use super::claimed::{ResumeError, Resumption};
 use super::delegation::{Lineage, Parent, ParentGuard};
-use super::deltas::{listener_of, pieces_for};
+use super::deltas::{listener_of, pieces_for, pieces_for_later};
 use super::ownership::OwnedRun;
 use super::refused_children::RefusedAgents;
 use super::slots::RunSlot;
@@ -126,6 +126,8 @@ impl DrivenRun {
                 Arc::new(RunOrigin { is_observed: true, ..RunOrigin::clone(&identity.origin) });
         }
         let is_new = state.last_seq() == 0 && identity.epoch == 1;
+        // Who queues a run often follows it a moment later, when its first answer is being written.
+        let is_from_queue = !is_new && state.started_at().is_none() && !identity.origin.is_child;
         let driver = driver(&plan);
         let workspace = workspace.of_run(identity.new.id, identity.epoch);
         let directory = workspace.directory();
@@ -156,7 +158,14 @@ impl DrivenRun {
             admission: runtime.call_admission(&identity.caller),
             audience: {
                 let (bus, id) = (Arc::clone(&runtime.inner.bus), identity.new.id);
-                Box::new(move |after| Some(pieces_for(bus.followed(id)?, after)))
+                let expects_readers = AtomicBool::new(is_from_queue);
+                Box::new(move |after| {
+                    let is_first = expects_readers.swap(false, Ordering::Relaxed);
+                    match bus.followed(id) {
+                        Some(channel) => Some(pieces_for(channel, after)),
+                        None => is_first.then(|| pieces_for_later(Arc::clone(&bus), id, after)),
+                    }
+                })
             },
             listeners: {
                 let (bus, id) = (Arc::clone(&runtime.inner.bus), identity.new.id);

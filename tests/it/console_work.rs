@@ -240,7 +240,8 @@ async fn a_new_file_is_shown_as_new_and_newer_keys_by_their_names() {
     browser.until("document.querySelector('.changes .what')?.innerText === 'new'").await;
     browser.until_text("Goes on: what it waited for is there").await;
     assert!(!browser.text().await.contains("after a restart"));
-    browser.until_text("by day-shift").await;
+    let told = "document.querySelector('.timeline').textContent.includes('by day-shift')";
+    browser.until(told).await;
     browser.screenshot("run-after-approval").await;
 
     // The names of keys were asked for before this one was made.

@@ -16,6 +16,7 @@ use super::definition::{
     CommandRule, CommandsSection, DenyRule, GovernanceSection, NetworkSection, PathsSection,
 };
 use super::directories::{directory_of, sha256_hex};
+use super::mistakes::with_section;
 use super::prompt::{PromptError, Templates};
 use super::rules::Rules;
 use super::yaml::{self, DefinitionError};
@@ -51,7 +52,7 @@ impl Agent {
     /// # Errors
     /// What is wrong, with line, column and key.
     pub fn from_yaml(name: &str, text: &str) -> Result<Self, DefinitionError> {
-        let definition: Definition = yaml::read(text)?;
+        let definition: Definition = yaml::read(text).map_err(with_section)?;
         let json = serde_json::to_string(&definition)
             .map_err(|e| DefinitionError::at("", e.to_string()))?;
         if definition.name != name {

@@ -128,8 +128,8 @@ impl Catalogue {
         *self.outdated.write() = outdated;
     }
 
-    /// All that is wrong with a definition's file, as far as it can be told without the others; the
-    /// loader stops at the first mistake. Nothing for other files, and for those that load.
+    /// All that is wrong with a definition's file; the loader stops at the first mistake. Nothing for
+    /// other files, and for those that load.
     pub fn mistakes(&self, file: &str) -> Vec<DefinitionError> {
         let path = Path::new(file);
         let is_of_agent = path.components().count() == 1;
@@ -137,7 +137,13 @@ impl Catalogue {
         let Some((stem, Ok(text))) = stem.map(|stem| (stem, self.text_of(file))) else {
             return Vec::new();
         };
-        mistakes::all(stem, &text, |agent| self.check_outside(&agent.definition))
+        let state = self.state();
+        let stems = state.files.keys().filter_map(|file| file.rsplit_once('.'));
+        let there: BTreeSet<String> = stems.map(|(stem, _)| stem.to_owned()).collect();
+        mistakes::all(stem, &text, |agent| {
+            self.check_outside(&agent.definition)?;
+            missing_agent(&agent.definition, &there).map_or(Ok(()), Err)
+        })
     }
 
     /// Reads what changed since the last look. Blocks on the file system.
@@ -252,15 +258,7 @@ impl Catalogue {
 
     /// What is wrong with a file whose agent leaves work to one that is not there.
     fn names_missing_agent(&self, file: &str, agent: &Agent, there: &BTreeSet<String>) -> String {
-        let is_missing =
-            |tool: &String| Delegation::of_tool(tool).is_some_and(|it| !there.contains(it.agent()));
-        let tools = &agent.definition.tools;
-        let index = tools.iter().position(is_missing).unwrap_or_default();
-        let name = tools.get(index).and_then(|tool| Delegation::of_tool(tool));
-        let name = name.map(Delegation::agent).unwrap_or_default();
-        let others = there.iter().filter(|other| **other != agent.definition.name);
-        let message = missing("agent", name, others.cloned());
-        let error = DefinitionError::at(format!("tools[{index}]"), message);
+        let Some(error) = missing_agent(&agent.definition, there) else { return String::new() };
         match std::fs::read_to_string(self.dir.join(file)) {
             Ok(text) => error.located_in(&text).to_string(),
             Err(_) => error.to_string(),
@@ -351,6 +349,20 @@ impl Catalogue {
     fn replace(&self, state: State) {
         *self.state.write() = Arc::new(state);
     }
+}
+
+/// A complaint about the first agent that a definition leaves work to and that is not there.
+fn missing_agent(definition: &Definition, there: &BTreeSet<String>) -> Option<DefinitionError> {
+    let missing_name = |tool: &String| {
+        Delegation::of_tool(tool)
+            .map(|it| it.agent().to_owned())
+            .filter(|name| !there.contains(name))
+    };
+    let mut names = definition.tools.iter().map(missing_name).enumerate();
+    let (index, name) = names.find_map(|(index, name)| Some((index, name?)))?;
+    let others = there.iter().filter(|other| **other != definition.name);
+    let message = missing("agent", &name, others.cloned());
+    Some(DefinitionError::at(format!("tools[{index}]"), message))
 }
 
 /// That something is not there, and what is.

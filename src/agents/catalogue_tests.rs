@@ -332,6 +332,18 @@ fn agents_may_name_one_another_and_must_be_there() {
     assert_eq!(names(), ["far", "near", "ping", "pong"], "what was good stays");
     assert!(catalogue.refresh().is_empty());
 
+    naming("two", "agent:nobody', 'agent:pung").unwrap();
+    catalogue.refresh();
+    let told: Vec<_> = catalogue.mistakes("two.yaml").iter().map(ToString::to_string).collect();
+    let all = "there are: far, near, ping, pong";
+    let expected = [
+        format!("line 4, column 9: tools[0]: there is no agent named \"nobody\"; {all}"),
+        format!(
+            "line 4, column 25: tools[1]: there is no agent named \"pung\" (did you mean \"ping\"?); {all}"
+        ),
+    ];
+    assert_eq!(told, expected);
+
     let itself = "name: narcissus\nmodel: a/b\ntools: ['agent:narcissus']\n";
     assert!(Agent::from_yaml("narcissus", itself).unwrap_err().to_string().contains("to itself"));
 }

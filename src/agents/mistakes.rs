@@ -1,11 +1,19 @@
 //! All mistakes in a definition that does not load, for `toolloop check`, and all examples of its
 //! rules that fail.
 
+use std::sync::LazyLock;
+
 use serde_json::Value;
 
-use super::{Agent, DefinitionError};
+use super::{Agent, Definition, DefinitionError};
 use crate::bounds::mistakes::{self, Rest};
+use crate::bounds::nearest::nearest;
 use crate::bounds::yaml;
+
+/// Keys of one name in different sections, at most, that are told.
+const MOST_PLACES: usize = 3;
+/// Sections within sections.
+const DEEPEST: usize = 4;
 
 /// What is wrong with a file, each with its place in it; nothing where it loads.
 pub(super) fn all(
@@ -23,6 +31,70 @@ fn instead(stem: &str, key: &str) -> Option<String> {
         "name" => Some(stem.to_owned()),
         "model" => Some("scripted/x".to_owned()),
         _ => None,
+    }
+}
+
+/// The paths of all keys of a definition, without those in lists and tables of free names.
+static KEYS: LazyLock<Vec<String>> = LazyLock::new(|| {
+    let schema = schemars::schema_for!(Definition).to_value();
+    let mut keys = Vec::new();
+    collect_keys(&schema, &schema, "", &mut keys);
+    keys.sort_unstable_by(|a, b| depth(a).cmp(&depth(b)).then_with(|| a.cmp(b)));
+    keys.dedup();
+    keys
+});
+
+fn depth(key: &str) -> usize {
+    key.matches('.').count()
+}
+
+fn collect_keys(root: &Value, at: &Value, section: &str, keys: &mut Vec<String>) {
+    let definition = at["$ref"].as_str().and_then(|path| root.pointer(path.strip_prefix('#')?));
+    if let Some(definition) = definition {
+        collect_keys(root, definition, section, keys);
+    }
+    for choice in ["anyOf", "oneOf", "allOf"] {
+        for inner in at[choice].as_array().into_iter().flatten() {
+            collect_keys(root, inner, section, keys);
+        }
+    }
+    // What a schema holds that is itself in a definition is its author's.
+    let is_schema = section == "inputs" || section.ends_with("schema");
+    if is_schema || depth(section) + 1 == DEEPEST {
+        return;
+    }
+    for (name, inner) in at["properties"].as_object().into_iter().flatten() {
+        let key = if section.is_empty() { name.clone() } else { format!("{section}.{name}") };
+        collect_keys(root, inner, &key, keys);
+        keys.push(key);
+    }
+}
+
+/// The complaint about an unknown key, with the section around or beneath it that has a key of such a
+/// name.
+pub(super) fn with_section(error: DefinitionError) -> DefinitionError {
+    let told = || {
+        let (name, rest) =
+            error.message.strip_prefix("unknown key `")?.split_once("`, expected ")?;
+        let section = error.key.strip_suffix(name)?;
+        let near = || {
+            KEYS.iter().filter_map(|key| {
+                let last = key.rsplit('.').next()?;
+                let other = key.strip_suffix(last)?;
+                (section.starts_with(other) || other.starts_with(section)).then_some((last, key))
+            })
+        };
+        let is_there = near().any(|(last, _)| last == name);
+        let meant = if is_there { name } else { nearest(name, near().map(|(last, _)| last))? };
+        let places = near().filter(|(last, _)| *last == meant);
+        let places: Vec<String> = places.map(|(_, key)| format!("`{key}`")).collect();
+        (places.len() <= MOST_PLACES).then(|| {
+            format!("unknown key `{name}` (did you mean {}?), expected {rest}", places.join(" or "))
+        })
+    };
+    match told() {
+        Some(message) => DefinitionError { message, ..error },
+        None => error,
     }
 }
 
@@ -101,6 +173,34 @@ mod tests {
             assert!(told.iter().any(|line| line.starts_with(start)), "{start}\n{told:#?}");
         }
         assert_eq!(told.len(), starts.len(), "{told:#?}");
+    }
+
+    #[test]
+    fn a_key_in_the_wrong_section_and_a_wrong_kind_of_value_are_told_in_plain_words() {
+        let told = told(
+            "name: ab\nmodel: m/x\ntemprature: 1\nstop_conditions: []\nmax_iterations: 5\ncolour: red\ntools: file_ops\n\
+             governance: {autonomy: [full], budget: {max_tokens: 1}, paths: x}\nlimits: {max_attempts: many}\n",
+        );
+        let starts = [
+            "line 3, column 1: temprature: unknown key `temprature` (did you mean `sampling.temperature` or `react.final_sampling.temperature`?), expected one of",
+            "line 4, column 1: stop_conditions: unknown key `stop_conditions` (did you mean `governance.budget.stop_conditions`?)",
+            "line 5, column 1: max_iterations: unknown key `max_iterations` (did you mean `limits.max_iterations` or `governance.budget.max_iterations`?)",
+            "line 6, column 1: colour: unknown key `colour`, expected one of",
+            "line 7, column 1: tools: must be a list",
+            "line 8, column 14: governance.autonomy: must be a name, or a section with one key",
+            "line 8, column 41: governance.budget.max_tokens: unknown key `max_tokens`, expected one of max_iterations",
+            "line 8, column 57: governance.paths: must be a section of keys",
+            "line 9, column 10: limits.max_attempts: must be a whole number, not less than 0",
+        ];
+        for start in starts {
+            assert!(told.iter().any(|line| line.starts_with(start)), "{start}\n{told:#?}");
+        }
+        assert_eq!(told.len(), starts.len(), "{told:#?}");
+        let twice =
+            all("ab", "name: ab\nmodel: m/x\nlimits: {max_attempts: 1, max_attempts: 2}\n", |_| {
+                Ok(())
+            });
+        assert_eq!(twice[0].to_string(), "line 3, column 27: limits.max_attempts: is given twice");
     }
 
     #[test]

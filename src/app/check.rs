@@ -108,10 +108,14 @@ pub fn told(unset: &UnsetVariables) -> impl Iterator<Item = String> {
 
 /// A problem, and what else is wrong with its file.
 fn every_mistake(agents: &Catalogue, problem: DefinitionProblem) -> Vec<DefinitionProblem> {
-    let mistakes = agents.mistakes(&problem.file);
-    let others = mistakes.iter().map(ToString::to_string).filter(|error| *error != problem.error);
-    let others: Vec<DefinitionProblem> =
-        others.map(|error| DefinitionProblem { file: problem.file.clone(), error }).collect();
+    let others = agents.mistakes(&problem.file).into_iter().filter_map(|mistake| {
+        let error = mistake.to_string();
+        let place = error.strip_suffix(&mistake.message).filter(|place| !place.is_empty());
+        let is_told =
+            place.map_or(problem.error == error, |place| problem.error.starts_with(place));
+        (!is_told).then(|| DefinitionProblem { file: problem.file.clone(), error })
+    });
+    let others: Vec<DefinitionProblem> = others.collect();
     std::iter::once(problem).chain(others).collect()
 }
 

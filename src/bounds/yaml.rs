@@ -44,8 +44,36 @@ pub fn read<T: DeserializeOwned>(yaml: &str) -> Result<T, YamlError> {
         let place = error.location().map(|l| (l.line(), l.column()));
         // `value` is where `Spanned` keeps what it wraps.
         let key = track.path().to_string().replace("].value", "]");
-        YamlError { place, key: if key == "." { String::new() } else { key }, message, placed }
+        let key = if key == "." { String::new() } else { key };
+        let (key, message) = plain(key, message);
+        YamlError { place, key, message, placed }
     })
+}
+
+/// The parser's words for what people meet most, as one would say them.
+fn plain(key: String, message: String) -> (String, String) {
+    let twice =
+        message.strip_prefix("duplicate mapping key `").and_then(|rest| rest.split_once('`'));
+    if let (Some((name, _)), Some(section)) = (twice, key.strip_suffix('?')) {
+        return (format!("{section}{name}"), "is given twice".to_owned());
+    }
+    let wanted = match message.as_str() {
+        "expected sequence start" => "must be a list",
+        "expected mapping start" => "must be a section of keys",
+        "expected string scalar" => "must be a text",
+        "externally tagged enum expected scalar or mapping" => {
+            "must be a name, or a section with one key"
+        }
+        _ => match message.strip_prefix("invalid ") {
+            Some("u8" | "u16" | "u32" | "u64" | "usize") => {
+                "must be a whole number, not less than 0"
+            }
+            Some("i8" | "i16" | "i32" | "i64" | "isize") => "must be a whole number",
+            Some("f32" | "f64") => "must be a number",
+            _ => return (key, message),
+        },
+    };
+    (key, wanted.to_owned())
 }
 
 /// The message with the name that was probably meant, where it lists the known ones.

@@ -52,7 +52,7 @@ pub type Pieces = Box<dyn Fn(ModelDelta) + Send + Sync>;
 /// Those who follow a run. What they are told belongs behind the event of the given number, which
 /// may not be durable yet.
 pub trait Audience: Send + Sync {
-    /// Who takes the pieces of the next answer, where anybody follows the run.
+    /// Who takes the pieces of the next answer, where anybody follows the run or is expected to.
     fn pieces(&self, after: i64) -> Option<Pieces>;
 
     /// Who is told how the next calls of tools get on.

@@ -3,10 +3,12 @@
 //!
 //! A fast model writes hundreds of pieces a second; readers get a batch every [`BATCH`]. An event
 //! that comes before an answer may still be on its way to the disk: the pieces wait for it, and where
-//! the whole answer is there first, the channel publishes them behind that event. Secrets are taken
+//! the whole answer is there first, the channel publishes them behind that event. Where readers are
+//! expected, who come while the answer is written, they get it from its beginning. Secrets are taken
 //! out here, where the pieces are still in order.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -24,9 +26,28 @@ const BATCH: Duration = Duration::from_millis(20);
 /// How soon it is looked again whether the event before the answer is durable.
 const SOON: Duration = Duration::from_millis(1);
 
+/// Bytes of an answer that are kept for readers who may still come.
+const MOST_KEPT: usize = 64 * 1024;
+
+/// Who reads an answer.
+enum Readers {
+    There(Arc<Channel>),
+    /// They may come.
+    Expected(Arc<Bus>, Uuid),
+}
+
+impl Readers {
+    fn channel(&self) -> Option<Arc<Channel>> {
+        match self {
+            Self::There(channel) => Some(Arc::clone(channel)),
+            Self::Expected(bus, run) => bus.followed(*run),
+        }
+    }
+}
+
 /// The pieces of one answer.
 struct Batch {
-    channel: Arc<Channel>,
+    readers: Readers,
     /// The number of the event that comes before them.
     after: i64,
     gathered: Mutex<Gathered>,
@@ -38,6 +59,10 @@ struct Gathered {
     /// The piece before, whose text may wait for more.
     last: Option<ModelDelta>,
     redactor: secrets::Pieces,
+    /// Bytes of the answer so far.
+    bytes: usize,
+    /// Nobody came before it was too large to be kept: who comes gets the whole answer at its end.
+    is_given_up: bool,
     /// Whether a task is under way that will pass them on.
     is_timed: bool,
 }
@@ -48,6 +73,7 @@ impl Gathered {
             self.finish();
         }
         if let Some(text) = delta.text_mut() {
+            self.bytes += text.len();
             *text = self.redactor.push(text);
         }
         self.last = Some(delta.emptied());
@@ -79,14 +105,27 @@ impl Gathered {
 
 /// Those who follow a run on this replica.
 pub(super) struct Followers {
-    pub(super) bus: Arc<Bus>,
-    pub(super) run: Uuid,
+    bus: Arc<Bus>,
+    run: Uuid,
+    /// Whether readers are expected who come while the next answer is written.
+    are_expected: AtomicBool,
+}
+
+impl Followers {
+    pub(super) fn new(bus: Arc<Bus>, run: Uuid, are_expected: bool) -> Self {
+        Self { bus, run, are_expected: AtomicBool::new(are_expected) }
+    }
 }
 
 impl Audience for Followers {
     fn pieces(&self, after: i64) -> Option<Pieces> {
-        let channel = self.bus.followed(self.run)?;
-        let batch = Flushed(Arc::new(Batch { channel, after, gathered: Mutex::default() }));
+        let are_expected = self.are_expected.swap(false, Ordering::Relaxed);
+        let readers = match self.bus.followed(self.run) {
+            Some(channel) => Readers::There(channel),
+            None if are_expected => Readers::Expected(Arc::clone(&self.bus), self.run),
+            None => return None,
+        };
+        let batch = Flushed(Arc::new(Batch { readers, after, gathered: Mutex::default() }));
         Some(Box::new(move |delta| batch.0.take(delta)))
     }
 
@@ -103,35 +142,52 @@ impl Audience for Followers {
 impl Batch {
     fn take(self: &Arc<Self>, delta: ModelDelta) {
         let mut gathered = self.lock();
+        if gathered.is_given_up {
+            return;
+        }
         gathered.add(delta);
-        if !gathered.is_timed && !gathered.deltas.is_empty() {
-            gathered.is_timed = true;
-            self.pass_on(&mut gathered);
-            tokio::spawn(Arc::clone(self).keep_time());
+        if gathered.is_timed || gathered.deltas.is_empty() {
+            return;
+        }
+        match self.readers.channel() {
+            Some(channel) => {
+                gathered.is_timed = true;
+                self.pass_on(&channel, &mut gathered);
+                tokio::spawn(Arc::clone(self).keep_time());
+            }
+            None if gathered.bytes > MOST_KEPT => {
+                *gathered = Gathered { is_given_up: true, ..Gathered::default() };
+            }
+            None => {}
         }
     }
 
     async fn keep_time(self: Arc<Self>) {
         loop {
-            tokio::time::sleep(if self.may_pass() { BATCH } else { SOON }).await;
+            let may_pass = self.readers.channel().is_none_or(|channel| self.may_pass(&channel));
+            tokio::time::sleep(if may_pass { BATCH } else { SOON }).await;
             let mut gathered = self.lock();
-            if gathered.deltas.is_empty() {
-                gathered.is_timed = false;
-                return;
+            match self.readers.channel() {
+                Some(channel) if !gathered.deltas.is_empty() => {
+                    self.pass_on(&channel, &mut gathered);
+                }
+                _ => {
+                    gathered.is_timed = false;
+                    return;
+                }
             }
-            self.pass_on(&mut gathered);
         }
     }
 
     /// Whether what comes before the pieces has been told.
-    fn may_pass(&self) -> bool {
-        self.channel.last() >= self.after
+    fn may_pass(&self, channel: &Channel) -> bool {
+        channel.last() >= self.after
     }
 
     /// Under the lock, so that pieces stay in order.
-    fn pass_on(&self, gathered: &mut Gathered) {
-        if self.may_pass() {
-            self.channel.publish_deltas(gathered.deltas.drain(..));
+    fn pass_on(&self, channel: &Channel, gathered: &mut Gathered) {
+        if self.may_pass(channel) {
+            channel.publish_deltas(gathered.deltas.drain(..));
         }
     }
 
@@ -148,8 +204,45 @@ impl Drop for Flushed {
         let mut gathered = self.0.lock();
         gathered.finish();
         let rest = std::mem::take(&mut gathered.deltas);
-        if !rest.is_empty() {
-            self.0.channel.publish_answer(self.0.after, rest);
+        if !rest.is_empty()
+            && let Some(channel) = self.0.readers.channel()
+        {
+            channel.publish_answer(self.0.after, rest);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Piece;
+    use crate::runtime::StreamItem;
+
+    fn text(text: &str) -> ModelDelta {
+        ModelDelta { attempt: 1, iteration: 1, piece: Piece::Text(text.to_owned()) }
+    }
+
+    #[tokio::test]
+    async fn who_comes_later_gets_an_answer_from_its_beginning_unless_it_is_long() {
+        let bus = Arc::new(Bus::default());
+        for (size, expected) in [(10, 12), (MOST_KEPT, 0)] {
+            let run = Uuid::from_u128(u128::try_from(size).unwrap());
+            let pieces = Followers::new(Arc::clone(&bus), run, true).pieces(3).unwrap();
+            pieces(text(&"a ".repeat(size / 2)));
+            pieces(text("b"));
+            let (channel, _) = bus.channel("t", run, 3);
+            let mut reader = channel.subscribe();
+            pieces(text("c"));
+            drop(pieces);
+            let mut told = String::new();
+            while let Ok(published) = reader.try_recv() {
+                if let StreamItem::Delta(_, ModelDelta { piece: Piece::Text(text), .. }) =
+                    &published.item
+                {
+                    told += text;
+                }
+            }
+            assert_eq!(told.len(), expected);
         }
     }
 }

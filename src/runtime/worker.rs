@@ -128,6 +128,8 @@ impl DrivenRun {
                 Arc::new(RunOrigin { is_observed: true, ..RunOrigin::clone(&identity.origin) });
         }
         let is_new = state.last_seq() == 0 && identity.epoch == 1;
+        // Who queues a run often follows it a moment later, when its first answer is being written.
+        let is_from_queue = !is_new && state.started_at().is_none() && !identity.origin.is_child;
         let driver = driver(&plan);
         let workspace = workspace.of_run(identity.new.id, identity.epoch);
         let directory = workspace.directory();
@@ -160,10 +162,11 @@ impl DrivenRun {
                 patience: runtime.inner.settings.store_patience,
                 caller: Arc::clone(&identity.caller),
             }),
-            audience: Box::new(Followers {
-                bus: Arc::clone(&runtime.inner.bus),
-                run: identity.new.id,
-            }),
+            audience: Box::new(Followers::new(
+                Arc::clone(&runtime.inner.bus),
+                identity.new.id,
+                is_from_queue,
+            )),
             journal: Journal::new(RunAppender {
                 commits: runtime.inner.writer.appender(),
                 new: is_new.then(|| Arc::clone(&identity.new)),

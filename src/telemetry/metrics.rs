@@ -91,8 +91,8 @@ pub(super) struct Metrics {
 /// Millionths of a US dollar, by agent and model.
 type Cost = BTreeMap<(String, String), u64>;
 
-/// A metric with one label whose values are known only at run time (or two, as `provider/model`), and
-/// further labels `Rest`.
+/// A metric with one label whose values are known only at run time (or more, as `provider/model` or
+/// `agent/provider/model`), and further labels `Rest`.
 struct Family<Rest, Handle> {
     made: RwLock<HashMap<String, HashMap<Rest, Handle>>>,
     make: fn(&str, &Rest) -> Handle,
@@ -134,13 +134,15 @@ impl Metrics {
                 counter!(PROGRAM_REQUESTS, vec![named("tool", tool), fixed("outcome", outcome)])
             }),
             model_calls: Family::new(|name, outcome| {
-                counter!(MODEL_CALLS, of_model(name, Some(fixed("outcome", outcome))))
+                counter!(MODEL_CALLS, of_model(name, [fixed("outcome", outcome)]))
             }),
             model_call_duration: Family::new(|name, ()| {
-                histogram!(MODEL_CALL_DURATION, of_model(name, None))
+                histogram!(MODEL_CALL_DURATION, of_model(name, []))
             }),
             tokens: Family::new(|name, kind| {
-                counter!(TOKENS, of_model(name, Some(fixed("kind", kind))))
+                let (agent, model) = name.split_once('/').unwrap_or((name, name));
+                let more = [named("agent", agent), fixed("kind", kind)];
+                counter!(TOKENS, of_model(model, more))
             }),
             cost: Mutex::default(),
             gate_decisions: Family::new(|rule, decision| {
@@ -238,6 +240,7 @@ impl Metrics {
     /// tokens of the output.
     fn add_usage(&self, origin: &RunOrigin, (provider, model): (&str, &str), usage: &Usage) {
         let name = self.label(provider, model);
+        let of_agent = format!("{}/{name}", origin.agent);
         for (kind, tokens) in [
             ("input", usage.input_tokens),
             ("output", usage.output_tokens),
@@ -245,7 +248,7 @@ impl Metrics {
             ("cache_write", usage.cache_write_tokens),
             ("reasoning", usage.reasoning_tokens),
         ] {
-            self.tokens.of(&name, kind).increment(tokens);
+            self.tokens.of(&of_agent, kind).increment(tokens);
         }
         let Some(spent) = usage.cost_micro_usd else { return };
         let mut cost = self.cost.lock();
@@ -359,8 +362,8 @@ impl<Rest: Eq + Hash + Copy, Handle: Clone> Family<Rest, Handle> {
     }
 }
 
-/// The labels of `provider/model`, and another.
-fn of_model(name: &str, more: Option<Label>) -> Vec<Label> {
+/// The labels of `provider/model`, and others.
+fn of_model<const N: usize>(name: &str, more: [Label; N]) -> Vec<Label> {
     let (provider, model) = name.split_once('/').unwrap_or((name, name));
     [named("provider", provider), named("model", model)].into_iter().chain(more).collect()
 }

@@ -69,10 +69,14 @@ fn setup() -> Setup {
 }
 
 pub(crate) async fn signed_in(service: &Service, page: &str) -> Chromium {
+    signed_in_with(ADMIN_KEY, service, page).await
+}
+
+pub(crate) async fn signed_in_with(key: &str, service: &Service, page: &str) -> Chromium {
     let browser = Chromium::start().await;
     browser.open(&service.url(&format!("/console{page}"))).await;
     browser.until("document.activeElement.id === 'key'").await;
-    browser.write(ADMIN_KEY).await;
+    browser.write(key).await;
     browser.press("Enter").await;
     browser.until("!document.querySelector('nav').hidden && document.querySelector('h1')").await;
     browser

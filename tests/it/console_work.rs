@@ -5,7 +5,8 @@
 //! |---|---|
 //! | children | `a_run_and_its_children_are_linked_both_ways` |
 //! | parked runs, edited arguments, changed files | `a_call_is_approved_with_other_arguments` |
-//! | several that wait, names of keys | `the_inbox_answers_what_waits` |
+//! | several that wait | `the_inbox_answers_what_waits` |
+//! | names of keys, for one who may not list keys | `a_new_file_is_shown_as_new_and_newer_keys_by_their_names` |
 //! | dry run, run again, copied requests | `a_run_is_done_once_more_as_it_was_or_otherwise` |
 //! | sessions, streaming | `a_session_is_a_chat` |
 //! | markup of models, tools, callers and files | `nothing_that_is_shown_is_executed` |
@@ -14,7 +15,7 @@
 use serde_json::{Value, json};
 
 use crate::chromium::Chromium;
-use crate::console::signed_in;
+use crate::console::{signed_in, signed_in_with};
 use crate::service::{ADMIN_KEY, Db, Service, Setup};
 
 const OPEN: &str = "[auth]\nmode = \"none\"";
@@ -224,7 +225,13 @@ async fn a_new_file_is_shown_as_new_and_newer_keys_by_their_names() {
         .start(Db::Sqlite)
         .await;
     let run = parked(&service, "starter", &json!({})).await;
-    let browser = signed_in(&service, &format!("#/runs/{}", id(&run))).await;
+    // One who decides need not see the list of keys: the names of those who acted are told all the same.
+    let scopes = json!(["runs:read", "runs:approve", "agents:read", "files:read"]);
+    let wanted = json!({"name": "day-shift", "scopes": scopes});
+    let key = service.post("/v1/keys", &wanted).await.body["key"].clone();
+    let page = format!("#/runs/{}", id(&run));
+    let browser = signed_in_with(key.as_str().unwrap(), &service, &page).await;
+    assert_eq!(browser.eval("fetch('/v1/keys').then((it) => it.status)").await, 403);
     browser.until_text("fresh.txt would be a new file").await;
     browser.screenshot("approve-new-file").await;
     browser.until("document.querySelector('.decision')?.hidden === false").await;
@@ -233,6 +240,8 @@ async fn a_new_file_is_shown_as_new_and_newer_keys_by_their_names() {
     browser.until("document.querySelector('.changes .what')?.innerText === 'new'").await;
     browser.until_text("Goes on: what it waited for is there").await;
     assert!(!browser.text().await.contains("after a restart"));
+    let told = "document.querySelector('.timeline').textContent.includes('by day-shift')";
+    browser.until(told).await;
     browser.screenshot("run-after-approval").await;
 
     // The names of keys were asked for before this one was made.

@@ -12,12 +12,14 @@
 //! | tenants | another tenant's run, session or workspace is not there |
 //! | budgets, skills | of agents; the workspace's quota counts copies |
 //! | dry run | refuses the same, and makes nothing |
-//! | command line, console | requests of the API |
+//! | command line | `a_run_gets_copies_of_files_of_others` |
+//! | console | requests of the API |
 //! | generated clients | `FileReference` (clients.rs) |
 
 use reqwest::Method;
 use serde_json::{Value, json};
 
+use crate::commands::toolloop;
 use crate::service::{Answer, Db, Service, Setup, answer, on_both_stores};
 
 on_both_stores! {
@@ -113,6 +115,30 @@ async fn a_run_gets_copies_of_files_of_others(db: Db) {
         };
         assert_eq!((&act["path"], &act["from"]), (&json!("in/data.csv"), from), "{audit:#}");
     }
+
+    // The same of the command line, where a file is named by its address in the API.
+    let address = service.url("");
+    let named = async |file: &str| {
+        let arguments =
+            ["invoke", "reads", "--file", file, "--server", &address, "--key", &service.key];
+        toolloop(service.dir.path(), &arguments).await
+    };
+    for from in [
+        format!("in/data.csv=/v1/runs/{run}/files/out%2Fmade.txt"),
+        "in/data.csv=sessions/s%201/files/out/made.txt".to_owned(),
+        "in/data.csv=agents/shared/files/out/made.txt".to_owned(),
+    ] {
+        let said = named(&from).await;
+        assert!(said.code == Some(0) && said.out.contains("made"), "{from}: {}", said.err);
+    }
+    let missing = named(&format!("in/data.csv=runs/{run}/files/out/gone.txt")).await;
+    assert!(
+        missing.code == Some(1) && missing.err.contains("there is no such file"),
+        "{}",
+        missing.err
+    );
+    let wrong = named("in/data.csv=out/made.txt").await;
+    assert!(wrong.code == Some(2) && wrong.err.contains("PATH=ADDRESS"), "{}", wrong.err);
 
     // A repeated key finds its run, whatever became of the source; another source is another request.
     let key = &[("idempotency-key", "one"), ("prefer", "respond-async")][..];

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | children, handoffs | the call may be one that delegates; the child is a run like others |
 //! | parked runs, kill, queue | the plan is made of the stored call again, on whatever replica |
+//! | a death before and after the commit that gives the call | `a_call_outlives_a_death_around_the_commit_that_gives_it` |
 //! | sessions | its workspace, and a turn of its conversation |
 //! | cancel, budgets, streaming, idempotency, files | those of an invocation, by the same way |
 //! | scopes, tenants, audit, approvals | the gate asks nothing else than of a model's call |
@@ -22,6 +23,7 @@ on_both_stores! {
     a_call_is_a_run_of_its_own_in_which_no_model_is_asked,
     a_call_that_may_not_be_is_refused_or_fails,
     a_call_waits_for_approval_and_outlives_its_replica,
+    a_call_outlives_a_death_around_the_commit_that_gives_it,
     a_call_crosses_sessions_budgets_streams_and_children,
     those_who_acted_are_named_without_the_list_of_keys,
 }
@@ -225,6 +227,41 @@ async fn a_call_waits_for_approval_and_outlives_its_replica(db: Db) {
     assert!(done["error"].to_string().contains("not today"), "{done:#}");
     service.post(&format!("{cancelled}/cancel"), &json!({})).await;
     service.until(cancelled, |run| run["status"] == "cancelled").await;
+}
+
+async fn a_call_outlives_a_death_around_the_commit_that_gives_it(db: Db) {
+    let mut service = setup().config("[runtime]\nlease = \"2s\"").start(db).await;
+    // The second commit takes all from the start to the call that is about to be executed.
+    let stored = ["run.started", "attempt.started", "call.given", "tool_call.started"];
+    let ended = ["tool_call.completed", "run.completed"];
+    let lost = [&["run.queued", "run.resumed"][..], &stored, &ended].concat();
+    let kept =
+        [&["run.queued"][..], &stored, &["run.resumed", "tool_call.started"], &ended].concat();
+    for (point, expected) in [("before_commit:2", lost), ("after_commit:2", kept)] {
+        service.kill_if_alive().await;
+        service.restart_to_crash(point).await;
+        let body = writing(&format!("out/{point}.txt"));
+        let request = |service: &Service| {
+            let request = service.request(Method::POST, "/v1/agents/keeper/call").json(&body);
+            request.header("idempotency-key", point).header("prefer", "respond-async")
+        };
+        let _ = request(&service).send().await; // the process may die before it has answered
+        service.exit_code().await;
+        service.restart().await;
+        let known = answer(request(&service)).await;
+        let path = format!("/v1/runs/{}", text(&known.body, "run_id"));
+        let done = service.until(&path, |run| run["finished_at"] != json!(null)).await;
+        assert_eq!(
+            (&done["status"], &done["tool_calls_made"]),
+            (&json!("completed"), &json!(1)),
+            "{point}: {done:#}"
+        );
+        let events = events(&service, text(&done, "run_id")).await;
+        let kinds: Vec<&str> = events.iter().map(|event| text(event, "type")).collect();
+        assert_eq!(kinds, expected, "{point}");
+        let made = service.get(&format!("{path}/files/out/{point}.txt")).await.body;
+        assert_eq!(made, "made\n", "{point}");
+    }
 }
 
 async fn a_call_crosses_sessions_budgets_streams_and_children(db: Db) {

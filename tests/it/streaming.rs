@@ -17,6 +17,7 @@ on_both_stores! {
     an_invalid_last_event_id_is_rejected,
     concurrent_streams_of_a_run_are_the_same,
     deltas_are_streamed_while_the_model_responds,
+    a_queued_run_that_is_followed_a_moment_later_streams_its_first_answer,
     an_instant_answer_comes_in_pieces,
     a_disconnect_cancels_the_run_only_on_request,
 }
@@ -365,6 +366,28 @@ steps:
         answers[0].1.iter().filter_map(|delta| delta["data"]["tool_call"].get("name")).collect();
     assert_eq!(names, ["file_ops"]);
     assert!(answers[1].1.iter().any(|delta| delta["data"]["restarted"] == true));
+}
+
+async fn a_queued_run_that_is_followed_a_moment_later_streams_its_first_answer(db: Db) {
+    let text = "Slowly, word by word, with a good deal still to say.";
+    let scenario = format!("steps: [{{delay_ms: 3000, text: '{text}'}}]");
+    let setup = Setup::new().agent("writer", &WORKER.replace("worker", "writer"));
+    let service = setup.scenario("writer", &scenario).start(db).await;
+    let run = queued(&service, "writer").await;
+    // The model writes already.
+    loop {
+        let events = service.get(&format!("/v1/runs/{run}/events")).await.body;
+        let events = events["data"].as_array().unwrap();
+        if events.iter().any(|event| event["type"] == "iteration.started") {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let mut reader = follow(&service, &run, None).await;
+    while reader.next().await.unwrap().event != "model.responded" {}
+    assert!(reader.deltas.len() > 2, "{:?}", reader.deltas);
+    let pieces = reader.deltas.iter().map(|delta| delta["data"]["text"].as_str().unwrap());
+    assert_eq!(pieces.collect::<String>(), text, "from its beginning");
 }
 
 /// However soon an answer is there: while the event before it is still being committed, too.

@@ -97,8 +97,14 @@ async fn metrics_count_what_a_run_did(db: Db) {
         (r#"toolloop_model_calls_total{provider="mock",model="any",outcome="unauthorized"}"#, "1"),
         (r#"toolloop_model_calls_total{provider="mock",model="any",outcome="succeeded"}"#, "5"),
         (r#"toolloop_model_call_duration_seconds_count{provider="mock",model="any"}"#, "7"),
-        (r#"toolloop_tokens_total{provider="mock",model="any",kind="input"}"#, input.as_str()),
-        (r#"toolloop_tokens_total{provider="mock",model="any",kind="reasoning"}"#, "0"),
+        (
+            r#"toolloop_tokens_total{provider="mock",model="any",agent="reader",kind="input"}"#,
+            input.as_str(),
+        ),
+        (
+            r#"toolloop_tokens_total{provider="mock",model="any",agent="reader",kind="reasoning"}"#,
+            "0",
+        ),
         (r#"toolloop_cost_usd_total{agent="reader",model="mock/any"}"#, cost.as_str()),
         ("toolloop_queue_depth", "0"),
         ("toolloop_queue_oldest_seconds", "0"),

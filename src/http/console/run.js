@@ -8,7 +8,7 @@ import { Picture } from "./picture.js";
 import { again, snippetOf } from "./again.js";
 import { Changes } from "./changes.js";
 import { Files } from "./files.js";
-import { follow } from "./stream.js";
+import { follow, hasBegun } from "./stream.js";
 import { Timeline } from "./timeline.js";
 import { Waiting } from "./waiting.js";
 
@@ -53,10 +53,13 @@ export async function run(main, id, signal) {
   const refresh = async () => show(await get(path, signal));
   cancel.addEventListener("click", () => confirmCancel(main, path, (run) => (show(run), refresh())));
 
-  await refresh();
+  // Events of a run that began here are on their way already: they do not wait for its numbers.
+  const looked = refresh();
+  if (hasBegun(id)) looked.catch(() => {});
+  else await looked;
   main.append(waiting.node, summary, request, picture.node, changes.node, files.node, el("h2", {}, "Timeline"), timeline.node);
   timeline.live(!ENDED.includes(last));
-  if (!["queued", "running"].includes(last)) timeline.pause();
+  if (last && !["queued", "running"].includes(last)) timeline.pause();
   const looks = setInterval(() => document.hidden || refresh().catch(() => {}), REFRESH);
   signal.addEventListener("abort", () => clearInterval(looks));
   const tell = (how) => {

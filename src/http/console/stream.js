@@ -22,6 +22,9 @@ export async function start(agent, mode, body) {
   return run;
 }
 
+/** Whether this page has started the run and reads its first answer. */
+export const hasBegun = (run) => begun.has(run);
+
 /** Each event of a run, once and in order, until the last; a broken stream is resumed. `tell` hears how it stands. */
 export async function* follow(run, signal, tell = () => {}) {
   let seen = 0;

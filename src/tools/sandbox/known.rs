@@ -7,7 +7,8 @@
 //! - A change is told under the name that it was made by. It can be missed only where a file has a second
 //!   name, so a tree with a file of several names is not kept, and a name that was made and is gone again,
 //!   which may have been such a name, cannot be told. Writing through a mapping is told when the file is closed,
-//!   which a program's end does before that end is seen.
+//!   which a program's end does before that end is seen (or some microseconds later, where just then somebody reads
+//!   of the program in `/proc`).
 //! - Directories that come, go, move or change, a queue that overflows, and denied names cannot be told.
 //! - What is mounted in a workspace, and file systems that others may change past this kernel, are not watched.
 //!

@@ -95,8 +95,8 @@ impl Sandbox {
             None => None,
         };
         let serving = listener.zip(way_out).map(|(listener, way_out)| way_out(listener));
-        let _way_out = serving.map(|serving| AbortOnDropHandle::new(tokio::spawn(serving)));
-        Ok(Running { input, output, errors, ending: Ending(started), _way_out })
+        let way_out = serving.map(|serving| AbortOnDropHandle::new(tokio::spawn(serving)));
+        Ok(Running { input, output, errors, ending: Ending(started), _way_out: way_out })
     }
 }
 

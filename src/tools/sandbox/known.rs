@@ -155,7 +155,7 @@ impl Tree {
         root: &Dir,
         may_meet: impl Fn(&str) -> bool,
     ) -> Option<Vec<(String, ChangeKind)>> {
-        let touched = self.watches.as_mut().and_then(|watches| watches.touched());
+        let touched = self.watches.as_mut().and_then(Watches::touched);
         let found = touched.and_then(|touched| touched.looked_at(root, may_meet));
         let Some(found) = found else {
             self.watches = None;

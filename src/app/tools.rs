@@ -166,7 +166,7 @@ fn mcp_servers_with(
         let connection = match server.connection.clone() {
             McpConnection::Program { command, args, env, cwd, reads, network } => {
                 let McpNetwork { written, listed, private } = network;
-                let network = Arc::new(Hosts { written, listed, private });
+                let network = Arc::new(Hosts { listed, written, private });
                 let value = |name: String| Some((name.clone(), variable(&name)?));
                 let variables: Vec<(String, String)> = env.into_iter().filter_map(value).collect();
                 secrets::remember(mcp::secrets_among(&variables));

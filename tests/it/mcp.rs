@@ -1,6 +1,6 @@
 //! Tools of MCP servers that are programs, through the HTTP API, on both stores.
 //!
-//! Crossings. Children, handoffs, tenants, policies, dry run, a cancel in the middle, another replica:
+//! Crossings. Children, handoffs, tenants, policies, dry run, a cancel in the middle:
 //! `mcp_crossings.rs`. Parked runs: an undeclared tool waits for its approval, and is asked for again where its
 //! declaration has changed (here). Sessions: nothing of a call is kept but its result.
 //! Crash of the service: no server outlives it (here); the call is left to its effect, as of every tool
@@ -235,7 +235,7 @@ async fn a_server_that_hangs_hangs_no_run(db: Db) {
     service.until(&path, |run| run["status"] == "cancelled").await;
 }
 
-pub fn tool(name: &str, more: &Value) -> Value {
+fn tool(name: &str, more: &Value) -> Value {
     let mut tool = json!({"name": name, "description": "New.", "inputSchema": {"type": "object"}});
     for (key, value) in more.as_object().unwrap() {
         tool[key] = value.clone();

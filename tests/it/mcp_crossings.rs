@@ -1,11 +1,11 @@
-//! Tools of MCP servers where runs meet: children and handoffs, other tenants, other replicas whose servers list
-//! other tools, limits and labels by tool, what a policy says beforehand and afterwards, a cancel in the middle of a
+//! Tools of MCP servers where runs meet: children and handoffs, other tenants,
+//! limits and labels by tool, what a policy says beforehand and afterwards, a cancel in the middle of a
 //! call. Through the HTTP API; on both stores where one is touched in a way of its own.
 
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::mcp::{results, server, tool};
+use crate::mcp::{results, server};
 use crate::script_tools::events;
 use crate::service::{Db, Service, Setup, answer, on_both_stores};
 
@@ -153,48 +153,4 @@ async fn until_there(path: &std::path::Path) -> String {
         }
     }
     panic!("{} is not there", path.display());
-}
-
-/// The replica that goes on with a run may have another server by that name.
-#[tokio::test]
-async fn an_approval_is_answered_where_the_server_lists_other_tools() {
-    let url = crate::postgres_cluster::fresh_database().await;
-    let setup = || {
-        let setup = Setup::new().config(&server("odd", "")).file("a.txt", "a");
-        let setup = with(
-            setup,
-            "worker",
-            &agent("['mcp:odd/*']", ""),
-            &[("mcp:odd/echo", json!({"n": 1}))],
-        );
-        with(setup, "failer", &agent("['mcp:odd/*']", ""), &[("mcp:odd/fail", json!({}))])
-    };
-    let mut here = setup().start_on(url.clone()).await;
-    let listed =
-        json!([tool("echo", &json!({"inputSchema": {"type": "object", "properties": {"m": {}}}}))]);
-    let there = setup().file("../.mcp/odd/tools.json", &listed.to_string()).start_on(url).await;
-    let mut parked = Vec::new();
-    for agent in ["worker", "failer"] {
-        let path = here.enqueue(agent).await;
-        let run = here.until(&path, |run| run["status"] == "awaiting_approval").await;
-        parked.push((path, run["pending"][0]["call_id"].as_str().unwrap().to_owned()));
-    }
-    here.kill().await;
-    for (path, call) in &parked {
-        let approved = there.post(&format!("{path}/tool-calls/{call}/approve"), &json!({})).await;
-        assert_eq!(approved.status, 200, "{:#}", approved.body);
-    }
-    let (path, _) = &parked[0];
-    let has_changed = |run: &Value| {
-        run["pending"][0]["reason"].as_str().is_some_and(|reason| reason.contains("has changed"))
-    };
-    let again = there.until(path, has_changed).await;
-    let call = again["pending"][0]["call_id"].as_str().unwrap();
-    there.post(&format!("{path}/tool-calls/{call}/approve"), &json!({})).await;
-    let run = there.until(path, |run| run["status"] == "completed").await;
-    assert!(results(&there, &run).await[0].contains("\"n\": 1"), "{run:#}");
-    let (path, _) = &parked[1];
-    let run = there.until(path, |run| run["status"] == "completed").await;
-    let told = &results(&there, &run).await[0];
-    assert!(told.contains("has no tool mcp:odd/fail"), "{told}");
 }

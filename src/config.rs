@@ -42,7 +42,7 @@ pub use file_ops::FileOps;
 use jwt::JwtSettings;
 pub use jwt::{Jwt, KeySetSource};
 use mcp::McpSettings;
-pub use mcp::{McpConnection, McpEffect, McpServer};
+pub use mcp::{McpConnection, McpEffect, McpNetwork, McpServer};
 use models::ModelSettings;
 pub use models::{Model, ModelServer};
 pub use server::{Exposed, Server};

@@ -12,7 +12,9 @@ use secrecy::ExposeSecret;
 
 use crate::agents::{Catalogue, DefinitionError, DefinitionProblem, Skills};
 use crate::bounds::secrets;
-use crate::config::{self, Config, McpConnection, McpEffect, McpServer, STAND_IN, UnsetVariables};
+use crate::config::{
+    self, Config, McpConnection, McpEffect, McpNetwork, McpServer, STAND_IN, UnsetVariables,
+};
 use crate::engine::requirements;
 use crate::outbound::Client;
 use crate::providers::router::Router;
@@ -23,7 +25,7 @@ use crate::tools::browser::{Browser, BrowserSettings, Viewport};
 use crate::tools::credentials::{Credential, Credentials};
 use crate::tools::declared::{BrokenFile, Declared, Environment, Surroundings};
 use crate::tools::mcp::{self, ServerStatus, Servers};
-use crate::tools::proxy::Proxy;
+use crate::tools::proxy::{Hosts, Proxy};
 use crate::tools::recall::{Recall, RecallFn};
 use crate::tools::registry::Registry;
 use crate::tools::sandbox::{self, Sandbox};
@@ -126,7 +128,7 @@ fn configured_with(
     registry.add(Arc::new(WebFetch::new(client.clone(), settings)));
     let proxy = Proxy::new(client.clone(), credentials(&config.credentials));
     registry.add(Arc::new(Browser::new(client.clone(), browser_settings(config))));
-    registry.ask(Arc::new(mcp_servers_with(config, &sandbox, &client, variable)));
+    registry.ask(Arc::new(mcp_servers_with(config, &sandbox, (&client, &proxy), variable)));
     let surroundings =
         Surroundings { environment: variable, client: &client, proxy: &proxy, sandbox: &sandbox };
     let declared = Declared::load(&config.tools_dir, surroundings);
@@ -149,25 +151,29 @@ fn configured_with(
 
 /// The MCP servers; none of them is started.
 pub fn mcp_servers(config: &Config) -> Servers {
-    mcp_servers_with(config, &sandbox(config), &Client::new(), &|name| std::env::var(name).ok())
+    let (client, sandbox) = (Client::new(), sandbox(config));
+    let proxy = Proxy::new(client.clone(), Credentials::default());
+    mcp_servers_with(config, &sandbox, (&client, &proxy), &|name| std::env::var(name).ok())
 }
 
 fn mcp_servers_with(
     config: &Config,
     sandbox: &Arc<Sandbox>,
-    client: &Client,
+    (client, proxy): (&Client, &Proxy),
     variable: Environment<'_>,
 ) -> Servers {
     let settings = |(name, server): (&String, &McpServer)| {
         let connection = match server.connection.clone() {
-            McpConnection::Program { command, args, env, cwd, reads } => {
+            McpConnection::Program { command, args, env, cwd, reads, network } => {
+                let McpNetwork { written, listed, private } = network;
+                let network = Arc::new(Hosts { listed, written, private });
                 let value = |name: String| Some((name.clone(), variable(&name)?));
                 let variables: Vec<(String, String)> = env.into_iter().filter_map(value).collect();
                 secrets::remember(mcp::secrets_among(&variables));
                 let own = Path::new(MCP_DIRECTORIES).join(name);
                 let own = config.tools.workspace.dir.join(own);
                 let directory = cwd.unwrap_or(std::path::absolute(&own).unwrap_or(own));
-                mcp::Connection::Program { command, args, variables, directory, reads }
+                mcp::Connection::Program { command, args, variables, directory, reads, network }
             }
             McpConnection::Address { url, api_key, api_key_env } => {
                 secrets::remember(api_key.iter().map(|key| key.expose_secret().to_owned()));
@@ -178,7 +184,7 @@ fn mcp_servers_with(
         let effects = server.effects.iter().map(|(tool, effect)| (tool.clone(), declared(*effect)));
         mcp::Settings { name: name.clone(), connection, effects: effects.collect() }
     };
-    Servers::new(config.mcp.iter().map(settings).collect(), sandbox, client)
+    Servers::new(config.mcp.iter().map(settings).collect(), sandbox, client, proxy)
 }
 
 /// Asked for by every request that lists tools.

@@ -12,7 +12,8 @@ use serde::Deserialize;
 use url::Url;
 
 use super::sources::{ConfigError, Sources};
-use crate::bounds::address;
+use crate::bounds::Refused;
+use crate::bounds::address::{self, HostPattern, Network};
 
 /// Servers.
 const MAX_SERVERS: usize = 64;
@@ -46,6 +47,7 @@ pub enum McpConnection {
         cwd: Option<PathBuf>,
         /// What it may read and execute besides.
         reads: Vec<PathBuf>,
+        network: McpNetwork,
     },
     /// Streamable HTTP.
     Address {
@@ -55,6 +57,15 @@ pub enum McpConnection {
         /// The environment variable with the key.
         api_key_env: Option<String>,
     },
+}
+
+/// What a program may ask of the network.
+#[derive(Debug, Clone, Default)]
+pub struct McpNetwork {
+    pub written: Vec<String>,
+    pub listed: Vec<HostPattern>,
+    /// Networks that may be connected to although they are not public.
+    pub private: Vec<Network>,
 }
 
 /// What a tool of a server does.
@@ -91,6 +102,14 @@ pub(super) struct McpSettings {
     #[serde(default)]
     #[schemars(length(max = 64))]
     reads: Vec<PathBuf>,
+    /// Hosts that it may ask by http and https through the service's proxy: `host`, `*.host`, `host:port`; default: none.
+    #[serde(default)]
+    #[schemars(length(max = 64))]
+    network: Vec<String>,
+    /// Networks (CIDR) that these hosts may be in although they are not public.
+    #[serde(default)]
+    #[schemars(length(max = 64))]
+    allow_private: Vec<String>,
     /// The address of a server that speaks streamable HTTP.
     #[schemars(regex(pattern = "^https?://[^?#@]+$"))]
     url: Option<String>,
@@ -147,6 +166,8 @@ fn of_name(
         ("env", written.env.is_empty()),
         ("cwd", written.cwd.is_none()),
         ("reads", written.reads.is_empty()),
+        ("network", written.network.is_empty()),
+        ("allow_private", written.allow_private.is_empty()),
     ];
     let connection = match (&written.command, &written.url) {
         (Some(_), Some(_)) => return wrong("url", "has no meaning beside command"),
@@ -183,7 +204,7 @@ fn of_name(
 fn program(
     name: &str,
     command: &str,
-    McpSettings { args, env, cwd, reads, .. }: &McpSettings,
+    McpSettings { args, env, cwd, reads, network, allow_private, .. }: &McpSettings,
     sources: &Sources,
 ) -> Result<McpConnection, ConfigError> {
     let wrong = |key: &str, why: String| Err(sources.error(&format!("mcp.{name}.{key}"), why));
@@ -210,6 +231,21 @@ fn program(
     if let Some(own) = env.iter().find(|name| name.starts_with(OWN)) {
         return wrong("env", format!("{own} is the service's own; no program sees it"));
     }
+    if network.len() > MAX_LISTED || allow_private.len() > MAX_LISTED {
+        let why = format!("it or allow_private has more than {MAX_LISTED} entries");
+        return wrong("network", why);
+    }
+    let wrong_entry = |setting: &str, entry: &str, refused: Refused| {
+        sources.error(&format!("mcp.{name}.{setting}"), format!("{entry:?}: {refused}"))
+    };
+    let listed = network
+        .iter()
+        .map(|host| host.parse().map_err(|refused| wrong_entry("network", host, refused)))
+        .collect::<Result<Vec<HostPattern>, _>>()?;
+    let private = allow_private
+        .iter()
+        .map(|cidr| cidr.parse().map_err(|refused| wrong_entry("allow_private", cidr, refused)))
+        .collect::<Result<Vec<Network>, _>>()?;
     let key = |setting: &str| format!("mcp.{name}.{setting}");
     let resolved = |setting: &str, path: &PathBuf| {
         let path = sources.resolve(&key(setting), path);
@@ -229,5 +265,6 @@ fn program(
         env: env.clone(),
         cwd: cwd.as_ref().map(|cwd| resolved("cwd", cwd)),
         reads: reads.iter().map(|path| resolved("reads", path)).collect(),
+        network: McpNetwork { written: network.clone(), listed, private },
     })
 }

@@ -258,6 +258,11 @@ impl Permit {
         self.paths.denied()
     }
 
+    /// The same as it is written: two permits that agree in this may meet the same in one directory.
+    pub fn denied_as_written(&self) -> String {
+        self.paths.denied_as_written(&self.directory)
+    }
+
     /// Whether the tool may enter a directory that it finds.
     pub fn may_enter(&self, path: &str) -> bool {
         self.paths.denied_by(&self.directory, path).is_none()

@@ -154,6 +154,12 @@ impl PathRules {
         denied
     }
 
+    /// What is denied as the definition writes it, and where that is seen from.
+    pub(super) fn denied_as_written(&self, workspace: &str) -> String {
+        let elsewhere = self.denied.elsewhere.iter().map(|(at, globs)| (at, &globs.written));
+        format!("{workspace:?} {:?} {:?}", self.denied.here.written, elsewhere.collect::<Vec<_>>())
+    }
+
     pub(super) fn may_read(&self, workspace: &str, path: &str) -> bool {
         self.read.matching(path).is_some() && self.denied_by(workspace, path).is_none()
     }

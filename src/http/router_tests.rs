@@ -95,7 +95,12 @@ async fn state(auth: Auth) -> HttpState {
         unplayable: Arc::new(Vec::new),
         tools: Arc::new(move || {
             let info = tool.clone();
-            vec![crate::tools::ToolNow { info, runs_programs: false, unavailable: None }]
+            vec![crate::tools::ToolNow {
+                info,
+                runs_programs: false,
+                may_lead_out: true,
+                unavailable: None,
+            }]
         }),
         servers: Arc::new(Vec::new),
         sandbox: None,

@@ -31,6 +31,7 @@ use parking_lot::Mutex;
 use tokio_util::task::AbortOnDropHandle;
 
 pub use super::programs::secrets_among;
+use super::proxy::Proxy;
 use super::sandbox::Sandbox;
 use super::{Tool, ToolInfo, ToolNow};
 use crate::bounds::name::means;
@@ -62,12 +63,18 @@ pub struct ServerStatus {
 
 impl Servers {
     /// None of them is started.
-    pub fn new(settings: Vec<Settings>, sandbox: &Arc<Sandbox>, client: &Client) -> Self {
+    pub fn new(
+        settings: Vec<Settings>,
+        sandbox: &Arc<Sandbox>,
+        client: &Client,
+        proxy: &Proxy,
+    ) -> Self {
         let generation = Arc::<AtomicU64>::default();
         let server = |settings: Settings| {
             let surroundings = Surroundings {
                 sandbox: Arc::clone(sandbox),
                 client: client.clone(),
+                proxy: proxy.clone(),
                 generation: Arc::clone(&generation),
             };
             (settings.name.clone(), Arc::new(Server::new(settings, surroundings)))
@@ -125,6 +132,7 @@ impl Servers {
                     ..info
                 },
                 runs_programs: server.sandbox_level().is_some(),
+                may_lead_out: server.leads_out(),
                 unavailable: server.fault(),
             }
         };

@@ -97,6 +97,8 @@ pub struct ToolNow {
     pub info: ToolInfo,
     /// Whether its calls are programs in the sandbox.
     pub runs_programs: bool,
+    /// Whether those can be given a way to the network.
+    pub may_lead_out: bool,
     /// Why its calls fail, as a sentence.
     pub unavailable: Option<String>,
 }
@@ -239,6 +241,11 @@ pub trait Tool: Send + Sync {
     /// How well the programs that it starts are confined; none for a tool that starts none.
     fn sandbox_level(&self) -> Option<SandboxLevel> {
         None
+    }
+
+    /// Whether these programs can be given a way to the network.
+    fn may_lead_out(&self) -> bool {
+        true
     }
 
     /// Why its calls fail at the moment, whatever their arguments; none where they need not.

@@ -10,7 +10,8 @@ mod left_behind;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use super::sandbox::reach::{Before, Size};
+use super::sandbox::known::Size;
+use super::sandbox::reach::Before;
 use super::sandbox::{Job, Ran, Sandbox, SandboxError};
 use super::{ToolContext, ToolError};
 use crate::bounds::secrets;

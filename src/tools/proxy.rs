@@ -1,12 +1,16 @@
-//! The way to the network that programs in the sandbox have: a proxy that answers for one call.
+//! The way to the network that programs in the sandbox have: a proxy that answers for one call, or for a
+//! server that is kept running.
 //!
 //! Programs reach it and nothing else (`sandbox/network.rs`). It takes CONNECT and `http://`
 //! addresses; the permit judges each request as it is written, and the address that is connected to
-//! is judged like that of any request of ours (`outbound/`). What goes through a tunnel is not looked
-//! at. It ends with the call, and every connection with it.
+//! is judged like that of any request of ours (`outbound/`). Requests of a server belong to no call: the hosts that
+//! its operator lists judge them. What goes through a tunnel is not looked
+//! at. It ends with the call or the server, and every connection with it.
 
 use std::convert::Infallible;
+use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -27,9 +31,9 @@ use url::Url;
 
 use super::ToolContext;
 use super::credentials::{self, Credential, Credentials};
-use super::requests::Requests;
+use super::requests::{Admitted, Requests};
 use super::sandbox::{Sandbox, WayOut};
-use crate::bounds::address;
+use crate::bounds::address::{self, HostPattern, Network};
 use crate::governance::Permit;
 use crate::outbound::relay::{Meter, Passage, Passed};
 use crate::outbound::{AddressPolicy, Client, OutboundError};
@@ -48,6 +52,8 @@ const MAX_HEAD: usize = 32 * 1024;
 const MAX_HEADERS: usize = 100;
 /// Bytes of a reason in the first line of an answer, which is what most programs print.
 const MAX_PHRASE: usize = 300;
+/// Refused requests of one server that are logged.
+const MAX_LOGGED: u32 = 100;
 /// Before a connection is accepted again after that failed.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -62,14 +68,78 @@ type Answer = Response<Either<Passed, Full<Bytes>>>;
 /// A tunnel that was permitted, until the program has read so.
 type Opened = Arc<Mutex<Option<(OnUpgrade, Passage)>>>;
 
-/// What requests of one call are judged and counted by.
+/// What requests are judged and counted by.
 struct Call {
     client: Client,
-    permit: Permit,
+    judge: Judge,
     addresses: AddressPolicy,
     credentials: Vec<Credential>,
-    requests: Requests,
     meter: Meter,
+}
+
+/// Who says which requests pass.
+enum Judge {
+    Permit(Box<Permit>, Requests),
+    Server { name: String, hosts: Arc<Hosts>, refusals: AtomicU32 },
+}
+
+/// The hosts that a server may ask.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Hosts {
+    pub listed: Vec<HostPattern>,
+    /// As they are written.
+    pub written: Vec<String>,
+    /// Networks that may be connected to although they are not public.
+    pub private: Vec<Network>,
+}
+
+impl Hosts {
+    pub fn are_none(&self) -> bool {
+        self.listed.is_empty()
+    }
+}
+
+impl fmt::Display for Hosts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.written.join(", "))
+    }
+}
+
+impl Judge {
+    /// Whether a request is sent.
+    async fn admit(&self, method: &Method, target: Target) -> Result<Option<Admitted>, Refusal> {
+        match self {
+            Self::Permit(permit, requests) => {
+                let ruling = permit.ruling_on(&target);
+                let admitted = requests.ask(method.as_str(), target, ruling).await;
+                admitted.map(Some).map_err(Refusal::forbidden)
+            }
+            Self::Server { name, hosts, refusals } => {
+                let Target { host, port, .. } = target;
+                if hosts.listed.iter().any(|listed| listed.permits(&host, port)) {
+                    return Ok(None);
+                }
+                if refusals.fetch_add(1, Ordering::Relaxed) < MAX_LOGGED {
+                    tracing::warn!(
+                        server = name,
+                        host,
+                        port,
+                        "an MCP server asked for a host that its settings do not list"
+                    );
+                }
+                Err(Refusal::forbidden(format!(
+                    "{host}:{port} is not listed in mcp.{name}.network"
+                )))
+            }
+        }
+    }
+
+    /// What became of it.
+    fn settle(&self, admitted: Option<Admitted>, failure: Option<&str>) {
+        if let (Self::Permit(_, requests), Some(admitted)) = (self, admitted) {
+            requests.settle(admitted, failure);
+        }
+    }
 }
 
 /// Why a request is not answered by the host that it is for.
@@ -130,11 +200,22 @@ impl Proxy {
     pub(super) fn way_out(&self, permit: &Permit, context: &ToolContext) -> WayOut {
         let call = Arc::new(Call {
             client: self.client.clone(),
-            permit: permit.clone(),
+            judge: Judge::Permit(Box::new(permit.clone()), context.requests.clone()),
             addresses: AddressPolicy::public_and(permit.private_networks().iter().copied()),
             credentials: self.credentials_of(permit),
-            requests: context.requests.clone(),
             meter: Meter::new(MAX_BYTES),
+        });
+        Box::new(move |listener| Box::pin(serve(listener, call)))
+    }
+
+    /// The way out of a server, for as long as it lives.
+    pub(super) fn way_out_of_server(&self, server: &str, hosts: Arc<Hosts>) -> WayOut {
+        let call = Arc::new(Call {
+            client: self.client.clone(),
+            addresses: AddressPolicy::public_and(hosts.private.iter().copied()),
+            judge: Judge::Server { name: server.to_owned(), hosts, refusals: AtomicU32::new(0) },
+            credentials: Vec::new(),
+            meter: Meter::new(u64::MAX),
         });
         Box::new(move |listener| Box::pin(serve(listener, call)))
     }
@@ -207,9 +288,7 @@ impl Call {
         let credential = self.credentials.iter().find(|credential| credential.covers(&asked));
         let url = credential.map_or_else(|| asked.clone(), |credential| credential.address(&asked));
         let target = Target::of(&url, false);
-        let ruling = self.permit.ruling_on(&target);
-        let admitted = self.requests.ask(request.method().as_str(), target, ruling).await;
-        let admitted = admitted.map_err(Refusal::forbidden)?;
+        let admitted = self.judge.admit(request.method(), target).await?;
         let passed = async {
             if request.method() == Method::CONNECT {
                 let passage = self.client.tunnel_end(&url, &self.addresses).await?;
@@ -228,7 +307,7 @@ impl Call {
         };
         let passed: Result<Answer, OutboundError> = passed.await;
         let failure = passed.as_ref().err().map(ToString::to_string);
-        self.requests.settle(admitted, failure.as_deref());
+        self.judge.settle(admitted, failure.as_deref());
         Ok(passed?)
     }
 }

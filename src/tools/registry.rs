@@ -151,6 +151,7 @@ impl Registry {
         let now = |tool: &Arc<dyn Tool>| ToolNow {
             info: tool.info().clone(),
             runs_programs: tool.sandbox_level().is_some(),
+            may_lead_out: tool.may_lead_out(),
             unavailable: tool.unavailable(),
         };
         let mut all: Vec<ToolNow> = self.tools().iter().map(now).collect();

@@ -24,6 +24,7 @@ on_both_stores! {
     many_changes_are_counted_and_not_listed,
     a_checkout_does_not_end_a_run_unless_a_bound_is_written,
     putting_aside_follows_no_link,
+    what_is_known_from_the_call_before_misses_nothing,
 }
 
 pub const DENY: &str = "deny: ['**/.env', 'secret/**', '*.lock']";
@@ -390,6 +391,85 @@ async fn putting_aside_follows_no_link(db: Db) {
     }
     assert_eq!(std::fs::read_to_string(place(&service, "keep/k")).unwrap(), "kept");
     assert_eq!(calls[1]["failure"], Value::Null, "{:#}", calls[1]);
+}
+
+/// Each in a call of its own, so that it is told by what was known when the call before had ended.
+const WAYS: &str = r#"
+import ctypes, json, mmap, os, sys
+way = json.load(sys.stdin)["way"]
+os.chdir(os.environ["TOOLLOOP_WORKSPACE"])
+put = lambda path, text: open(path, "w").write(text)
+if way == "mapped":
+    with open("a", "r+") as f:
+        with mmap.mmap(f.fileno(), 0) as m:
+            m[0:1] = b"m"
+elif way == "other name":
+    os.link("a", "sub/other"); put("sub/other", "o"); os.remove("sub/other")
+elif way == "other name in a new directory":
+    os.mkdir("new"); os.link("a", "new/x"); put("new/x", "n"); os.remove("new/x"); os.rmdir("new")
+elif way == "other name that changes places":
+    os.link("a", "t"); put("t", "t")
+    ctypes.CDLL(None).renameat2(-100, b"t", -100, b"b", 2)
+    os.remove("b"); os.rename("t", "b")
+elif way == "same time":
+    s = os.stat("sub/c"); put("sub/c", "z"); os.utime("sub/c", ns=(s.st_atime_ns, s.st_mtime_ns))
+elif way == "replaced":
+    put("tmp", "r"); os.rename("tmp", "b")
+elif way == "moved directory":
+    os.rename("sub", "moved"); os.rename("moved", "sub"); put("sub/c", "y")
+elif way == "made and gone":
+    put("gone", "g"); os.remove("gone"); put("b", "after")
+elif way == "denied":
+    put("b", "w"); os.rename("b", "x.lock")
+elif way == "many":
+    for i in range(20000): put("b", str(i)); put("a", "a")
+print("done")
+"#;
+
+async fn what_is_known_from_the_call_before_misses_nothing(db: Db) {
+    let table = [
+        ("nothing", json!([])),
+        ("mapped", json!([["a", "modified"]])),
+        ("nothing", json!([])),
+        ("same time", json!([["sub/c", "modified"]])),
+        ("replaced", json!([["b", "modified"]])),
+        ("other name", json!([["a", "modified"]])),
+        ("nothing", json!([])),
+        ("other name in a new directory", json!([["a", "modified"]])),
+        ("other name that changes places", json!([["a", "modified"], ["b", "modified"]])),
+        ("moved directory", json!([["sub/c", "modified"]])),
+        ("made and gone", json!([["b", "modified"]])),
+        ("many", json!([["a", "modified"], ["b", "modified"]])),
+        ("denied", json!([["b", "deleted"]])),
+        ("nothing", json!([])),
+    ];
+    let schema = ", input_schema: {type: object, properties: {way: {type: string}}}";
+    let set = format!("tools:\n{}", python("ways", WAYS, schema));
+    let calls: Vec<_> =
+        table.iter().map(|(way, _)| ("script:set/ways", json!({"way": way}))).collect();
+    let governance = format!("paths: {{write: ['./**'], {DENY}}}");
+    let other = [("file_ops", json!({"operation": "write", "path": "own", "content": "x"}))];
+    let setup = with(Setup::new().tools("set", &set), "worker", &governance, &calls);
+    let service = with(setup, "other", &governance, &other)
+        .file("a", "a")
+        .file("b", "b")
+        .file("sub/c", "c")
+        .start(db)
+        .await;
+    let run = service.run("worker", &json!({})).await;
+    let calls = completed(&service, &run).await;
+    for ((way, changes), call) in table.iter().zip(&calls) {
+        assert_eq!(told(call), *changes, "{way}: {call:#}");
+    }
+    assert!(content(&calls[12]).contains("x.lock") && !is_there(&service, "x.lock"));
+    // What others did between the calls is not told as the program's.
+    service.write("workspace/default/a", "by an operator");
+    std::fs::create_dir(place(&service, "new")).unwrap();
+    service.write("workspace/default/new/d", "by an operator");
+    service.run("other", &json!({})).await;
+    service.write("workspace/default/b", "back");
+    let run = service.run("worker", &json!({})).await;
+    assert_eq!(told(&completed(&service, &run).await[0]), json!([]));
 }
 
 /// What a call costs beside its programs, by the size of the workspace: `cargo test --test it

@@ -69,6 +69,7 @@ mod left_behind;
 mod machine;
 mod matrix;
 mod mcp;
+mod mcp_crossings;
 mod mcp_http;
 mod memory;
 mod mistakes;

@@ -1,16 +1,17 @@
 //! Tools of MCP servers that are programs, through the HTTP API, on both stores.
 //!
-//! Crossings. Children and handoffs: as every tool, by the child's own definition. Parked runs: an
-//! undeclared tool waits for its approval, and is asked for again where its declaration has changed
-//! (here). Sessions: nothing of a call is kept but its result. Cancel: the server is told (here).
+//! Crossings. Children, handoffs, tenants, policies, dry run, a cancel in the middle:
+//! `mcp_crossings.rs`. Parked runs: an undeclared tool waits for its approval, and is asked for again where its
+//! declaration has changed (here). Sessions: nothing of a call is kept but its result.
 //! Crash of the service: no server outlives it (here); the call is left to its effect, as of every tool
-//! (`crashes.rs`). Other replica: it has servers of its own. Streaming, tenants, budgets, skills, dry
-//! run, console, command line, generated clients: as every tool.
+//! (`crashes.rs`). Streaming, budgets, skills, console, command line, generated clients: as every tool.
 
+use std::future::IntoFuture;
 use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::script_tools::{events, with};
 use crate::service::{Db, Service, Setup, command, on_both_stores};
@@ -33,11 +34,11 @@ const SERVER: &str = include_str!("mcp/server.py");
 const FULL: &str = "{autonomy: full}";
 
 /// `[mcp.<name>]` with the scripted server.
-fn server(name: &str, more: &str) -> String {
+pub fn server(name: &str, more: &str) -> String {
     format!("[mcp.{name}]\ncommand = \"python3\"\nargs = [\"-c\", '''{SERVER}''']\n{more}\n")
 }
 
-async fn results(service: &Service, run: &Value) -> Vec<String> {
+pub async fn results(service: &Service, run: &Value) -> Vec<String> {
     let completed = events(service, run, "tool_call.completed").await;
     completed.iter().map(|event| event["content"].as_str().unwrap().to_owned()).collect()
 }
@@ -109,8 +110,20 @@ async fn a_server_reaches_what_it_was_given(db: Db) {
         .variable("OTHER_SECRET", "hunter2hunter2");
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    let calls = [("mcp:odd/reach", json!({"port": port}))];
-    let setup = with(setup, "['mcp:odd/reach']", FULL, &calls).file("plain.txt", "plain");
+    let site = tokio::net::TcpListener::bind("127.0.0.2:0").await.unwrap();
+    let listed = site.local_addr().unwrap().to_string();
+    let app = axum::Router::new().fallback(async || "fine");
+    let site = AbortOnDropHandle::new(tokio::spawn(axum::serve(site, app).into_future()));
+    let urls = json!([format!("http://{listed}/"), format!("http://127.0.0.1:{port}/")]);
+    let calls = [
+        ("mcp:odd/reach", json!({"port": port})),
+        ("mcp:odd/fetch", json!({"urls": urls})),
+        ("mcp:out/fetch", json!({"urls": urls})),
+        ("mcp:out/reach", json!({"port": port})),
+    ];
+    let network = format!("network = [\"{listed}\"]\nallow_private = [\"127.0.0.2\"]");
+    let setup = setup.config(&server("out", &network));
+    let setup = with(setup, "['mcp:odd/*', 'mcp:out/*']", FULL, &calls).file("plain.txt", "plain");
     let service = setup.start(db).await;
     let run = service.run("worker", &json!({})).await;
     let found = read(&results(&service, &run).await[0]);
@@ -126,6 +139,21 @@ async fn a_server_reaches_what_it_was_given(db: Db) {
     let names = found["environment"].as_array().unwrap();
     assert!(names.iter().all(|name| known.contains(&name.as_str().unwrap())), "{names:?}");
     assert!(directory(&service, "odd").join("own.txt").exists());
+    // The network is what the operator lists for the server, through the proxy.
+    let told = results(&service, &run).await;
+    let fetched = |told: &str| [0, 1].map(|i| read(told)[urls[i].as_str().unwrap()].clone());
+    assert_eq!(fetched(&told[1]), ["URLError", "URLError"]);
+    let [fine, refused] = fetched(&told[2]);
+    assert_eq!(fine, "fine", "{}", service.log());
+    assert!(refused.as_str().unwrap().contains("is not listed in mcp.out.network"), "{refused}");
+    assert!(read(&told[3])["network"].as_str().unwrap().ends_with("Error"), "{}", told[3]);
+    drop(site);
+    assert!(listener.set_nonblocking(true).is_ok() && listener.accept().is_err(), "nobody came");
+    service.until_logged("asked for a host that its settings do not list").await;
+    let leads_out =
+        async |tool: &str| service.get(&format!("/v1/tools/{tool}")).await.body["network"].clone();
+    assert_eq!(leads_out("mcp%3Aout%2Ffetch").await, true);
+    assert_eq!(leads_out("mcp%3Aodd%2Ffetch").await, false);
 }
 
 async fn what_servers_say_has_bounds(db: Db) {
@@ -236,7 +264,7 @@ async fn lists_are_followed(db: Db) {
             listed["data"].as_array().unwrap().iter().map(|it| it["name"].as_str().unwrap());
         names.filter(|name| name.starts_with("mcp:")).map(str::to_owned).collect()
     };
-    assert_eq!(names(&service.get("/v1/tools?limit=100").await.body).len(), 14);
+    assert_eq!(names(&service.get("/v1/tools?limit=100").await.body).len(), 17);
     service.run("worker", &json!({})).await;
     let listed = service
         .until("/v1/tools?limit=100", |listed| names(listed) == ["mcp:odd/change", "mcp:odd/new"])
@@ -426,6 +454,12 @@ async fn check_tells_what_is_wrong_with_a_section() {
             "[mcp.a]\nurl = \"http://a.example\"\nenv = [\"A\"]",
             "mcp.a.env: has no meaning beside url",
         ),
+        (
+            "[mcp.a]\nurl = \"http://a.example\"\nnetwork = [\"b\"]",
+            "mcp.a.network: has no meaning beside url",
+        ),
+        ("[mcp.a]\ncommand = \"x\"\nnetwork = [\"http://b\"]", "mcp.a.network: \"http://b\""),
+        ("[mcp.a]\ncommand = \"x\"\nallow_private = [\"b\"]", "mcp.a.allow_private: \"b\""),
         ("[mcp.a]\nurl = \"ftp://a.example\"", "mcp.a.url: is neither http nor https"),
         ("[mcp.a]\ncommand = \"x\"\nenv = [\"TOOLLOOP_KEY\"]", "is the service's own"),
         ("[mcp.a]\ncommand = \"x\"\nenv = [\"A=b\"]", "is no name of an environment variable"),

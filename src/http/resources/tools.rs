@@ -13,8 +13,8 @@ use crate::http::edge::extract::{Name, Params};
 use crate::http::edge::problem::Problem;
 use crate::http::state::App;
 use crate::run::{Caller, Effect};
+use crate::tools::ToolNow;
 use crate::tools::sandbox::plan::Holds;
-use crate::tools::{ToolNow, mcp};
 
 /// A tool that agents can use.
 #[derive(Debug, Serialize, ToSchema)]
@@ -41,8 +41,8 @@ pub(crate) struct Tool {
     /// null: it runs none.
     #[schema(value_type = Option<String>, example = "enforced")]
     sandbox: Option<&'static str>,
-    /// Whether this machine can give them a way to the hosts that an agent's `governance.network` allows; null: it
-    /// runs none.
+    /// Whether this machine can give them a way to the hosts that an agent's `governance.network` allows, or, for a
+    /// tool of an MCP server, to those that its settings name; null: it runs none.
     #[schema(example = true)]
     network: Option<bool>,
     /// Why its calls fail at the moment; null: they need not. Only tools of MCP servers can be unavailable.
@@ -55,9 +55,8 @@ pub(crate) struct Tool {
 
 impl Tool {
     fn of(now: &ToolNow, sandbox: Option<&Holds>, caller: &Caller) -> Self {
-        let ToolNow { info, runs_programs, unavailable } = now;
+        let ToolNow { info, runs_programs, may_lead_out, unavailable } = now;
         let sandbox = sandbox.filter(|_| *runs_programs);
-        let is_kept_running = info.name.starts_with(mcp::PREFIX);
         Self {
             name: info.name.clone(),
             description: info.description.clone(),
@@ -66,7 +65,7 @@ impl Tool {
             destructive: info.destructive,
             source: info.source.clone(),
             sandbox: sandbox.map(|holds| holds.level().into()),
-            network: sandbox.map(|holds| holds.network && !is_kept_running),
+            network: sandbox.map(|holds| holds.network && *may_lead_out),
             unavailable: unavailable.clone(),
             allowed: caller.may_execute(&info.name),
         }

@@ -46,6 +46,8 @@ pub(super) type Effects = BTreeMap<String, Declared>;
 pub(super) struct Described {
     pub(super) info: ToolInfo,
     pub(super) own_name: String,
+    /// Of what it answers, where the server says so.
+    pub(super) output_schema: Option<Value>,
 }
 
 /// A list, and what was wrong with it.
@@ -116,14 +118,22 @@ pub(super) fn read(server: &str, effects: &Effects, entries: &[Value]) -> Listed
             Ok(None) => {}
             Err(why) => listed.warn(format!("the description of {own_name} is withheld: {why}")),
         }
-        size += info.description.len() + schema.json_len();
+        let output_schema = match output_schema(entry) {
+            Ok(schema) => schema,
+            Err(why) => {
+                listed.warn(format!("the output schema of {own_name} is not used: it {why}"));
+                None
+            }
+        };
+        let of_output = output_schema.as_ref().map_or(0, |schema| schema.to_string().len());
+        size += info.description.len() + schema.json_len() + of_output;
         if size > MAX_ALL {
             let most = MAX_ALL / 1024;
             listed.warn(format!("from {own_name} on its tools take more than {most} KiB together"));
             break;
         }
         info.input_schema = schema;
-        listed.tools.push(Described { info, own_name: own_name.to_owned() });
+        listed.tools.push(Described { info, own_name: own_name.to_owned(), output_schema });
     }
     for missing in effects.keys().filter(|name| !names.contains(*name)) {
         listed.warn(format!("effects names the tool {}, which it does not have", quoted(missing)));
@@ -152,6 +162,22 @@ fn schema(entry: &Value) -> Result<ToolSchema, String> {
         }
         None => Ok(schema),
     }
+}
+
+/// It is not shown to models.
+fn output_schema(entry: &Value) -> Result<Option<Value>, String> {
+    let schema = &entry["outputSchema"];
+    if schema.is_null() {
+        return Ok(None);
+    }
+    if !schema.is_object() {
+        return Err("is no object".to_owned());
+    }
+    if schema.to_string().len() > MAX_SCHEMA {
+        return Err(format!("has more than {} KiB", MAX_SCHEMA / 1024));
+    }
+    Schema::of_tool(schema).map_err(|refused| refused.to_string())?;
+    Ok(Some(schema.clone()))
 }
 
 /// What the server says of the tool, without characters that are not seen.

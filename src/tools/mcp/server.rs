@@ -27,6 +27,7 @@ use crate::outbound::Client;
 use crate::run::SandboxLevel;
 use crate::tools::ToolInfo;
 use crate::tools::programs;
+use crate::tools::proxy::{Hosts, Proxy};
 use crate::tools::sandbox::plan::{Access, Grant, GrantKind, Reach};
 use crate::tools::sandbox::reach::{self, Startable};
 use crate::tools::sandbox::{Kept, Sandbox};
@@ -61,6 +62,8 @@ pub enum Connection {
         directory: PathBuf,
         /// What it may read and execute besides.
         reads: Vec<PathBuf>,
+        /// What it may ask of the network.
+        network: Arc<Hosts>,
     },
     Address {
         url: Url,
@@ -74,6 +77,7 @@ pub enum Connection {
 pub(super) struct Surroundings {
     pub(super) sandbox: Arc<Sandbox>,
     pub(super) client: Client,
+    pub(super) proxy: Proxy,
     /// Counts changes of what is listed.
     pub(super) generation: Arc<AtomicU64>,
 }
@@ -133,7 +137,12 @@ impl Server {
     pub(super) fn does(&self) -> String {
         match &self.settings.connection {
             Connection::Address { url, .. } => url.to_string(),
-            Connection::Program { command, args, .. } => format!("{command} {args:?}"),
+            Connection::Program { command, args, network, .. } if network.are_none() => {
+                format!("{command} {args:?}")
+            }
+            Connection::Program { command, args, network, .. } => {
+                format!("{command} {args:?}, which reaches {network}")
+            }
         }
     }
 
@@ -141,6 +150,14 @@ impl Server {
         match &self.settings.connection {
             Connection::Address { .. } => None,
             Connection::Program { .. } => self.surroundings.sandbox.known_level(),
+        }
+    }
+
+    /// Whether its program may ask anything of the network.
+    pub(super) fn leads_out(&self) -> bool {
+        match &self.settings.connection {
+            Connection::Address { .. } => false,
+            Connection::Program { network, .. } => !network.are_none(),
         }
     }
 
@@ -281,11 +298,20 @@ impl Server {
 
     /// The program as the sandbox takes it; or why it cannot be started.
     async fn program(&self) -> Result<Kept, String> {
-        let Connection::Program { command, args, variables, directory, reads } =
+        let Connection::Program { command, args, variables, directory, reads, network } =
             self.settings.connection.clone()
         else {
             return Err("it is no program".to_owned());
         };
+        let leads_out = !network.are_none();
+        if leads_out && !self.surroundings.sandbox.kernel().await.holds.network {
+            return Err(
+                "its settings give it a network, and this machine cannot; see `toolloop doctor`"
+                    .into(),
+            );
+        }
+        let way_out =
+            leads_out.then(|| self.surroundings.proxy.way_out_of_server(self.name(), network));
         let path = self.surroundings.sandbox.settings().path.clone();
         let looked = tokio::task::spawn_blocking(move || {
             let program = programs::found(&command, Path::new("/"), &path)?;
@@ -296,6 +322,7 @@ impl Server {
                 let kind = if path.is_dir() { GrantKind::Tree } else { GrantKind::File };
                 Some(Grant { path: path.to_str()?.to_owned(), access: Access::RUN, kind })
             }));
+            grants.extend(reach::certificates().filter(|_| leads_out));
             let all = Access { read: true, write: true, execute: true };
             grants.push(Grant { path: ".".to_owned(), access: all, kind: GrantKind::Tree });
             let arguments = std::iter::once(command).chain(args).collect();
@@ -305,6 +332,7 @@ impl Server {
                 directory: opened(&directory)?,
                 environment: variables,
                 reach: Reach { grants, masked: Vec::new() },
+                way_out,
             })
         });
         looked.await.unwrap_or_else(|_| Err("the service failed".to_owned()))

@@ -13,9 +13,13 @@ use super::answer;
 use super::listing::Described;
 use super::messages::{self, Failure};
 use super::server::Server;
+use crate::bounds::schema::{Fault, Schema};
 use crate::governance::{Action, ActionKind, Permit};
 use crate::run::{Effect, SandboxLevel, Target};
 use crate::tools::{Tool, ToolContext, ToolError, ToolInfo};
+
+/// Faults of an answer that are told.
+const MAX_FAULTS: usize = 5;
 
 /// A tool that its server has listed.
 pub(super) struct McpTool {
@@ -62,6 +66,10 @@ impl Tool for McpTool {
         self.server.sandbox_level()
     }
 
+    fn may_lead_out(&self) -> bool {
+        self.server.leads_out()
+    }
+
     fn unavailable(&self) -> Option<String> {
         self.server.fault()
     }
@@ -100,7 +108,34 @@ impl Tool for McpTool {
                 )));
             }
         };
-        answer::of(&result).map_err(ToolError::ForModel)
+        let text = answer::of(&result).map_err(ToolError::ForModel)?;
+        self.check(&result).map_err(told)?;
+        Ok(text)
+    }
+}
+
+impl McpTool {
+    /// Whether an answer is what the server itself says that this tool answers.
+    fn check(&self, result: &Value) -> Result<(), String> {
+        let Some(schema) = &self.described.output_schema else { return Ok(()) };
+        let name = self.server.name();
+        let wrong = |what: String| {
+            format!(
+                "The MCP server {name} answered, but not as the output schema of its tool says: {what}. \
+                 What it was asked for may have been done."
+            )
+        };
+        let Some(structured) = result.get("structuredContent") else {
+            return Err(wrong("it has no structuredContent".to_owned()));
+        };
+        let schema = Schema::of_tool(schema).map_err(|refused| wrong(refused.0))?;
+        schema.check(structured, MAX_FAULTS).map_err(|rejected| {
+            let told = |Fault { pointer, message, .. }: Fault| match pointer.as_str() {
+                "" => message,
+                _ => format!("{pointer}: {message}"),
+            };
+            wrong(rejected.faults().into_iter().map(told).collect::<Vec<_>>().join("; "))
+        })
     }
 }
 
@@ -116,6 +151,10 @@ impl Tool for Missing {
 
     fn sandbox_level(&self) -> Option<SandboxLevel> {
         self.server.sandbox_level()
+    }
+
+    fn may_lead_out(&self) -> bool {
+        self.server.leads_out()
     }
 
     fn unavailable(&self) -> Option<String> {

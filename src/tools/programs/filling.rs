@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::tools::Workspace;
 use crate::tools::quota::OverQuota;
-use crate::tools::sandbox::reach::Size;
+use crate::tools::sandbox::known::Size;
 
 /// Between two looks at the file system: the first while much is written, and at the beginning.
 const SOON: Duration = Duration::from_millis(2);

@@ -17,8 +17,9 @@ use crate::event::{ChangeKind, FileChange};
 use crate::governance::{Decision, Permit};
 use crate::tools::ToolContext;
 use crate::tools::removal::make_accessible;
-use crate::tools::sandbox::reach::{Before, MAX_WALKED, Stamp};
-use crate::tools::sandbox::walk::{Beyond, Met, walk};
+use crate::tools::sandbox::known::{self, Stamp, Tree};
+use crate::tools::sandbox::reach::Before;
+use crate::tools::sandbox::walk::{Beyond, MAX_WALKED, Met, walk};
 
 /// Entries that are looked at after programs have ended. They may have made more than there may be before
 /// the next ones.
@@ -58,7 +59,7 @@ impl Drop for LooksThrough {
         runtime.spawn(async move {
             let Work { permit, context, before, ended, until } = work;
             let _ = ended.await; // the other side is dropped, nothing is sent
-            let looking = move || look_through(&permit, &context, &before);
+            let looking = move || look_through(&permit, &context, before);
             if let Err(error) = tokio::task::spawn_blocking(looking).await {
                 tracing::error!(%error, "what programs have left was not looked through");
             }
@@ -83,8 +84,8 @@ struct Found {
     made: Vec<Made>,
 }
 
-fn look_through(permit: &Permit, context: &ToolContext, before: &Before) {
-    match found(permit, context, before) {
+fn look_through(permit: &Permit, context: &ToolContext, before: Before) {
+    match told_or_found(permit, context, before) {
         Ok(found) => tell(found, permit, context),
         Err(error) => context
             .changed
@@ -136,9 +137,21 @@ fn tell(found: Found, permit: &Permit, context: &ToolContext) {
     ));
 }
 
+/// What the kernel tells of the changes, if that is all there is to know.
+fn told_or_found(permit: &Permit, context: &ToolContext, mut before: Before) -> io::Result<Found> {
+    let root = context.workspace.root();
+    let changes =
+        before.tree.as_mut().and_then(|tree| tree.updated(&root, |path| permit.may_meet(path)));
+    let Some(changes) = changes else { return found(permit, context, &before) };
+    if let Some(tree) = before.tree.take() {
+        known::keep(&root, permit.denied_as_written(), tree);
+    }
+    Ok(Found { changes: Some(changes), made: Vec::new() })
+}
+
 fn found(permit: &Permit, context: &ToolContext, before: &Before) -> io::Result<Found> {
     let denied = permit.denied();
-    if before.stamps.is_none() && !denied.by_glob {
+    if before.tree.is_none() && !denied.by_glob {
         let made = denied.trees.iter().filter_map(|tree| made_tree(tree, context, before));
         return Ok(Found { changes: None, made: made.collect() });
     }
@@ -154,14 +167,17 @@ fn found(permit: &Permit, context: &ToolContext, before: &Before) -> io::Result<
         Beyond::Depth => io::Error::other("directories lie too deep in one another"),
     };
     let mut is_beneath_denied = false;
+    let mut next = if before.tree.is_some() { Tree::watched(&root) } else { Tree::default() };
     walk(&root, (MAX_AFTERWARDS, None), refused, |met: &Met<'_>| {
         // Patterns are seen above a path only where something denied was entered.
         let may =
             if is_beneath_denied { permit.may_enter(met.path) } else { permit.may_meet(met.path) };
         if !may {
             if before.denied.contains(met.path) || is_observed(permit, met.path) {
+                next.denied.insert(met.path.to_owned());
                 return Ok(false);
             }
+            next.is_incomplete();
             if before.own.knows(met.directory, met.name) {
                 is_beneath_denied |= met.is_directory;
                 return Ok(met.is_directory); // what lies in it may be the programs' all the same
@@ -169,13 +185,22 @@ fn found(permit: &Permit, context: &ToolContext, before: &Before) -> io::Result<
             found.made.push(put_aside(met, context, before));
             return Ok(false);
         }
+        if met.name.to_str().is_none() {
+            next.is_incomplete();
+        }
         if met.is_directory {
             make_accessible(met.directory, met.name);
+            if next.may_be_kept() {
+                next.add_directory(met);
+            }
             return Ok(true);
         }
-        let Some(stamps) = &before.stamps else { return Ok(false) };
+        let Some(Tree { files, .. }) = &before.tree else { return Ok(false) };
         let Ok(now) = met.stat() else { return Ok(false) };
-        match stamps.get_key_value(met.path) {
+        if next.may_be_kept() {
+            next.add_file(met.path, &now);
+        }
+        match files.get_key_value(met.path) {
             None => changes.push((met.path.to_owned(), ChangeKind::Created)),
             Some((path, stamp)) => {
                 kept.insert(path);
@@ -186,8 +211,9 @@ fn found(permit: &Permit, context: &ToolContext, before: &Before) -> io::Result<
         }
         Ok(false)
     })?;
-    found.changes = before.stamps.as_ref().map(|stamps| {
-        let gone = stamps.keys().filter(|path| !kept.contains(*path));
+    known::keep(&root, permit.denied_as_written(), next);
+    found.changes = before.tree.as_ref().map(|Tree { files, .. }| {
+        let gone = files.keys().filter(|path| !kept.contains(*path));
         changes.extend(gone.map(|path| (path.clone(), ChangeKind::Deleted)));
         changes.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
         changes
@@ -217,7 +243,11 @@ fn made_tree(tree: &str, context: &ToolContext, before: &Before) -> Option<Made>
 
 fn put_aside(met: &Met<'_>, context: &ToolContext, before: &Before) -> Made {
     let inode = met.stat().ok().filter(|_| !met.is_directory).map(|found| found.st_ino);
-    let was = before.stamps.iter().flatten().find(|(_, stamp)| Some(stamp.inode) == inode);
+    let was = before
+        .tree
+        .iter()
+        .flat_map(|tree| &tree.files)
+        .find(|(_, stamp)| Some(stamp.inode) == inode);
     Made {
         path: met.path.to_owned(),
         was: was.map(|(path, _)| path.clone()),

@@ -11,16 +11,17 @@ use std::time::Duration;
 use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::net::unix::pipe;
 use tokio::process::{ChildStderr, ChildStdout};
+use tokio_util::task::AbortOnDropHandle;
 
 use super::plan::{Command, Plan, Reach, Step, Stopped, When};
 use super::supervised::Supervised;
-use super::{Sandbox, SandboxError, temporary};
+use super::{GRACE, Sandbox, SandboxError, WayOut, temporary};
 use crate::run::SandboxLevel;
 
 /// Longer than any machine runs.
 const FOREVER: Duration = Duration::from_hours(24 * 365 * 100);
 
-/// A program that is to be kept running, without a network.
+/// A program that is to be kept running.
 pub struct Kept {
     /// Absolute.
     pub program: String,
@@ -31,6 +32,8 @@ pub struct Kept {
     /// Beside the usual variables.
     pub environment: Vec<(String, String)>,
     pub reach: Reach,
+    /// To the network, where it has one and the kernel can give it.
+    pub way_out: Option<WayOut>,
 }
 
 /// A program that runs until this is dropped.
@@ -39,6 +42,8 @@ pub struct Running {
     pub output: ChildStdout,
     pub errors: ChildStderr,
     pub ending: Ending,
+    /// Answers what it asks of the network.
+    _way_out: Option<AbortOnDropHandle<()>>,
 }
 
 /// How it ends.
@@ -56,14 +61,16 @@ impl Sandbox {
         if settings.require && kernel.level() < SandboxLevel::Enforced {
             return Err(SandboxError::TooWeak { found: kernel.level() });
         }
-        let Kept { program, arguments, directory, environment, reach } = kept;
+        let Kept { program, arguments, directory, environment, reach, way_out } = kept;
+        let way_out = way_out.filter(|_| kernel.holds.network);
         let temporary = temporary()?;
         let command =
             Command { program, arguments, environment: Vec::new(), redirections: Vec::new() };
         let plan = Plan {
             steps: vec![Step { when: When::Always, negated: false, commands: vec![command] }],
             directory: ".".to_owned(),
-            environment: self.environment(&temporary, environment, false),
+            environment: self.environment(&temporary, environment, way_out.is_some()),
+            network: way_out.is_some(),
             is_spoken_to: true,
             reach,
             limits: settings.limits,
@@ -81,7 +88,15 @@ impl Sandbox {
         let mut started = self.supervisors.start(&directory, &plan, Some(&reads)).await?;
         let (output, errors) = started.streams()?;
         let input = pipe::Sender::from_owned_fd(writes)?;
-        Ok(Running { input, output, errors, ending: Ending(started) })
+        let listener = match &way_out {
+            Some(_) => tokio::time::timeout(GRACE, started.listener())
+                .await
+                .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??,
+            None => None,
+        };
+        let serving = listener.zip(way_out).map(|(listener, way_out)| way_out(listener));
+        let way_out = serving.map(|serving| AbortOnDropHandle::new(tokio::spawn(serving)));
+        Ok(Running { input, output, errors, ending: Ending(started), _way_out: way_out })
     }
 }
 

@@ -10,6 +10,7 @@
 mod confinement;
 mod handles;
 mod kept;
+pub mod known;
 mod mounts;
 mod network;
 mod output;

@@ -4,24 +4,23 @@
 //! The kernel grants directories and files and knows no globs. A rule that names a whole directory
 //! becomes a grant of it; any other rule, and `paths.deny` by glob, is held by looking at what is
 //! there, in a walk of at most [`MAX_WALKED`] entries, made for the call. Where that is not enough
-//! the call is refused. The same walk notes what is there before programs that may change it.
+//! the call is refused. The same walk notes what is there before programs that may change it, unless that
+//! is still known (`known`).
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashSet};
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cap_std::fs::Dir;
-use rustix::fs::{FileType, Stat};
 
+use super::known::{self, Size, Stamp, Tree};
 use super::plan::{Access, Grant, GrantKind, Reach};
-use super::walk::{Beyond, Met, walk};
+use super::walk::{Beyond, MAX_WALKED, Met, walk};
 use crate::governance::Permit;
 use crate::tools::own_writes::Watch;
 
-/// Entries of a workspace that are looked at for one call.
-pub const MAX_WALKED: usize = 20_000;
 /// How long that may take.
 const MAX_WALK: Duration = Duration::from_secs(5);
 /// Bytes of a script's first line.
@@ -189,49 +188,17 @@ fn loaders() -> Vec<PathBuf> {
     found
 }
 
-/// How a file was when it was looked at. Its content is not read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stamp {
-    pub inode: u64,
-    size: i64,
-    /// In seconds, and nanoseconds beyond.
-    modified: (i64, u64),
-    /// The same of any change, which programs cannot set.
-    changed: (i64, u64),
-}
-
-impl Stamp {
-    pub fn of(found: &Stat) -> Self {
-        Self {
-            inode: found.st_ino,
-            size: found.st_size,
-            modified: (found.st_mtime, found.st_mtime_nsec),
-            changed: (found.st_ctime, found.st_ctime_nsec),
-        }
-    }
-}
-
 /// What is in a workspace before programs change it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Before {
-    /// Of what is no directory, by path; none where there is too much of it.
-    pub stamps: Option<HashMap<String, Stamp>>,
+    /// None where there is too much of it.
+    pub tree: Option<Tree>,
     /// What is denied, without what lies in it.
     pub denied: HashSet<String>,
     /// What all of it takes; none where a part was not looked at.
     pub size: Option<Size>,
     /// Began before the others were looked at.
     pub own: Watch,
-}
-
-/// How much there is in a workspace.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Size {
-    pub bytes: u64,
-    /// With directories.
-    pub files: u64,
-    /// Bytes of its largest file.
-    pub largest: u64,
 }
 
 /// The workspace's part, and what is in there where the programs may change it.
@@ -261,16 +228,11 @@ pub fn workspace(
     } else {
         None
     };
-    let mut found = looked.unwrap_or_else(|| {
-        let denied = deny.trees.into_iter().filter(|path| root.symlink_metadata(path).is_ok());
-        Found { denied: denied.collect(), ..Found::default() }
-    });
-    let before = own.map(|own| Before {
-        size: found.stamps.as_ref().filter(|_| found.denied.is_empty()).map(|_| found.size),
-        stamps: found.stamps.take(),
-        denied: found.denied.iter().cloned().collect(),
-        own,
-    });
+    let denied: HashSet<String> = looked.as_ref().map_or_else(
+        || deny.trees.into_iter().filter(|path| root.symlink_metadata(path).is_ok()).collect(),
+        |tree| tree.denied.clone(),
+    );
+    let found = Found::of(looked.as_ref(), &denied, by_glob || !has_mounts);
     let mut reach = Reach::default();
     let access = if executes { Access::RUN } else { Access::READ };
     let trees = read.trees.iter().map(|tree| (tree, access));
@@ -292,9 +254,16 @@ pub fn workspace(
         push(&mut reach.grants, ".", Access::READ, GrantKind::Names);
     }
     if has_mounts {
-        reach.masked = found.denied;
+        reach.masked = found.denied.iter().map(|path| (*path).to_owned()).collect();
     }
-    Ok((reach, before))
+    let Some(own) = own else {
+        if let Some(tree) = looked {
+            known::keep(root, permit.denied_as_written(), tree);
+        }
+        return Ok((reach, None));
+    };
+    let size = looked.as_ref().filter(|_| denied.is_empty()).map(Tree::size);
+    Ok((reach, Some(Before { tree: looked, denied, size, own })))
 }
 
 fn push(grants: &mut Vec<Grant>, path: &str, access: Access, kind: GrantKind) {
@@ -303,7 +272,7 @@ fn push(grants: &mut Vec<Grant>, path: &str, access: Access, kind: GrantKind) {
 
 /// A directory as a whole; or where something in it is denied and cannot be covered, the names in
 /// it and, one by one, what is not denied.
-fn grant(grants: &mut Vec<Grant>, tree: &str, access: Access, found: &Found, has_mounts: bool) {
+fn grant(grants: &mut Vec<Grant>, tree: &str, access: Access, found: &Found<'_>, has_mounts: bool) {
     let within = |path: &str| {
         tree == "." || path.strip_prefix(tree).is_some_and(|rest| rest.starts_with('/'))
     };
@@ -312,8 +281,8 @@ fn grant(grants: &mut Vec<Grant>, tree: &str, access: Access, found: &Found, has
         return push(grants, tree, access, kind);
     }
     push(grants, tree, access, GrantKind::Names);
-    let is_child = |path: &&String| {
-        let rest = if tree == "." { Some(path.as_str()) } else { path.strip_prefix(tree) };
+    let is_child = |path: &&&str| {
+        let rest = if tree == "." { Some(**path) } else { path.strip_prefix(tree) };
         rest.is_some_and(|rest| within(path) && !rest.trim_start_matches('/').contains('/'))
     };
     for file in found.files.iter().filter(is_child) {
@@ -324,16 +293,24 @@ fn grant(grants: &mut Vec<Grant>, tree: &str, access: Access, found: &Found, has
     }
 }
 
-/// What lies in a workspace.
-#[derive(Default)]
-struct Found {
-    files: BTreeSet<String>,
-    directories: BTreeSet<String>,
-    /// Without what lies in it.
-    denied: Vec<String>,
-    stamps: Option<HashMap<String, Stamp>>,
-    /// Of what is not denied, where stamps are asked for.
-    size: Size,
+/// What lies in a workspace, in order.
+struct Found<'a> {
+    files: BTreeSet<&'a str>,
+    directories: BTreeSet<&'a str>,
+    denied: BTreeSet<&'a str>,
+}
+
+impl<'a> Found<'a> {
+    fn of(tree: Option<&'a Tree>, denied: &'a HashSet<String>, with_names: bool) -> Self {
+        let tree = tree.filter(|_| with_names);
+        let files = tree.map(|tree| tree.files.keys().map(String::as_str).collect());
+        let directories = tree.map(|tree| tree.directories.iter().map(String::as_str).collect());
+        Self {
+            files: files.unwrap_or_default(),
+            directories: directories.unwrap_or_default(),
+            denied: denied.iter().map(String::as_str).collect(),
+        }
+    }
 }
 
 /// What a look at a workspace is for.
@@ -351,8 +328,12 @@ fn look(
     root: &Dir,
     what: &'static str,
     wanted: Wanted,
-) -> Result<Found, ReachError> {
-    let mut found = Found { stamps: wanted.stamps.then(HashMap::new), ..Found::default() };
+) -> Result<Tree, ReachError> {
+    let rules = permit.denied_as_written();
+    if let Some(known) = known::taken(root, &rules, |path| permit.may_meet(path)) {
+        return Ok(known);
+    }
+    let mut tree = if wanted.stamps { Tree::watched(root) } else { Tree::default() };
     let refused = |beyond| match beyond {
         Beyond::Entries => ReachError::TooMany(what),
         Beyond::Depth => ReachError::TooDeep,
@@ -364,33 +345,25 @@ fn look(
                 let place = if met.above.is_empty() { "the workspace" } else { met.above };
                 return Err(ReachError::NotText(place.to_owned()));
             }
+            tree.is_incomplete();
             return Ok(false);
         }
         if !permit.may_meet(met.path) {
-            found.denied.push(met.path.to_owned());
+            tree.denied.insert(met.path.to_owned());
             return Ok(false);
         }
-        found.size.files += 1;
         if met.is_directory {
-            if wanted.names {
-                found.directories.insert(met.path.to_owned());
-            }
+            tree.add_directory(met);
             return Ok(true);
         }
-        if let Some(stamps) = &mut found.stamps
-            && let Ok(metadata) = met.stat()
-        {
-            if FileType::from_raw_mode(metadata.st_mode).is_file() {
-                let bytes = metadata.st_size.unsigned_abs();
-                found.size.bytes = found.size.bytes.saturating_add(bytes);
-                found.size.largest = found.size.largest.max(bytes);
+        if wanted.stamps {
+            if let Ok(found) = met.stat() {
+                tree.add_file(met.path, &found);
             }
-            stamps.insert(met.path.to_owned(), Stamp::of(&metadata));
-        }
-        if wanted.names {
-            found.files.insert(met.path.to_owned());
+        } else if wanted.names {
+            tree.files.insert(met.path.to_owned(), Stamp::default());
         }
         Ok(false)
     })?;
-    Ok(found)
+    Ok(tree)
 }

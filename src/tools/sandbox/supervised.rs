@@ -147,6 +147,11 @@ impl Supervised {
         Ok((stdout, child.stderr.take().ok_or_else(missing)?))
     }
 
+    /// Where programs that were given a network ask for what is outside; none where nothing was started.
+    pub(super) async fn listener(&self) -> io::Result<Option<TcpListener>> {
+        taken_over(&self.socket).await
+    }
+
     /// What became of programs whose streams are read elsewhere.
     pub(super) async fn report(mut self) -> io::Result<Report> {
         let mut text = Vec::new();
@@ -168,15 +173,13 @@ impl Supervised {
     ) -> Result<(Report, Output, Output), SandboxError> {
         let (stdout, stderr) = self.streams()?;
         let talk = async {
-            let listener =
-                if plan.network { network::taken_over(&self.socket).await? } else { None };
+            let listener = if plan.network { taken_over(&self.socket).await? } else { None };
             let mut text = Vec::new();
             let mut socket = (&mut self.socket).take(MAX_REPORT);
             let reported = socket.read_to_end(&mut text);
             match (listener, way_out) {
                 (Some(listener), Some(way_out)) => {
-                    listener.set_nonblocking(true)?;
-                    let serving = way_out(TcpListener::from_std(listener)?);
+                    let serving = way_out(listener);
                     tokio::select! {
                         read = reported => read?,
                         () = serving => return Err(io::Error::other("its proxy has ended")),
@@ -204,4 +207,10 @@ impl Supervised {
         })?;
         Ok((report, stdout, stderr))
     }
+}
+
+async fn taken_over(socket: &UnixStream) -> io::Result<Option<TcpListener>> {
+    let Some(listener) = network::taken_over(socket).await? else { return Ok(None) };
+    listener.set_nonblocking(true)?;
+    TcpListener::from_std(listener).map(Some)
 }

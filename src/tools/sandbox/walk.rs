@@ -14,6 +14,8 @@ use rustix::fs::Stat;
 
 use crate::tools::entries::{self, Space};
 
+/// Entries of a workspace that are looked at for one call.
+pub const MAX_WALKED: usize = 20_000;
 /// Directories in one another.
 const MAX_DEPTH: usize = 512;
 

@@ -10,17 +10,27 @@ def tried(what):
     except OSError as e:
         return type(e).__name__
 
+def fetched(url):
+    import urllib.error, urllib.request
+    try:
+        return urllib.request.urlopen(url).read().decode()
+    except urllib.error.HTTPError as e:
+        return e.read().decode()
+    except OSError as e:
+        return type(e).__name__
+
 def text(it, **more):
     it = it if isinstance(it, str) else json.dumps(it)
     return {"content": [{"type": "text", "text": it}], **more}
 
-NAMES = "echo fail die hang huge stderr notes junk spawn reach slow ask change boom".split()
+NAMES = "echo fail die hang huge stderr notes junk spawn reach slow ask change boom structured wait fetch".split()
 
 def tools():
     if os.path.exists("tools.json"):
         return json.load(open("tools.json"))
     kind = {"type": "object", "properties": {"n": {"type": "integer"}}}
-    return [{"name": n, "description": f"Does {n}.", "inputSchema": kind} for n in NAMES]
+    more = {"structured": {"outputSchema": kind}}
+    return [{"name": n, "description": f"Does {n}.", "inputSchema": kind, **more.get(n, {})} for n in NAMES]
 
 def call(name, args, params):
     n = args.get("n", 1)
@@ -77,6 +87,15 @@ def call(name, args, params):
         json.dump(args["tools"], open("tools.json", "w"))
         say({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
         return text("changed")
+    if name == "structured":
+        return text("here", **({"structuredContent": args["value"]} if "value" in args else {}))
+    if name == "wait":
+        open("waiting.txt", "w").write(f"{params['id']}\n")
+        said = sys.stdin.readline()
+        open("cancelled.txt", "w").write(said)
+        return text("stopped")
+    if name == "fetch":
+        return text({url: fetched(url) for url in args["urls"]})
     if name == "boom":
         while True:
             sys.stdout.write("x" * 65536)
@@ -94,7 +113,7 @@ for line in sys.stdin:
     elif name == "tools/list":
         result = {"tools": tools()}
     elif name == "tools/call":
-        result = call(params["name"], params["arguments"], params)
+        result = call(params["name"], params["arguments"], {**params, "id": id})
     else:
         result = {}
     if result is None:

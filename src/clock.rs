@@ -5,10 +5,9 @@
 //! what the database said last. It does not measure leases or timeouts: those are spans, on the
 //! monotonic clock.
 
-use std::sync::atomic::{AtomicI64, Ordering};
-use std::time::Instant;
-
 use chrono::{DateTime, TimeDelta, Utc};
+use std::sync::atomic::{AtomicI64, Ordering};
+use tokio::time::Instant;
 
 /// A difference that is put down to the way of the answer and not to the clocks, in microseconds.
 const TOLERANCE: i64 = 100_000;
@@ -18,11 +17,19 @@ static AHEAD: AtomicI64 = AtomicI64::new(0);
 
 /// The time.
 pub fn now() -> DateTime<Utc> {
+    #[cfg(test)]
+    if let Some(now) = simulated::now() {
+        return now;
+    }
     machine() + TimeDelta::microseconds(AHEAD.load(Ordering::Relaxed))
 }
 
 /// Takes note that the database had that time between `asked` and now.
 pub fn told(database: DateTime<Utc>, asked: Instant) {
+    #[cfg(test)]
+    if simulated::now().is_some() {
+        return; // it is the database's already
+    }
     let way = asked.elapsed() / 2;
     let there = database + TimeDelta::from_std(way).unwrap_or_default();
     let ahead = (there - machine()).num_microseconds().unwrap_or_default();
@@ -45,6 +52,32 @@ fn machine() -> DateTime<Utc> {
 #[cfg(not(debug_assertions))]
 fn machine() -> DateTime<Utc> {
     Utc::now()
+}
+
+/// The time of a simulation, which runs in one thread.
+#[cfg(test)]
+pub(crate) mod simulated {
+    use std::cell::Cell;
+
+    use super::{DateTime, Instant, TimeDelta, Utc};
+
+    thread_local! {
+        static KNOWN: Cell<Option<(DateTime<Utc>, Instant)>> = const { Cell::new(None) };
+        static ASKED: Cell<u16> = const { Cell::new(0) };
+    }
+
+    /// What the database's clock shows at that instant of the executor that is run next.
+    pub(crate) fn set(known: Option<(DateTime<Utc>, Instant)>) {
+        KNOWN.set(known);
+    }
+
+    pub(super) fn now() -> Option<DateTime<Utc>> {
+        let (at, then) = KNOWN.get()?;
+        // Between two questions some time goes by.
+        ASKED.set((ASKED.get() + 1) % 1000);
+        let asked = TimeDelta::microseconds(ASKED.get().into());
+        Some(at + TimeDelta::from_std(then.elapsed()).unwrap_or_default() + asked)
+    }
 }
 
 #[cfg(test)]

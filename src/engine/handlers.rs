@@ -5,6 +5,7 @@
 //! has a deadline and a size. A validator that may answer in a moment is asked again. Addresses and
 //! causes of what goes wrong go to the log only.
 
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use reqwest::header::CONTENT_TYPE;
@@ -33,8 +34,9 @@ const MAX_MESSAGE: usize = 400;
 /// The way to all of them.
 #[derive(Debug, Default)]
 pub struct Handlers {
-    /// Absent where the machine cannot make connections; then every call fails.
-    client: Option<Client>,
+    /// Made when it is needed first: to read the machine's certificates takes a while. Absent where
+    /// the machine cannot make connections; then every call fails.
+    client: OnceLock<Option<Client>>,
 }
 
 /// Why an endpoint gave no answer that can be used.
@@ -107,13 +109,12 @@ fn client() -> Result<Client, Box<dyn std::error::Error>> {
 impl Handlers {
     /// The way to all endpoints; connections are kept and shared.
     pub fn new() -> Self {
-        match client() {
-            Ok(client) => Self { client: Some(client) },
-            Err(error) => {
-                tracing::error!(%error, "validators and reflections cannot be asked");
-                Self::default()
-            }
-        }
+        Self::default()
+    }
+
+    fn client(&self) -> Option<&Client> {
+        let failed = |error| tracing::error!(%error, "validators and reflections cannot be asked");
+        self.client.get_or_init(|| client().map_err(failed).ok()).as_ref()
     }
 
     /// What a validator has against an output.
@@ -190,7 +191,7 @@ impl Handlers {
         body: &Value,
         run_id: Uuid,
     ) -> Result<(bool, Vec<u8>), HandlerError> {
-        let request = self.client.as_ref().ok_or(HandlerError::Unreachable)?.post(url).json(body);
+        let request = self.client().ok_or(HandlerError::Unreachable)?.post(url).json(body);
         let exchange = async {
             let response = request.send().await.map_err(|error| {
                 tracing::warn!(%run_id, url, %error, cause = ?std::error::Error::source(&error), "the endpoint cannot be reached");

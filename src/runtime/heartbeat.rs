@@ -5,10 +5,10 @@
 //! declared dead stops all its runs and registers again.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures::future::BoxFuture;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::Runtime;
 use crate::clock;
@@ -39,6 +39,11 @@ impl Runtime {
                 () = runtime.beat(open) => {}
             }
         };
+        #[cfg(test)]
+        if super::simulation::is_running() {
+            tokio::spawn(beat);
+            return;
+        }
         let thread = std::thread::Builder::new().name("heartbeat".into()).spawn(move || {
             match tokio::runtime::Builder::new_current_thread().enable_all().build() {
                 Ok(runtime) => runtime.block_on(beat),
@@ -53,6 +58,8 @@ impl Runtime {
     async fn beat(&self, open: HeartbeatStore) {
         let lease = self.inner.settings.lease;
         let patience = LEAST_PATIENCE.max(lease / 6);
+        #[cfg(test)]
+        let patience = super::simulation::patience_of_heartbeats(patience);
         let mut own = None;
         let mut failures = 0_u32;
         loop {

@@ -171,37 +171,22 @@ impl KeptFiles {
             }
             self.difference().await
         };
-        match timeout(PATIENCE, look).await {
-            Ok(Ok(())) => None,
-            Ok(Err(why)) => Some(why),
-            Err(_) => Some(format!("the object store {} does not answer", self.objects)),
-        }
+        in_time(&self.objects, look).await.err()
     }
 
     /// Whether it is the object store that all replicas use, and takes what it is given.
     async fn difference(&self) -> Result<(), String> {
-        let shown = |error: &dyn fmt::Display| format!("{}: {error}", self.objects);
         let id = if let Some(id) = self.id.get() {
             id.clone()
         } else {
             let id = id_of(&self.store, &self.objects).await?;
             self.id.get_or_init(|| id).clone()
         };
-        match self.objects.get_small(&marker(&id)).await {
-            Ok(_) => {}
-            Err(ObjectsError::Missing) => {
-                return Err(format!(
-                    "it is not the object store that the replicas share ({} has no {})",
-                    self.objects,
-                    marker(&id)
-                ));
-            }
-            Err(error) => return Err(shown(&error)),
-        }
+        has_marker(&self.objects, &id).await?;
         if self.is_failing.load(Ordering::Relaxed) {
             let probe = format!(".probe/{}", self.owner);
             let put = self.objects.put(&probe, Bytes::from_static(b"probe\n")).await;
-            put.map_err(|error| shown(&error))?;
+            put.map_err(|error| format!("{}: {error}", self.objects))?;
             let _ = self.objects.delete(&probe).await; // it would be written over
             self.is_failing.store(false, Ordering::Relaxed);
         }
@@ -322,16 +307,29 @@ pub async fn object_store_fault(
     objects: &Objects,
 ) -> Result<Option<String>, StoreError> {
     let Some(id) = store.known_secret(NAME).await? else { return Ok(None) };
-    let marker = marker(&String::from_utf8_lossy(&id));
-    let found = timeout(PATIENCE, objects.get_small(&marker)).await;
-    Ok(match found {
-        Ok(Ok(_)) => None,
-        Ok(Err(ObjectsError::Missing)) => {
-            Some(format!("it is not the object store that the replicas share (it has no {marker})"))
-        }
-        Ok(Err(error)) => Some(error.to_string()),
-        Err(_) => Some("it does not answer".to_owned()),
-    })
+    let id = String::from_utf8_lossy(&id);
+    Ok(in_time(objects, has_marker(objects, &id)).await.err())
+}
+
+/// Whether it is the object store of that id, which all replicas use.
+async fn has_marker(objects: &Objects, id: &str) -> Result<(), String> {
+    let marker = marker(id);
+    match objects.get_small(&marker).await {
+        Ok(_) => Ok(()),
+        Err(ObjectsError::Missing) => Err(format!(
+            "it is not the object store that the replicas share ({objects} has no {marker})"
+        )),
+        Err(error) => Err(format!("{objects}: {error}")),
+    }
+}
+
+/// A look that has to end in time.
+async fn in_time(
+    objects: &Objects,
+    look: impl Future<Output = Result<(), String>>,
+) -> Result<(), String> {
+    let late = || Err(format!("the object store {objects} does not answer"));
+    timeout(PATIENCE, look).await.unwrap_or_else(|_| late())
 }
 
 #[async_trait]

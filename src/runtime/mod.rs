@@ -371,3 +371,7 @@ pub fn conversation(events: &[Event]) -> Result<Conversation, FoldError> {
     events.iter().try_for_each(|event| state.apply(event))?;
     Ok(state.conversation().clone())
 }
+
+#[cfg(test)]
+#[path = "simulation_tests.rs"]
+mod simulation;

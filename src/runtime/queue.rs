@@ -4,10 +4,11 @@
 //! long the queue is, is counted by the store once a second and in between by what is seen here.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::Runtime;

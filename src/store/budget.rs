@@ -47,7 +47,7 @@ pub enum Settled {
 }
 
 /// That the run is driven by this owner, or was when it ended.
-const IS_OURS: &str = "EXISTS (SELECT 1 FROM runs WHERE runs.id = :run AND runs.epoch = :epoch \
+pub(super) const IS_OURS: &str = "EXISTS (SELECT 1 FROM runs WHERE runs.id = :run AND runs.epoch = :epoch \
     AND ((runs.status = 'running' AND runs.owner = :owner) OR runs.finished_at IS NOT NULL))";
 
 impl SharedBudget {

@@ -278,3 +278,7 @@ pub async fn open(
         }
     }))
 }
+
+#[cfg(test)]
+#[path = "simulated_tests.rs"]
+pub(crate) mod simulated;

@@ -102,6 +102,18 @@ impl Query {
         Self { template: template.into(), values: Vec::new() }
     }
 
+    #[cfg(test)]
+    pub(super) fn template(&self) -> &str {
+        &self.template
+    }
+
+    /// The same with another text in the place of one.
+    #[cfg(test)]
+    pub(super) fn replaced(mut self, text: &str, other: &str) -> Self {
+        self.template = self.template.replace(text, other).into();
+        self
+    }
+
     /// Gives the parameter `:name` its value.
     pub(super) fn bind(mut self, name: impl Into<Cow<'static, str>>, value: impl Param) -> Self {
         self.values.push((name.into(), value.value()));

@@ -45,7 +45,7 @@ async fn is(service: &Service, run: &str, status: &str) -> Value {
     service.until(run, |run| run["status"] == status).await
 }
 
-async fn change(service: &Service, sql: &str) {
+pub(crate) async fn change(service: &Service, sql: &str) {
     if service.database_url.starts_with("postgres") {
         let mut database = PgConnection::connect(&service.database_url).await.unwrap();
         sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut database).await.unwrap();

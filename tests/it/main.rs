@@ -121,6 +121,7 @@ mod streaming;
 mod telemetry;
 mod tokens;
 mod turns;
+mod two_builds;
 mod uploads;
 mod way_out;
 mod web_fetch;

@@ -22,6 +22,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use uuid::Uuid;
 
+use crate::claims::change;
 use crate::file_stores::doctor;
 use crate::installing::Workshop;
 use crate::service::{Answer, Db, Service, Setup, answer, on_both_stores};
@@ -29,6 +30,8 @@ use crate::service::{Answer, Db, Service, Setup, answer, on_both_stores};
 on_both_stores! {
     a_crash_at_any_commit_loses_no_file,
     a_call_waits_for_the_object_store,
+    a_run_is_given_back_where_the_object_store_stays_away,
+    contents_of_deleted_runs_are_deleted,
     files_of_callers_are_kept_before_they_are_answered,
     what_is_deleted_is_kept_no_more,
     quotas_hold_for_what_is_kept,
@@ -84,27 +87,45 @@ fn agent(scenario: &str, workspace: &str, tools: &str) -> String {
     format!("model: scripted/{scenario}\ntools: [{tools}]\nworkspace: '{workspace}'\n{GOVERNANCE}")
 }
 
+/// Hands the conversation over, and with it the files.
+const HANDING_OVER: &str = "
+steps:
+  - tool_calls: [{tool: file_ops, arguments: {operation: write, path: team.txt, content: \"lead\\n\"}}]
+  - tool_calls: [{tool: transfer_to_helper, arguments: {}}]
+  - tool_calls: [{tool: file_ops, arguments: {operation: read, path: team.txt}}]
+  - {text: done}
+";
+
 fn kept_in(url: &str) -> Setup {
+    kept_with(url, "store_patience = \"20s\"")
+}
+
+/// `runtime`: lines of `[runtime]`.
+fn kept_with(url: &str, runtime: &str) -> Setup {
     let ruled = |agent: String, rules: &str| {
         agent.replace("governance: {", &format!("governance: {{{rules}, "))
     };
     let lead = agent("leading", "team", "file_ops, 'agent:helper'");
     let lead = ruled(lead, "tool_policies: {'agent:helper': ask}");
+    let chief = agent("handing-over", "team", "file_ops, transfer_to_helper");
+    let chief = ruled(chief, "tool_policies: {transfer_to_helper: ask}");
     let program = ruled(agent("program", "own/{run_id}", "shell"), COMMANDS);
     Setup::new()
         .agent("writer", &agent("writing", "own/{run_id}", "file_ops"))
         .agent("talker", &agent("talking", "talks/{session_id}", "file_ops"))
         .agent("shared", &agent("talking", "shared", "file_ops"))
         .agent("lead", &lead)
+        .agent("chief", &chief)
         .agent("helper", &agent("adding", "team", "file_ops"))
         .agent("program", &program)
         .scenario("program", PROGRAM)
         .scenario("leading", LEADING)
+        .scenario("handing-over", HANDING_OVER)
         .scenario("adding", ADDING)
         .scenario("writing", WRITING)
         .scenario("talking", TALKING)
         .config(&format!(
-            "[runtime]\nlease = \"2s\"\nstore_patience = \"20s\"\n[tools.workspace]\nstore = \"object\"\n\
+            "[runtime]\nlease = \"2s\"\n{runtime}\n[tools.workspace]\nstore = \"object\"\n\
              [tools.workspace.object]\nurl = \"{url}\""
         ))
 }
@@ -305,21 +326,24 @@ async fn runs_that_share_a_workspace_lose_no_line_of_each_other() {
 async fn a_tree_that_was_parked_goes_on_elsewhere_in_the_same_workspace() {
     let objects = place();
     let (mut first, second) = two(&objects).await;
-    let run = first.enqueue("lead").await;
-    let parked = first.until(&run, |run| run["status"] == "awaiting_approval").await;
-    assert_eq!(content(&second, &run, "team.txt").await, "lead\n");
-    first.kill().await;
-    let call = parked["pending"][0]["call_id"].as_str().unwrap();
-    let approve = format!("{run}/tool-calls/{call}/approve");
-    assert_eq!(second.post(&approve, &json!({})).await.status, 200);
-    let ended = second.until(&run, has_ended).await;
-    assert_eq!(ended["status"], "completed", "{ended:#}");
-    let results = results(&second, &run).await;
-    assert!(results[2].contains("lead") && results[2].contains("helper"), "{results:#?}");
-    first.restart().await;
-    for service in [&first, &second] {
-        let text = content(service, &run, "team.txt").await;
-        assert_eq!(text, "lead\nhelper\n");
+    // A helper with a task of its own, and one that is handed the conversation.
+    for agent in ["lead", "chief"] {
+        let run = first.enqueue(agent).await;
+        let parked = first.until(&run, |run| run["status"] == "awaiting_approval").await;
+        assert_eq!(content(&second, &run, "team.txt").await, "lead\n");
+        first.kill().await;
+        let call = parked["pending"][0]["call_id"].as_str().unwrap();
+        let approve = format!("{run}/tool-calls/{call}/approve");
+        assert_eq!(second.post(&approve, &json!({})).await.status, 200);
+        let ended = second.until(&run, has_ended).await;
+        assert_eq!(ended["status"], "completed", "{ended:#}");
+        let results = results(&second, &run).await;
+        assert!(results[2].contains("lead") && results[2].contains("helper"), "{results:#?}");
+        first.restart().await;
+        for service in [&first, &second] {
+            let text = content(service, &run, "team.txt").await;
+            assert_eq!(text, "lead\nhelper\n");
+        }
     }
 }
 
@@ -468,6 +492,76 @@ async fn a_call_waits_for_the_object_store(db: Db) {
     assert_eq!(ended["status"], "completed", "{ended:#}");
     assert_eq!(content(&service, &run, "deep/made.txt").await, "one\ntwo\nthree\n");
     service.kill().await;
+}
+
+/// Nothing is counted against it, and what it had changed meanwhile is undone.
+async fn a_run_is_given_back_where_the_object_store_stays_away(db: Db) {
+    let objects = place();
+    let mut service =
+        kept_with(objects.path().to_str().unwrap(), "store_patience = \"1s\"").start(db).await;
+    let run = service.enqueue("writer").await;
+    until_called(&service, &run, 2).await;
+    let aside = objects.path().with_extension("aside");
+    std::fs::rename(objects.path(), &aside).unwrap();
+    std::fs::write(objects.path(), "in the way").unwrap();
+    service.until_logged("run is given back").await;
+    service.until(&run, |run| run["status"] == "queued").await;
+    std::fs::remove_file(objects.path()).unwrap();
+    std::fs::rename(&aside, objects.path()).unwrap();
+    let parked = service.until(&run, |run| run["status"] == "needs_review").await;
+    assert_eq!(content(&service, &run, "deep/made.txt").await, "one\ntwo\n");
+    review(&service, &run, &parked["pending"][0]).await;
+    let ended = service.until(&run, has_ended).await;
+    assert_eq!(ended["status"], "completed", "{ended:#}");
+    assert_eq!(content(&service, &run, "deep/made.txt").await, "one\ntwo\nthree\n");
+    let events = service.get(&format!("{run}/events?limit=200")).await.body;
+    let resumed: Vec<&Value> = events["data"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|event| event["type"] == "run.resumed")
+        .map(|event| &event["data"]["deaths"])
+        .collect();
+    assert!(!resumed.is_empty() && resumed.iter().all(|deaths| **deaths == json!(0)), "{events:#}");
+    service.kill().await;
+}
+
+/// How many contents an object store has.
+fn contents(dir: &std::path::Path) -> usize {
+    let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
+    let is_own = |name: &std::ffi::OsStr| name.to_string_lossy().starts_with('.');
+    let kept = entries.filter(|entry| !is_own(&entry.file_name()));
+    kept.map(|it| if it.path().is_dir() { contents(&it.path()) } else { 1 }).sum()
+}
+
+/// They are kept for some hours, in case somebody is about to use them.
+async fn contents_of_deleted_runs_are_deleted(db: Db) {
+    let objects = place();
+    let mut service =
+        kept_with(objects.path().to_str().unwrap(), "retention = \"1s\"").start(db).await;
+    let owner = "/v1/agents/shared";
+    assert_eq!(put(&service, owner, "stays.txt", "of callers").await.status, 201);
+    let run =
+        service.run("talker", &json!({"inputs": {"line": "of a run"}, "session_id": "s"})).await;
+    let run = path_of(&run);
+    assert_eq!(contents(objects.path()), 2);
+    service.until(&run, |answer| answer["code"] == "NOT_FOUND").await;
+    service.kill().await;
+    assert_eq!(contents(objects.path()), 2, "a moment later they are still there");
+    let earlier = match db {
+        Db::Sqlite => "used_at - 3 * 3600000000",
+        Db::Postgres => "used_at - interval '3 hours'",
+    };
+    change(&service, &format!("UPDATE workspace_objects SET used_at = {earlier}")).await;
+    service.restart().await;
+    for _ in 0..3000 {
+        if contents(objects.path()) == 1 {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    assert_eq!(contents(objects.path()), 1, "{}", service.log());
+    assert_eq!(content(&service, owner, "stays.txt").await, "of callers");
 }
 
 async fn until_started(service: &Service, run: &str, calls: usize) {

@@ -2,7 +2,7 @@
 //! its own. Tests speak to it over HTTP, kill it and start it again.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -40,6 +40,7 @@ pub struct Setup {
     config: String,
     variables: Vec<(String, String)>,
     clock_wrong_by: i64,
+    binary: Option<PathBuf>,
 }
 
 impl Setup {
@@ -107,6 +108,12 @@ impl Setup {
         self
     }
 
+    /// Another build.
+    pub fn binary(mut self, path: &Path) -> Self {
+        self.binary = Some(path.to_owned());
+        self
+    }
+
     pub async fn start(self, db: Db) -> Service {
         let dir = self.lay_out();
         self.start_in(dir, db).await
@@ -118,7 +125,7 @@ impl Setup {
             Db::Sqlite => format!("sqlite://{}", dir.path().join("toolloop.db").display()),
             Db::Postgres => postgres_cluster::fresh_database().await,
         };
-        launch(dir, database_url, self.variables, self.clock_wrong_by).await
+        self.launch(dir, database_url).await
     }
 
     /// The directory of a service that a test starts by itself.
@@ -155,26 +162,24 @@ impl Setup {
     /// On a database of the test's own.
     pub async fn start_on(self, database_url: String) -> Service {
         let dir = self.lay_out();
-        launch(dir, database_url, self.variables, self.clock_wrong_by).await
+        self.launch(dir, database_url).await
     }
-}
 
-async fn launch(
-    dir: TempDir,
-    database_url: String,
-    variables: Vec<(String, String)>,
-    clock_wrong_by: i64,
-) -> Service {
-    let clock = ("CLOCK_WRONG_BY", clock_wrong_by.to_string());
-    let process = Process::start(dir.path(), &database_url, &variables, clock).await;
-    Service {
-        dir,
-        database_url,
-        variables,
-        process,
-        key: ADMIN_KEY.into(),
-        http: reqwest::Client::new(),
-        expects_reclaims: false,
+    async fn launch(self, dir: TempDir, database_url: String) -> Service {
+        let (variables, binary) = (self.variables, self.binary.unwrap_or_else(|| BINARY.into()));
+        let clock = ("CLOCK_WRONG_BY", self.clock_wrong_by.to_string());
+        let command = command_of(&binary, dir.path());
+        let process = Process::start(command, &database_url, &variables, clock).await;
+        Service {
+            dir,
+            database_url,
+            variables,
+            binary,
+            process,
+            key: ADMIN_KEY.into(),
+            http: reqwest::Client::new(),
+            expects_reclaims: false,
+        }
     }
 }
 
@@ -186,12 +191,12 @@ struct Process {
 
 impl Process {
     async fn start(
-        dir: &Path,
+        mut command: Command,
         database_url: &str,
         variables: &[(String, String)],
         (variable, value): (&str, String),
     ) -> Self {
-        let mut child = command(dir)
+        let mut child = command
             .env(variable, value)
             .envs(variables.iter().map(|(name, value)| (name, value)))
             .args([
@@ -218,9 +223,15 @@ impl Process {
     }
 }
 
+const BINARY: &str = env!("CARGO_BIN_EXE_toolloop");
+
 /// The binary, told nothing by this process's environment.
 pub fn command(dir: &Path) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_toolloop"));
+    command_of(Path::new(BINARY), dir)
+}
+
+fn command_of(binary: &Path, dir: &Path) -> Command {
+    let mut command = Command::new(binary);
     command
         .current_dir(dir)
         .kill_on_drop(true)
@@ -261,6 +272,7 @@ pub struct Service {
     pub key: String,
     pub http: reqwest::Client,
     variables: Vec<(String, String)>,
+    binary: PathBuf,
     process: Process,
     expects_reclaims: bool,
 }
@@ -381,8 +393,8 @@ impl Service {
     /// Starts it again, to die at that point, e.g. `after_commit:7`.
     pub async fn restart_to_crash(&mut self, point: &str) {
         let point = ("CRASH_POINT", point.into());
-        let (dir, variables) = (self.dir.path(), &self.variables);
-        self.process = Process::start(dir, &self.database_url, variables, point).await;
+        let command = command_of(&self.binary, self.dir.path());
+        self.process = Process::start(command, &self.database_url, &self.variables, point).await;
     }
 
     /// Whether the process has ended.

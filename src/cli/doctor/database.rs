@@ -113,7 +113,7 @@ async fn on_workspace(store: &Store, config: &Config) -> Result<Option<Finding>,
             };
             Ok(object_store_fault(store, &objects)
                 .await?
-                .map(|fault| Finding::fail("workspace", format!("{objects}: {fault}"), next)))
+                .map(|fault| Finding::fail("workspace", fault, next)))
         }
         WorkspaceStore::Local if store.kind() == "postgres" => {
             let living = store.living_replicas().await?;

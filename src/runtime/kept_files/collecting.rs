@@ -12,6 +12,8 @@ use super::{KeptFiles, Tenant, contains, known_beneath};
 use crate::store::StoreError;
 use crate::tools::Workspace;
 
+/// The pause before the first look, so that a service that is often started looks too.
+const FIRST_LOOK: Duration = Duration::from_secs(5);
 /// The pause between two looks.
 const LOOK: Duration = Duration::from_mins(1);
 /// Contents that are deleted at once.
@@ -24,11 +26,13 @@ const IDLE: Duration = Duration::from_mins(10);
 impl KeptFiles {
     /// Deletes what is not needed any more, until the service stops.
     pub(in crate::runtime) async fn collect(self: Arc<Self>, stop: CancellationToken) {
+        let mut pause = FIRST_LOOK;
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = tokio::time::sleep(LOOK) => {}
+                () = tokio::time::sleep(pause) => {}
             }
+            pause = LOOK;
             if !self.is_ready() {
                 continue;
             }

@@ -11,6 +11,7 @@ pub mod run;
 
 pub mod bounds;
 pub mod config;
+pub mod fairness;
 pub mod objects;
 pub mod outbound;
 

@@ -13,15 +13,19 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("event", &["message", "run"]),
     ("model", &[]),
     ("bounds", &[]),
+    ("fairness", &[]),
     ("objects", &[]),
     ("outbound", &["bounds"]),
     ("config", &["model", "bounds"]),
     ("providers", &["message", "run", "event", "model", "bounds"]),
     ("agents", &["message", "run", "event", "bounds"]),
     ("governance", &["message", "run", "event", "bounds"]),
-    ("store", &["clock", "message", "run", "event", "bounds"]),
+    ("store", &["clock", "message", "run", "event", "bounds", "fairness"]),
     ("drivers", &["message", "run", "event", "bounds", "providers"]),
-    ("tools", &["clock", "message", "run", "event", "bounds", "governance", "outbound"]),
+    (
+        "tools",
+        &["clock", "message", "run", "event", "bounds", "fairness", "governance", "outbound"],
+    ),
     (
         "engine",
         &["clock", "message", "run", "event", "bounds", "agents", "drivers", "providers", "tools"],
@@ -34,6 +38,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "run",
             "event",
             "bounds",
+            "fairness",
             "agents",
             "drivers",
             "providers",
@@ -48,7 +53,10 @@ const ROOMS: &[(&str, &[&str])] = &[
     ),
     (
         "http",
-        &["clock", "message", "run", "event", "bounds", "runtime", "store", "agents", "tools"],
+        &[
+            "clock", "message", "run", "event", "bounds", "fairness", "runtime", "store", "agents",
+            "tools",
+        ],
     ),
     ("telemetry", &["clock", "message", "run", "event", "bounds"]),
 ];

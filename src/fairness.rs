@@ -141,6 +141,12 @@ impl Hold {
     }
 }
 
+impl Default for Hold {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Drop for Hold {
     fn drop(&mut self) {
         if let Some(payer) = &self.payer {
@@ -274,7 +280,7 @@ impl<T> Turn<T> {
         let mut place = self.place.lock();
         let Place::Away(awaited) = &mut *place else { return };
         let awaited = awaited.take();
-        let wakes = match polled {
+        let roused = match polled {
             Ok(Poll::Pending) => {
                 *place = Place::Here(future);
                 awaited
@@ -289,7 +295,7 @@ impl<T> Turn<T> {
             }
         };
         drop(place);
-        if let Some(waker) = wakes {
+        if let Some(waker) = roused {
             waker.wake();
         }
     }

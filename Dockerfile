@@ -1,4 +1,5 @@
-FROM rust:1.95-bookworm AS build
+# The digests are of the index of all platforms; `docker buildx imagetools inspect <image>` tells a newer one.
+FROM rust:1.95-bookworm@sha256:6258907abe69656e41cd992e0b705cdcfabcbbe3db374f92ed2d47121282d4a1 AS build
 WORKDIR /src
 COPY Cargo.toml Cargo.lock ./
 COPY src src
@@ -9,7 +10,7 @@ ENV TOOLLOOP_REVISION=$REVISION
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
     cargo build --profile dist --locked && cp target/dist/toolloop /usr/local/bin/toolloop
 
-FROM debian:bookworm-slim
+FROM debian:bookworm-slim@sha256:3783cc01769c7b2b1b83a5c5ad96c815348e28ed7da68e2e3687004faa906251
 # For the tool `browser`, add chromium to the packages.
 RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates curl python3 \
     && rm -rf /var/lib/apt/lists/* && useradd --create-home --uid 10001 toolloop

@@ -31,6 +31,8 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 
 /// Bytes of stack for what may be deep: parsers and evaluations are lavish.
 const LARGE_STACK: usize = 32 * 1024 * 1024;
+/// The priority of what may be deep, and so may be much: everything else goes first.
+const NICE: i32 = 10;
 
 /// Why something is refused: a phrase that follows its name, e.g. `is longer than 1024 bytes`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -48,7 +50,10 @@ pub fn off_worker<T>(work: impl FnOnce() -> T) -> T {
 fn on_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().stack_size(LARGE_STACK);
-        let caught = || catch_unwind(AssertUnwindSafe(work)).ok();
+        let caught = || {
+            let _ = rustix::process::setpriority_process(None, NICE); // of this thread alone
+            catch_unwind(AssertUnwindSafe(work)).ok()
+        };
         thread.spawn_scoped(scope, caught).ok()?.join().ok().flatten()
     })
 }

@@ -12,6 +12,7 @@ pub mod tls;
 
 pub mod bounds;
 pub mod config;
+pub mod fairness;
 pub mod objects;
 pub mod outbound;
 

@@ -17,6 +17,7 @@ use super::claimed::ResumeError;
 use super::loaded::LoadedAgent;
 use super::uploads::FileOwner;
 use crate::agents::Agent;
+use crate::fairness;
 use crate::store::{RunRecord, StoreError};
 use crate::tools::Workspace;
 use crate::tools::executor::Executor;
@@ -219,8 +220,8 @@ impl Files {
         E: From<io::Error> + Send + 'static,
     {
         let files = self.clone();
-        let done = tokio::task::spawn_blocking(move || work(&files)).await;
-        done.unwrap_or_else(|stopped| Err(io::Error::other(stopped).into()))
+        let done = fairness::blocking(move || work(&files)).await;
+        done.unwrap_or_else(|stopped| Err(io::Error::other(stopped.to_string()).into()))
     }
 }
 
@@ -300,8 +301,8 @@ impl Runtime {
     pub async fn stage_file(&self, tenant: &str) -> io::Result<(Staged, File)> {
         let unavailable = |why: String| io::Error::other(why);
         let tenant = self.directory(tenant, ".").await.map_err(|e| unavailable(e.to_string()))?;
-        let staged = tokio::task::spawn_blocking(move || Staged::create(&tenant.root()));
-        staged.await.map_err(io::Error::other)?
+        let staged = fairness::blocking(move || Staged::create(&tenant.root())).await;
+        staged.map_err(|failed| io::Error::other(failed.to_string()))?
     }
 
     fn loaded_now(&self, agent: &str) -> Option<LoadedAgent> {

@@ -17,6 +17,7 @@ use super::Runtime;
 use super::loaded::executor;
 use crate::agents::{Agent, Definition, Skills};
 use crate::event::{RunEvent, ToolCallBlocked};
+use crate::fairness;
 use crate::governance::{Action, Call, Objection, Verdict};
 use crate::message::{CallTarget, ToolCall};
 use crate::run::{Caller, Effect, Labels};
@@ -99,7 +100,7 @@ impl PolicyBench {
     /// Why the call does not come before the gate.
     pub async fn decide(&self, case: &PolicyCase, directory: &Path) -> Result<Decided, String> {
         let (directory, files) = (directory.to_owned(), case.files.clone());
-        let laid_out = tokio::task::spawn_blocking(move || lay_out(&directory, &files));
+        let laid_out = fairness::blocking(move || lay_out(&directory, &files));
         let workspace = laid_out.await.map_err(|error| error.to_string())??;
         match (&case.actions, &case.arguments) {
             (Some(_), Some(_)) => Err("has both arguments and actions".to_owned()),

@@ -27,6 +27,7 @@ use crate::agents::{Agent, Definition};
 use crate::engine::plan::Rules;
 use crate::engine::state::State;
 use crate::event::{Event, RunEvent};
+use crate::fairness;
 use crate::governance::{ActionKind, Call, Decision, Gate, Objection, PolicyError, Verdict};
 use crate::run::{Budget, Overrides};
 use crate::store::{Page, RunCursor, RunFilter, RunRecord, Store, StoreError};
@@ -164,7 +165,7 @@ impl PolicyReplay {
     /// [`ReplayError`].
     pub async fn judge(&self, tenant: &str, query: &ReplayQuery) -> Result<Replay, ReplayError> {
         let (replay, agent) = (self.clone(), Arc::clone(&query.agent));
-        let made = tokio::task::spawn_blocking(move || replay.judges_of(&agent)).await;
+        let made = fairness::blocking(move || replay.judges_of(&agent)).await;
         let (judge, limits) = made.map_err(|error| StoreError::Failed(error.to_string()))??;
         let filter = RunFilter {
             agent: Some(query.agent.definition.name.clone()),
@@ -208,7 +209,7 @@ impl PolicyReplay {
                 let replay = judge_all(so_far, &judged, &journals, begun + left_to_judge);
                 replay.map(|replay| (replay, left_to_judge.saturating_sub(begun.elapsed())))
             };
-            let judged = tokio::task::spawn_blocking(judging).await;
+            let judged = fairness::blocking(judging).await;
             let judged = judged.map_err(|error| StoreError::Failed(error.to_string()))?;
             (replay, left_to_judge) = judged.ok_or_else(too_long)?;
         }

@@ -24,6 +24,7 @@ use crate::drivers::{DecisionFields, Driver, Native, React};
 use crate::engine::journal::{Ack, Append};
 use crate::engine::{AppendFailed, Driven, Entry, Journal, Plan, Run, RunControl, State, Stopped};
 use crate::event::{Event, RunEvent};
+use crate::fairness::{Payer, Turns};
 use crate::run::{Caller, RunOrigin, TraceContext};
 use crate::store::writer::{AppendError, Appender};
 use crate::store::{NewRun, RunRecord, RunWrite};
@@ -206,6 +207,7 @@ impl DrivenRun {
     ) {
         let (runtime, id) = (self.runtime.clone(), self.identity.new.id);
         let control = Arc::clone(&self.run.control);
+        let payer = Payer::tenant(&self.identity.caller.tenant);
         if stored.is_none() {
             self.register();
         }
@@ -257,7 +259,7 @@ impl DrivenRun {
             drop(self); // and with it its slot
             runtime.inner.queue.worker_freed();
         };
-        runtime.inner.tasks.spawn(task);
+        runtime.inner.tasks.spawn(Turns::new(payer, task));
     }
 
     async fn store_and_drive(

@@ -9,6 +9,7 @@ use uuid::Uuid;
 use super::batch::Batch;
 use super::sql::{Dialect, Query, Row};
 use super::{ConnectionCounts, DatabaseInfo, StoreError, Wakeup};
+use crate::fairness::Hold;
 
 /// Which work a statement belongs to; each has connections of its own where there are several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,6 +20,11 @@ pub(super) enum Work {
     Data,
     /// Commits of runs.
     Commit,
+}
+
+/// For as long as work has a connection, or waits for one.
+pub(super) async fn hold(work: Work) -> Hold {
+    if work == Work::Data { Hold::one_of_few().await } else { Hold::new() }
 }
 
 /// A database.

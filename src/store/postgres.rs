@@ -21,11 +21,12 @@ use uuid::Uuid;
 
 use self::connections::{Connections, PooledConnection, within};
 use self::wakeups::{CHANNEL, Wakeups, payload};
-use super::backend::{Backend, Transaction, Work};
+use super::backend::{Backend, Transaction, Work, hold};
 use super::batch::Batch;
 use super::migrations::POSTGRES as MIGRATIONS;
 use super::sql::{Dialect, Query, Row, Value};
 use super::{ConnectionCounts, DatabaseInfo, StoreError, Wakeup};
+use crate::fairness::Hold;
 
 /// Connections for commits: two in flight and one to spare.
 const COMMIT_CONNECTIONS: usize = 3;
@@ -172,6 +173,7 @@ impl Backend for Postgres {
     }
 
     async fn read(&self, work: Work, query: Query) -> Result<Vec<Row>, StoreError> {
+        let _hold = hold(work).await;
         let mut line = self.connections(work).get().await?;
         let rows = run(&mut line, query).await;
         line.settle(rows)
@@ -182,9 +184,10 @@ impl Backend for Postgres {
     }
 
     async fn begin(&self, work: Work) -> Result<Box<dyn Transaction + '_>, StoreError> {
+        let hold = hold(work).await;
         let mut line = self.connections(work).get().await?;
         run(&mut line, Query::new("BEGIN")).await?;
-        Ok(Box::new(OpenTransaction { line }))
+        Ok(Box::new(OpenTransaction { line, _hold: hold }))
     }
 
     async fn commit(&self, batch: Batch) -> Result<HashSet<Uuid>, StoreError> {
@@ -245,6 +248,7 @@ async fn about(connection: &mut PgConnection) -> Result<DatabaseInfo, StoreError
 /// A transaction; its connection is closed unless it is committed.
 struct OpenTransaction<'c> {
     line: PooledConnection<'c>,
+    _hold: Hold,
 }
 
 #[async_trait]

@@ -21,11 +21,12 @@ use sqlx::{Arguments, AssertSqlSafe, ConnectOptions, Connection, Row as _};
 use tokio::sync::{Mutex as AsyncMutex, MutexGuard, broadcast};
 use uuid::Uuid;
 
-use super::backend::{Backend, Transaction, Work};
+use super::backend::{Backend, Transaction, Work, hold};
 use super::batch::Batch;
 use super::migrations::SQLITE as MIGRATIONS;
 use super::sql::{Dialect, Query, Row, Value, json};
 use super::{ConnectionCounts, DatabaseInfo, StoreError, Wakeup};
+use crate::fairness::Hold;
 
 /// Connections that read at the same time.
 const READERS: u32 = 4;
@@ -209,19 +210,22 @@ impl Backend for Sqlite {
         ConnectionCounts { used: open.saturating_sub(idle) + writes, idle: idle + 1 - writes }
     }
 
-    async fn read(&self, _: Work, query: Query) -> Result<Vec<Row>, StoreError> {
+    async fn read(&self, work: Work, query: Query) -> Result<Vec<Row>, StoreError> {
+        let _hold = hold(work).await;
         run(&self.readers, query).await
     }
 
-    async fn write(&self, _: Work, query: Query) -> Result<Vec<Row>, StoreError> {
+    async fn write(&self, work: Work, query: Query) -> Result<Vec<Row>, StoreError> {
+        let _hold = hold(work).await;
         run(self.writer().await?.connection()?, query).await
     }
 
-    async fn begin(&self, _: Work) -> Result<Box<dyn Transaction + '_>, StoreError> {
+    async fn begin(&self, work: Work) -> Result<Box<dyn Transaction + '_>, StoreError> {
+        let hold = hold(work).await;
         let mut writer = self.writer().await?;
         writer.connection()?;
         writer.is_broken = true;
-        let mut begun = OpenTransaction { writer };
+        let mut begun = OpenTransaction { writer, _hold: hold };
         begun.run(Query::new("BEGIN IMMEDIATE")).await?;
         Ok(Box::new(begun))
     }
@@ -258,6 +262,7 @@ impl Backend for Sqlite {
 /// A transaction on the connection that writes, which is the lock.
 struct OpenTransaction<'c> {
     writer: MutexGuard<'c, Writer>,
+    _hold: Hold,
 }
 
 #[async_trait]

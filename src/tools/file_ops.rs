@@ -26,6 +26,7 @@ use super::quota::OverQuota;
 use super::workspace::{Kind, PathError, Resolved};
 use super::{Changed, Defaults, Standing, Tool, ToolContext, ToolError, ToolInfo, Workspace, pdf};
 use crate::event::ValidationError;
+use crate::fairness::{self, Failed};
 use crate::governance::{Action, ActionKind, Permit};
 use crate::run::Effect;
 use reading::Begun;
@@ -375,12 +376,10 @@ pub(super) async fn blocking<T: Send + 'static>(
 ) -> Result<T, ToolError> {
     let stop = CancellationToken::new();
     let _stop_when_dropped = stop.clone().drop_guard();
-    match tokio::task::spawn_blocking(move || work(&stop)).await {
+    match fairness::blocking(move || work(&stop)).await {
         Ok(done) => done,
-        Err(failed) => match failed.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            Err(_) => Err(stopped()),
-        },
+        Err(Failed { panic: Some(panic) }) => std::panic::resume_unwind(panic),
+        Err(Failed { panic: None }) => Err(stopped()),
     }
 }
 

@@ -3,6 +3,8 @@
 
 use tokio::sync::Semaphore;
 
+use crate::fairness;
+
 /// Those that are read at the same time, whatever tool asked for them.
 static PLACES: Semaphore = Semaphore::const_new(4);
 
@@ -15,5 +17,5 @@ pub(super) async fn read<T: Send + 'static>(
         let _place = place;
         reading()
     };
-    tokio::task::spawn_blocking(reading).await.ok()
+    fairness::blocking(reading).await.ok()
 }

@@ -80,6 +80,12 @@ async fn a_body_holds_a_bounded_number_of_values(db: Db) {
     let detail = "The body is too much to read: the JSON holds more than 200000 values, of which an object counts as 10.";
     assert_eq!((refused.status.as_u16(), refused.body["detail"].as_str()), (400, Some(detail)));
     assert_eq!(service.post(path, &body(18_000)).await.status, 200);
+    // Lists have no payloads.
+    let large = json!({"inputs": {"task": "x".repeat(900_000)}, "metadata": {"k": "v"}});
+    assert_eq!(service.post(path, &large).await.status, 200);
+    let list = service.get("/v1/runs?limit=200").await.body;
+    assert_eq!(list["data"].as_array().unwrap().len(), 2);
+    assert!(list.to_string().len() < 5_000, "{list:#}");
 }
 
 async fn names_of_a_request_have_a_length_a_form_and_a_number(db: Db) {
@@ -123,6 +129,18 @@ fn doubling(levels: usize, keyword: &str) -> Value {
     schema(&json!({"$ref": "#/$defs/a0", "$defs": defs}))
 }
 
+/// The same with references to anchors.
+fn doubling_by_anchors(levels: usize) -> Value {
+    let mut doubled = doubling(levels, "anyOf").to_string().replace("#/$defs/", "#");
+    for level in 0..levels {
+        let (of, with) = (format!("\"a{level}\":{{"), format!("\"$anchor\":\"a{level}\","));
+        doubled = doubled.replace(&of, &format!("{of}{with}"));
+    }
+    let last = format!("\"a{levels}\":{{");
+    doubled = doubled.replace(&last, &format!("{last}\"$anchor\":\"a{levels}\","));
+    serde_json::from_str(&doubled).unwrap()
+}
+
 async fn schemas_of_a_request_are_bounded_before_they_are_compiled(db: Db) {
     let mut service = guide("  - text: done\n").start(db).await;
     let bomb = |n: usize| format!(r"(\pL{{10}}){{20}}{n}");
@@ -164,10 +182,15 @@ async fn schemas_of_a_request_are_bounded_before_they_are_compiled(db: Db) {
 async fn arguments_for_a_callers_schema_that_doubles_are_answered(db: Db) {
     let steps = "  - tool_calls: [{tool: ct, arguments: {}}]\n  - text: done\n";
     let mut service = guide(steps).start(db).await;
-    for keyword in ["anyOf", "allOf", "oneOf"] {
-        let tool = json!({"name": "ct", "input_schema": doubling(40, keyword)});
+    let renamed = doubling(40, "anyOf").to_string().replace("$defs", "definitions");
+    let renamed: Value = serde_json::from_str(&renamed).unwrap();
+    let mut schemas: Vec<Value> =
+        ["anyOf", "allOf", "oneOf"].iter().map(|keyword| doubling(40, keyword)).collect();
+    schemas.extend([renamed, doubling_by_anchors(40)]);
+    for schema in schemas {
+        let tool = json!({"name": "ct", "input_schema": schema});
         let run = service.run("guide", &json!({"client_tools": [tool]})).await;
-        assert_eq!(run["status"], "completed", "{keyword}: {run:#}");
+        assert_eq!(run["status"], "completed", "{schema}: {run:#}");
         is_unharmed(&mut service);
     }
 }
@@ -209,6 +232,7 @@ async fn globs_and_patterns_of_a_model_are_answered(db: Db) {
         json!({"operation": "search", "pattern": "(\\pL{10}){200}"}),
         json!({"operation": "search", "pattern": "(".repeat(4_000)}),
         json!({"operation": "glob", "pattern": "*".repeat(900_000)}),
+        json!({"operation": "glob", "pattern": "{".repeat(1_000)}),
     ];
     for arguments in &hostile {
         steps.push_str(&call(arguments));

@@ -14,15 +14,19 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("model", &[]),
     ("tls", &[]),
     ("bounds", &[]),
+    ("fairness", &[]),
     ("objects", &[]),
     ("outbound", &["tls", "bounds"]),
     ("config", &["model", "bounds"]),
     ("providers", &["message", "run", "event", "model", "tls", "bounds"]),
     ("agents", &["message", "run", "event", "bounds"]),
     ("governance", &["message", "run", "event", "bounds"]),
-    ("store", &["clock", "message", "run", "event", "bounds"]),
+    ("store", &["clock", "message", "run", "event", "bounds", "fairness"]),
     ("drivers", &["message", "run", "event", "bounds", "providers"]),
-    ("tools", &["clock", "message", "run", "event", "bounds", "governance", "outbound"]),
+    (
+        "tools",
+        &["clock", "message", "run", "event", "bounds", "fairness", "governance", "outbound"],
+    ),
     (
         "engine",
         &[
@@ -46,6 +50,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "run",
             "event",
             "bounds",
+            "fairness",
             "agents",
             "drivers",
             "providers",
@@ -60,7 +65,10 @@ const ROOMS: &[(&str, &[&str])] = &[
     ),
     (
         "http",
-        &["clock", "message", "run", "event", "bounds", "runtime", "store", "agents", "tools"],
+        &[
+            "clock", "message", "run", "event", "bounds", "fairness", "runtime", "store", "agents",
+            "tools",
+        ],
     ),
     ("telemetry", &["clock", "message", "run", "event", "bounds"]),
 ];

@@ -502,9 +502,19 @@ async fn a_session_is_shown_and_deleted(db: Db) {
 async fn a_session_of_large_messages_is_shown_within_bounds(db: Db) {
     const RUNS: usize = 16;
     let steps = "steps: [{text: \"{{ 'y' * 600000 }}\"}]";
+    let look = |n| {
+        format!(
+            "  - {{text: \"{{{{ 'y' * 600000 }}}}\", tool_calls: [{{tool: file_ops, arguments: \
+             {{operation: glob, pattern: n{n}.txt}}}}]}}\n"
+        )
+    };
+    let talk: String = (0..9).map(look).collect();
+    let talk = format!("steps:\n{talk}  - text: done\n");
     let service = setup()
         .agent("loud", &CHAT.replace("chat", "loud"))
         .scenario("loud", steps)
+        .agent("talker", &CHAT.replace("chat", "talker"))
+        .scenario("talker", &talk)
         .start(db)
         .await;
     for number in 0..RUNS {
@@ -537,4 +547,18 @@ async fn a_session_of_large_messages_is_shown_within_bounds(db: Db) {
         .flat_map(|run| ["user", "assistant"].map(|role| (run["run_id"].clone(), json!(role))))
         .collect();
     assert_eq!(all, expected, "each once and in order");
+
+    let run = service.run("talker", &json!({})).await;
+    assert_eq!(run["status"], "completed", "{run:#}");
+    let path = format!("/v1/runs/{}/messages?limit=1000", run["run_id"].as_str().unwrap());
+    let large = |page: &Value| {
+        let messages = page["data"].as_array().unwrap().iter();
+        let length = |message: &Value| message["content"].as_str().unwrap().len();
+        messages.filter(|message| length(message) == 600_000).count()
+    };
+    let first = service.get(&path).await.body;
+    assert_eq!(large(&first), 7);
+    let next = first["next_cursor"].as_str().unwrap();
+    let second = service.get(&format!("{path}&cursor={next}")).await.body;
+    assert_eq!((large(&second), &second["next_cursor"]), (2, &Value::Null));
 }

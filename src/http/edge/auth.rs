@@ -25,6 +25,7 @@ use super::server::Peer;
 use super::token_signer::{ConsoleSession, Grant};
 use super::tokens;
 use crate::clock;
+use crate::fairness::Payer;
 use crate::http::state::App;
 use crate::run::Caller;
 use crate::runtime::jwt::{self, IdentityProvider, JwtError, JwtRefusal};
@@ -134,7 +135,14 @@ impl Identity {
             Presented::Token(token) => Self::of_token(app, parts, &token).await?,
             presented => Self::lasting(app, parts, presented).await?,
         };
-        if identity.caller.has(S::NAME) { Ok(identity) } else { Err(forbidden(S::NAME)) }
+        if !identity.caller.has(S::NAME) {
+            return Err(forbidden(S::NAME));
+        }
+        if let Some(payer) = parts.extensions.get::<Payer>() {
+            payer.set(&identity.caller.tenant);
+            payer.step_aside().await;
+        }
+        Ok(identity)
     }
 
     /// The caller by its key or its session, or without either where none is needed; no scope is

@@ -26,6 +26,7 @@ use super::outgoing::X_RUN_ID;
 use super::problem::{Code, Problem};
 use super::rate_limit::RateLimitHeaders;
 use super::server::Reserved;
+use crate::fairness::{Payer, Turns};
 use crate::http::state::App;
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -69,6 +70,8 @@ pub(crate) async fn edge(State(app): State<App>, mut request: Request, next: Nex
 
     let counted = Counted::default();
     request.extensions_mut().insert(counted.clone());
+    let payer = Payer::default();
+    request.extensions_mut().insert(payer.clone());
 
     let cors = &app.settings.cors;
     let origin = cors.allows(request.headers()).cloned();
@@ -77,6 +80,7 @@ pub(crate) async fn edge(State(app): State<App>, mut request: Request, next: Nex
         Ok(Some(answer)) => answer,
         Ok(None) => {
             let answer = AssertUnwindSafe(next.run(request)).catch_unwind();
+            let answer = Turns::new(payer, answer);
             match tokio::time::timeout_at(deadline + GRACE, answer).await {
                 Ok(Ok(response)) => response,
                 Ok(Err(panic)) => {

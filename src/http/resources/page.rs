@@ -63,6 +63,27 @@ impl<T> Listing<T> {
         let rows: Vec<T> = all.into_iter().skip(offset(start)).take(page.limit as usize).collect();
         Self::of(rows, page, |_| next_offset(page), |row| row)
     }
+
+    /// The same of large items: the page ends behind so many bytes, too.
+    pub(crate) fn of_large(
+        all: Vec<T>,
+        page: &Page<i64>,
+        most_bytes: usize,
+        size: impl Fn(&T) -> usize,
+    ) -> Self {
+        let start = page.after.unwrap_or(0);
+        let mut bytes = 0;
+        let mut fits = |item: &T| {
+            let is_open = bytes <= most_bytes;
+            bytes += size(item);
+            is_open
+        };
+        let rows = all.iter().skip(offset(start)).take(page.limit as usize);
+        let count = rows.take_while(|item| fits(item)).count();
+        let shorter = u32::try_from(count).unwrap_or(u32::MAX).saturating_add(1);
+        let limit = page.limit.min(shorter);
+        Self::of_all(all, &Page { limit, after: page.after })
+    }
 }
 
 fn offset(number: i64) -> usize {

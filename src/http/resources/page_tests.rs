@@ -30,6 +30,22 @@ proptest! {
     }
 
     #[test]
+    fn pages_of_large_items_concatenate_to_the_list(sizes in prop::collection::vec(0_usize..9, 0..30), size in 1_u32..9) {
+        let mut seen = Vec::new();
+        let mut query = format!("limit={size}");
+        loop {
+            let page = by_number(&mut params(&query), PARTS).unwrap();
+            let listing = Listing::of_large(sizes.clone(), &page, 10, |size| *size);
+            let but_one = listing.data.len().saturating_sub(1);
+            prop_assert!(listing.data.iter().take(but_one).sum::<usize>() <= 10);
+            seen.extend(listing.data);
+            let Some(next) = listing.next_cursor else { break };
+            query = format!("limit={size}&cursor={next}");
+        }
+        prop_assert_eq!(seen, sizes);
+    }
+
+    #[test]
     fn pages_concatenate_to_the_list(length in 0_i64..50, size in 1_u32..20) {
         let mut seen = Vec::new();
         let mut query = format!("limit={size}");

@@ -14,6 +14,7 @@ use uuid::Uuid;
 use crate::agents::Agent;
 use crate::bounds::json;
 use crate::event::ValidationError;
+use crate::fairness;
 use crate::http::edge::auth::{AgentsRead, Scoped, forbidden};
 use crate::http::edge::extract::{JsonObject, Name, Params, fields};
 use crate::http::edge::problem::{Code, Problem};
@@ -227,7 +228,7 @@ async fn read(name: String, text: String) -> Result<Agent, Problem> {
     }
     let internal = |error: &dyn std::fmt::Display| Problem::internal(error.to_string());
     let turn = READING.acquire().await.map_err(|error| internal(&error))?;
-    let reading = tokio::task::spawn_blocking(move || {
+    let reading = fairness::blocking(move || {
         let _turn = turn;
         Agent::from_yaml(&name, &text).map_err(|error| error.to_string())
     });

@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use crate::bounds::secrets;
 use crate::event::{Event, RunEvent};
+use crate::fairness;
 use crate::http::edge::problem::Problem;
 
 /// Bytes that are searched on the thread that serves the request.
@@ -69,5 +70,5 @@ pub(crate) async fn prepared<T: Send + 'static>(
     if bytes <= SEARCHED_HERE {
         return Ok(work());
     }
-    tokio::task::spawn_blocking(work).await.map_err(|error| Problem::internal(error.to_string()))
+    fairness::blocking(work).await.map_err(|error| Problem::internal(error.to_string()))
 }

@@ -20,7 +20,7 @@ use super::redacted;
 use super::run_views::UsageView;
 use super::runs::existing;
 use crate::bounds::json;
-use crate::event::{CompactionCause, ContextCompacted, Event, RunEvent};
+use crate::event::{CompactionCause, ContextCompacted, RunEvent};
 use crate::http::document::vocabulary::{Decision, ToolCallState};
 use crate::http::edge::auth::{RunsRead, Scoped};
 use crate::http::edge::extract::{Params, RunId};
@@ -28,8 +28,11 @@ use crate::http::edge::problem::Problem;
 use crate::http::state::App;
 use crate::message::{AssistantMessage, Conversation, FinishReason, ToolResult, Turn};
 use crate::run::Effect;
-use crate::runtime::{Runtime, Transcript, transcript};
+use crate::runtime::{Transcript, transcript};
 use crate::store::{IterationRecord, RunRecord, ToolCallRecord};
+
+/// Bytes of messages behind which a page ends.
+pub(super) const MAX_PAGE: usize = 4 << 20;
 
 /// One model response.
 #[derive(Debug, Serialize, ToSchema)]
@@ -109,11 +112,14 @@ struct IterationEvents {
     children: Vec<Uuid>,
 }
 
-/// By attempt and number.
-fn iteration_events(runtime: &Runtime, journal: &[Event]) -> HashMap<(u32, u32), IterationEvents> {
+/// Those of all iterations of a run, by attempt and number.
+async fn iteration_events(
+    app: &App,
+    run: &RunRecord,
+) -> Result<HashMap<(u32, u32), IterationEvents>, Problem> {
     let mut all: HashMap<(u32, u32), IterationEvents> = HashMap::new();
     let mut place = (0, 0);
-    for event in journal {
+    journal::read(app, &run.tenant, run.id, |event| {
         if let RunEvent::IterationStarted { attempt, iteration, .. } = &event.what {
             place = (*attempt, *iteration);
         }
@@ -121,15 +127,17 @@ fn iteration_events(runtime: &Runtime, journal: &[Event]) -> HashMap<(u32, u32),
             all.entry(place).or_default().compactions.push(compacted.into());
         }
         if let RunEvent::ToolCallStarted(call) = &event.what
-            && let Some(child) = runtime.child_of(&call.tool, &call.effect_key)
+            && let Some(child) = app.runtime.child_of(&call.tool, &call.effect_key)
         {
             let children = &mut all.entry(place).or_default().children;
             if !children.contains(&child) {
                 children.push(child);
             }
         }
-    }
-    all
+        ControlFlow::Continue(())
+    })
+    .await?;
+    Ok(all)
 }
 
 impl From<IterationRecord> for Iteration {
@@ -381,7 +389,7 @@ pub(crate) async fn list_iterations(
     params.finish()?;
     let run = existing(&app, &caller.tenant, id).await?;
     let rows = app.store.iterations(&caller.tenant, id, &page).await?;
-    let mut events = iteration_events(&app.runtime, &whole_journal(&app, &run).await?);
+    let mut events = iteration_events(&app, &run).await?;
     let iteration = |row: IterationRecord| {
         let IterationEvents { compactions, children } =
             events.remove(&(row.attempt, row.number)).unwrap_or_default();
@@ -414,7 +422,7 @@ pub(crate) async fn list_tool_calls(
 /// List a run's messages
 ///
 /// The whole conversation. Messages that the model no longer gets are marked as `compacted`; a
-/// response whose calls are pending comes last.
+/// response whose calls are pending comes last. A page of large messages has fewer of them.
 #[utoipa::path(
     get, path = "/runs/{id}/messages", tag = "runs", security(("bearer" = ["runs:read"])),
     params(("id" = Uuid, Path, description = "The run's id."), PartParams),
@@ -429,22 +437,13 @@ pub(crate) async fn list_messages(
     let page = by_number(&mut params, PARTS)?;
     params.finish()?;
     let run = existing(&app, &caller.tenant, id).await?;
-    let journal = whole_journal(&app, &run).await?;
+    let journal = journal::whole(&app, &run).await?;
     let listing = move || {
-        let transcript = transcript(&journal).map_err(|e| Problem::internal(e.to_string()))?;
-        Ok::<_, Problem>(Listing::of_all(all_messages(&transcript), &page))
+        let told = transcript(&journal.events).map_err(|e| Problem::internal(e.to_string()))?;
+        let all = all_messages(&told);
+        Ok::<_, Problem>(Listing::of_large(all, &page, MAX_PAGE, Message::size))
     };
     Ok(Json(redacted::prepared(usize::MAX, listing).await??))
-}
-
-async fn whole_journal(app: &App, run: &RunRecord) -> Result<Vec<Event>, Problem> {
-    let mut events = Vec::new();
-    journal::read(app, &run.tenant, run.id, |event| {
-        events.push(event);
-        ControlFlow::Continue(())
-    })
-    .await?;
-    Ok(events)
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ use tokio::time::Instant;
 
 use super::page::time_cursor;
 use super::redacted;
+use crate::fairness;
 use crate::http::edge::extract::invalid_parameter;
 use crate::http::edge::problem::{Code, Problem};
 use crate::http::state::App;
@@ -138,7 +139,7 @@ async fn matching(
 ) -> Result<Option<RunRecord>, Problem> {
     let words = Arc::clone(words);
     // How large a document is, is only known when it is written; most take no time either way.
-    tokio::task::spawn_blocking(move || has_all(&words, &mut record).then_some(record))
+    fairness::blocking(move || has_all(&words, &mut record).then_some(record))
         .await
         .map_err(|error| Problem::internal(error.to_string()))
 }

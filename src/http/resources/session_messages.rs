@@ -14,9 +14,9 @@ use serde::Serialize;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use super::journal;
 use super::page::{LISTS, ListParams, Listing, by_time_and, time_cursor};
-use super::run_parts::{Message, messages_of};
-use super::sessions::MAX_JOURNALS;
+use super::run_parts::{MAX_PAGE, Message, messages_of};
 use crate::event::Event;
 use crate::http::edge::auth::{Scoped, SessionsRead};
 use crate::http::edge::extract::{Name, Params};
@@ -27,8 +27,6 @@ use crate::store::{Page, RunCursor};
 
 /// How many runs are looked at in one query.
 const CHUNK: u32 = 8;
-/// Bytes of messages behind which a page ends.
-const MAX_PAGE: usize = 4 << 20;
 
 /// A message of a session.
 #[derive(Debug, Serialize, ToSchema)]
@@ -99,13 +97,14 @@ async fn messages_from(
         let mut sum = 0;
         let are_enough = |id: &Uuid| {
             sum += sizes.get(id).copied().unwrap_or(0);
-            sum > MAX_JOURNALS
+            sum > journal::LARGE
         };
         // One at least, however large it is.
         let read = ids.iter().position(are_enough).unwrap_or(ids.len()).max(1);
         let is_end = is_end && read >= runs.len();
         runs.truncate(read);
         let ids: Vec<Uuid> = runs.iter().map(|run| run.id).collect();
+        let _turn = journal::turn(ids.iter().filter_map(|id| sizes.get(id)).sum()).await;
         let events = app.store.journals(tenant, &ids).await?;
         let journals: HashMap<Uuid, &[Event]> = events
             .chunk_by(|a, b| a.run_id == b.run_id)

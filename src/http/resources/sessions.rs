@@ -27,7 +27,7 @@ const SHOWN: u32 = 200;
 /// How many journals are read in one query.
 const CHUNK: usize = 20;
 /// Bytes of the journals whose messages are shown.
-pub(super) const MAX_JOURNALS: u64 = 4 << 20;
+const MAX_JOURNALS: u64 = 4 << 20;
 
 /// A conversation that several runs share.
 #[derive(Debug, Serialize, ToSchema)]

@@ -26,6 +26,7 @@ use uuid::Uuid;
 use super::redacted;
 use super::run_views::Run;
 use crate::event::{Event, ModelDelta, ToolProgress};
+use crate::fairness::{Payer, Turns};
 use crate::http::edge::auth::{Credential, credential_lost};
 use crate::http::state::App;
 use crate::message::visible::on_one_line;
@@ -70,7 +71,8 @@ pub(crate) fn response(
         _open: OpenStream::new(),
     };
     let (frames, mut read) = mpsc::channel(AHEAD);
-    tokio::spawn(reader.read(frames));
+    let payer = Payer::tenant(&reader.tenant);
+    tokio::spawn(Turns::new(payer, reader.read(frames)));
     let frames = stream::poll_fn(move |context| read.poll_recv(context));
     let body = Body::from_stream(frames.map(Ok::<_, Infallible>));
     let headers = [

@@ -1,0 +1,106 @@
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use super::*;
+
+/// A payer that is over its share whatever others do.
+fn over() -> Payer {
+    let payer = Payer::default();
+    let share = Share::default();
+    share.set_over();
+    let _ = payer.0.share.set(Arc::new(share));
+    payer
+}
+
+fn thread_name() -> String {
+    thread::current().name().unwrap_or_default().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_over_is_polled_in_the_lane_and_ends_as_elsewhere() {
+    let task = async {
+        let before = thread_name();
+        sleep(Duration::from_millis(1)).await;
+        let spawned = tokio::spawn(async { thread_name() }).await.unwrap();
+        (before, thread_name(), spawned)
+    };
+    let (before, after, spawned) = Turns::new(over(), task).await;
+    assert_eq!((before.as_str(), after.as_str()), ("over-share", "over-share"));
+    assert_ne!(spawned, "over-share");
+    assert_ne!(Turns::new(Payer::tenant("fair"), async { thread_name() }).await, "over-share");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_others_wait_for_is_not_kept_in_the_lane() {
+    let task = async {
+        let hold = Hold::new();
+        sleep(Duration::from_millis(1)).await;
+        let held = thread_name();
+        drop(hold);
+        sleep(Duration::from_millis(1)).await;
+        (held, thread_name())
+    };
+    let (held, after) = Turns::new(over(), task).await;
+    assert_ne!(held, "over-share");
+    assert_eq!(after, "over-share");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_that_is_known_late_steps_aside() {
+    let known = over();
+    let task = async move {
+        let before = thread_name();
+        known.step_aside().await;
+        (before, known)
+    };
+    let (before, known) = task.await;
+    assert_ne!(before, "over-share");
+    let task = async move {
+        known.step_aside().await;
+        thread_name()
+    };
+    assert_eq!(Turns::new(over(), task).await, "over-share");
+    Payer::default().step_aside().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn panics_and_drops_reach_those_who_wait() {
+    let task = tokio::spawn(Turns::new(over(), async { panic!("oh") }));
+    assert!(task.await.unwrap_err().is_panic());
+
+    let (alive, mut dropped) = oneshot::channel::<()>();
+    let task = tokio::spawn(Turns::new(over(), async move {
+        sleep(Duration::from_mins(10)).await;
+        drop(alive);
+    }));
+    sleep(Duration::from_millis(5)).await;
+    assert!(dropped.try_recv().is_err());
+    task.abort();
+    assert!(dropped.await.is_err());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn long_work_is_done_beside_its_task() {
+    let task = async { (blocking(thread_name).await.unwrap(), thread_name()) };
+    let (worked, polled) = Turns::new(over(), task).await;
+    assert_eq!((worked.as_str(), polled.as_str()), ("over-share", "over-share"));
+    assert_ne!(blocking(thread_name).await.unwrap(), "over-share");
+    assert!(Turns::new(over(), blocking(|| panic!("oh"))).await.is_err());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_tasks_of_one_all_end() {
+    let tasks = (0..200).map(|number| {
+        tokio::spawn(Turns::new(over(), async move {
+            for _ in 0..20 {
+                tokio::task::yield_now().await;
+            }
+            number
+        }))
+    });
+    let tasks: Vec<_> = tasks.collect();
+    for (number, task) in tasks.into_iter().enumerate() {
+        assert_eq!(task.await.unwrap(), number);
+    }
+}

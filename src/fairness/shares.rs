@@ -1,0 +1,212 @@
+//! What each tenant took of the processors lately, and who takes more than its share.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// How far back counts: what was taken so long ago counts a third.
+const WINDOW: Duration = Duration::from_secs(1);
+/// How often shares are looked at.
+const LOOKS: Duration = Duration::from_millis(50);
+/// The part of all processors beneath which there is enough for everybody.
+const BUSY: f64 = 0.25;
+/// Seconds in a window from which a tenant counts as active, and beneath which it is forgotten.
+const ACTIVE: f64 = 0.001;
+const FORGOTTEN: f64 = 0.000_01;
+/// How much more than the average is more than a share.
+const MORE: f64 = 1.25;
+
+static SHARES: LazyLock<Shares> = LazyLock::new(Shares::new);
+
+/// What a tenant takes.
+#[derive(Debug)]
+pub(super) struct Share {
+    /// Nanoseconds since the last look.
+    taken: AtomicU64,
+    is_over: AtomicBool,
+    /// Places for what there are few of.
+    places: Arc<Semaphore>,
+}
+
+impl Default for Share {
+    fn default() -> Self {
+        let places = Arc::new(Semaphore::new(at_once()));
+        Self { taken: AtomicU64::default(), is_over: AtomicBool::default(), places }
+    }
+}
+
+struct Shares {
+    tenants: Mutex<HashMap<String, Tenant>>,
+    begun: Instant,
+    /// When the next look is due, in nanoseconds from the beginning; and when the last one was.
+    due: AtomicU64,
+    last: Mutex<Instant>,
+    processors: f64,
+}
+
+#[derive(Default)]
+struct Tenant {
+    share: Arc<Share>,
+    /// Seconds that it took lately.
+    lately: f64,
+}
+
+/// The share of a tenant.
+pub(super) fn of(tenant: &str) -> Arc<Share> {
+    let mut tenants = SHARES.tenants.lock();
+    if let Some(known) = tenants.get(tenant) {
+        return Arc::clone(&known.share);
+    }
+    Arc::clone(&tenants.entry(tenant.to_owned()).or_default().share)
+}
+
+impl Share {
+    /// Counts the time since then.
+    pub(super) fn charge(&self, since: Instant) {
+        let now = Instant::now();
+        self.taken.fetch_add(nanos(now - since), Ordering::Relaxed);
+        SHARES.look_if_due(now);
+    }
+
+    #[cfg(test)]
+    pub(super) fn set_over(&self) {
+        self.is_over.store(true, Ordering::Relaxed);
+    }
+
+    /// Waits for a place among the few that the tenant has.
+    pub(super) async fn place(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.places).acquire_owned().await.ok() // never closed
+    }
+
+    /// Whether the tenant takes more than its share.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Relaxed)
+    }
+}
+
+impl Shares {
+    fn new() -> Self {
+        let processors = u32::try_from(processors()).unwrap_or(u32::MAX);
+        let now = Instant::now();
+        Self {
+            tenants: Mutex::default(),
+            begun: now,
+            due: AtomicU64::new(0),
+            last: Mutex::new(now),
+            processors: f64::from(processors),
+        }
+    }
+
+    fn look_if_due(&self, now: Instant) {
+        let now = nanos(now.saturating_duration_since(self.begun));
+        let due = self.due.load(Ordering::Relaxed);
+        let next = now + nanos(LOOKS);
+        let is_mine = now >= due
+            && self.due.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        if is_mine {
+            let last = std::mem::replace(&mut *self.last.lock(), Instant::now());
+            look(&mut self.tenants.lock(), last.elapsed(), self.processors);
+        }
+    }
+}
+
+fn look(tenants: &mut HashMap<String, Tenant>, since: Duration, processors: f64) {
+    let kept = (-since.as_secs_f64() / WINDOW.as_secs_f64()).exp();
+    for tenant in tenants.values_mut() {
+        let taken = Duration::from_nanos(tenant.share.taken.swap(0, Ordering::Relaxed));
+        tenant.lately = tenant.lately * kept + taken.as_secs_f64();
+    }
+    tenants.retain(|_, it| it.lately > FORGOTTEN || Arc::strong_count(&it.share) > 1);
+    let average = average(tenants.values().map(|tenant| tenant.lately), processors);
+    for tenant in tenants.values() {
+        let most = average.map(|fair| if tenant.share.is_over() { fair } else { fair * MORE });
+        let is_over = most.is_some_and(|most| tenant.lately > most);
+        tenant.share.is_over.store(is_over, Ordering::Relaxed);
+    }
+}
+
+/// What an active tenant takes on average, where the processors are busy with several.
+fn average(lately: impl Iterator<Item = f64>, processors: f64) -> Option<f64> {
+    let (mut all, mut active) = (0.0, 0_u32);
+    for taken in lately.filter(|taken| *taken > ACTIVE) {
+        all += taken;
+        active += 1;
+    }
+    let is_busy = all > BUSY * processors * WINDOW.as_secs_f64();
+    (is_busy && active > 1).then(|| all / f64::from(active))
+}
+
+/// What one tenant may do at the same time that takes more than its share.
+pub(super) fn at_once() -> usize {
+    (processors() / 2).max(1)
+}
+
+pub(super) fn processors() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Who is over, after each took so many seconds a second for a while.
+    fn over(taken: &[f64]) -> Vec<bool> {
+        let mut tenants: HashMap<String, Tenant> = HashMap::new();
+        for _ in 0..100 {
+            for (number, taken) in taken.iter().enumerate() {
+                let tenant = tenants.entry(number.to_string()).or_default();
+                let taken = LOOKS.mul_f64(*taken);
+                tenant.share.taken.fetch_add(nanos(taken), Ordering::Relaxed);
+            }
+            look(&mut tenants, LOOKS, 2.0);
+        }
+        let is_over = |number: usize| {
+            tenants.get(&number.to_string()).is_some_and(|tenant| tenant.share.is_over())
+        };
+        (0..taken.len()).map(is_over).collect()
+    }
+
+    #[test]
+    fn who_takes_much_more_than_the_average_of_busy_processors_is_over() {
+        assert_eq!(over(&[1.5, 0.2]), [true, false]);
+        assert_eq!(over(&[1.0, 0.9]), [false, false], "equals");
+        assert_eq!(over(&[2.0]), [false], "alone");
+        assert_eq!(over(&[2.0, 0.0]), [false, false], "as good as alone");
+        assert_eq!(over(&[0.3, 0.01]), [false, false], "there is enough for both");
+        assert_eq!(over(&[0.9, 0.8, 0.1, 0.1]), [true, true, false, false]);
+    }
+
+    #[test]
+    fn who_is_over_stays_so_until_it_takes_no_more_than_the_average() {
+        let mut tenants: HashMap<String, Tenant> = HashMap::new();
+        for (name, lately) in [("a", 1.5), ("b", 0.5)] {
+            tenants.insert(name.to_owned(), Tenant { lately, ..Tenant::default() });
+        }
+        let mut is_over = |a: f64| {
+            tenants.get_mut("a").unwrap().lately = a;
+            look(&mut tenants, Duration::ZERO, 2.0);
+            tenants["a"].share.is_over()
+        };
+        assert!(is_over(1.5));
+        assert!(is_over(0.6), "it would not become so with this");
+        assert!(!is_over(0.5));
+        assert!(!is_over(0.6));
+    }
+
+    #[test]
+    fn tenants_that_are_gone_are_forgotten() {
+        let mut tenants: HashMap<String, Tenant> = HashMap::new();
+        tenants.insert("gone".to_owned(), Tenant { lately: 1.0, ..Tenant::default() });
+        look(&mut tenants, Duration::from_secs(20), 2.0);
+        assert!(tenants.is_empty());
+    }
+}

@@ -69,7 +69,7 @@ steps:
 
 const ADDING: &str = "
 steps:
-  - tool_calls: [{tool: file_ops, arguments: {operation: append, path: team.txt, content: '{{ inputs.line }}'}}]
+  - tool_calls: [{tool: file_ops, arguments: {operation: append, path: team.txt, content: '{{ inputs.line | default(\"helper\\n\") }}'}}]
   - {text: done}
 ";
 
@@ -522,7 +522,7 @@ async fn a_run_is_given_back_where_the_object_store_stays_away(db: Db) {
         .filter(|event| event["type"] == "run.resumed")
         .map(|event| &event["data"]["deaths"])
         .collect();
-    assert!(!resumed.is_empty() && resumed.iter().all(|deaths| **deaths == json!(0)), "{events:#}");
+    assert!(!resumed.is_empty() && resumed.iter().all(|deaths| deaths.is_null()), "{events:#}");
     service.kill().await;
 }
 

@@ -4,10 +4,8 @@
 //! commits are in flight the next batch gathers. Writes of one [`Appender`] that meet in a batch are
 //! merged; those of several never are, even where they mean the same run, so that one which is
 //! refused takes no other with it. A run never has two commits in flight, so its writes stay in
-//! order. Writes of tenants that take more than their share are committed apart, a few at a time
-//! ([`behind`]). It does not decide what is written, and it retries only what the store calls transient.
+//! order. It does not decide what is written, and it retries only what the store calls transient.
 
-mod behind;
 #[cfg(debug_assertions)]
 pub mod crash;
 
@@ -22,14 +20,10 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use self::behind::Behind;
 use super::{RunWrite, Store, WriteOutcome};
-use crate::fairness;
 
 /// Writes in one commit, at most.
 const MAX_BATCH: usize = 128;
-/// Those of tenants that take more than their share.
-const MAX_BEHIND: usize = 4;
 /// Commits at the same time: one gathers on the disk while the next is on its way.
 const MAX_IN_FLIGHT: usize = 2;
 /// The pause before the first retry; it doubles up to [`LAST_PAUSE`], both with jitter.
@@ -84,8 +78,6 @@ struct Pending {
     appender: u64,
     write: Box<RunWrite>,
     waiting: Waiting,
-    /// Whether its tenant takes more than its share.
-    is_behind: bool,
 }
 
 /// Who waits for a write, and since when.
@@ -118,7 +110,6 @@ impl Writer {
             committer,
             queue: VecDeque::new(),
             in_flight: HashSet::new(),
-            behind: Behind::default(),
             commits: JoinSet::new(),
         };
         tokio::spawn(task.run());
@@ -162,8 +153,7 @@ impl Appender {
     ) -> impl Future<Output = Result<(), AppendError>> + Send + 'static + use<> {
         let (answer, outcome) = oneshot::channel();
         let waiting = Waiting { since: Instant::now(), answers: vec![answer] };
-        let is_behind = fairness::is_over();
-        let pending = Pending { appender: self.id, write: Box::new(write), waiting, is_behind };
+        let pending = Pending { appender: self.id, write: Box::new(write), waiting };
         // Where the task is gone, the answer is dropped with the request.
         let _ = self.writer.requests.send(Request::Append(pending));
         async move { outcome.await.unwrap_or(Err(AppendError::Unavailable)) }
@@ -177,14 +167,7 @@ struct Task {
     queue: VecDeque<Pending>,
     /// Runs with a commit in flight.
     in_flight: HashSet<Uuid>,
-    behind: Behind,
-    commits: JoinSet<Committed>,
-}
-
-/// The runs of a commit that is over.
-struct Committed {
-    runs: Vec<Uuid>,
-    is_behind: bool,
+    commits: JoinSet<Vec<Uuid>>,
 }
 
 impl Task {
@@ -194,11 +177,11 @@ impl Task {
         let mut open = true;
         loop {
             while self.commits.len() < MAX_IN_FLIGHT {
-                let batch = self.next_batch(open);
-                let Some(first) = batch.first() else { break };
-                let is_behind = first.is_behind;
-                let commit = self.committer.clone().commit(batch);
-                self.commits.spawn(async move { Committed { runs: commit.await, is_behind } });
+                let batch = self.next_batch();
+                if batch.is_empty() {
+                    break;
+                }
+                self.commits.spawn(self.committer.clone().commit(batch));
             }
             if !open && self.commits.is_empty() {
                 break;
@@ -206,7 +189,6 @@ impl Task {
             tokio::select! {
                 Some(finished) = self.commits.join_next() => self.finish(finished).await,
                 received = self.inbox.recv_many(&mut requests, MAX_BATCH), if open => open = received > 0,
-                () = self.behind.rested(), if self.is_behind_waiting() => self.behind.go_on(),
             }
             for request in requests.drain(..) {
                 match request {
@@ -223,14 +205,11 @@ impl Task {
         }
     }
 
-    async fn finish(&mut self, finished: Result<Committed, JoinError>) {
+    async fn finish(&mut self, finished: Result<Vec<Uuid>, JoinError>) {
         match finished {
-            Ok(Committed { runs, is_behind }) => {
+            Ok(runs) => {
                 for run in runs {
                     self.in_flight.remove(&run);
-                }
-                if is_behind {
-                    self.behind.ends(Instant::now());
                 }
             }
             // Its runs are unknown and their waiters gone, so nothing in flight can be told apart.
@@ -238,51 +217,24 @@ impl Task {
                 tracing::error!(%panic, "a commit panicked");
                 self.commits.shutdown().await;
                 self.in_flight.clear();
-                self.behind.ends(Instant::now());
             }
         }
-    }
-
-    fn is_behind_waiting(&self) -> bool {
-        self.queue.iter().any(|pending| pending.is_behind)
-    }
-
-    /// What is committed next. Those who are behind wait for their turn, unless this is the end.
-    fn next_batch(&mut self, open: bool) -> Vec<Pending> {
-        if !open {
-            return self.gathered(MAX_BATCH, |_| true);
-        }
-        let now = Instant::now();
-        let may_go = self.behind.may_go(now) && self.is_behind_waiting();
-        for of_behind in [self.behind.are_next(), !self.behind.are_next()] {
-            if of_behind && !may_go {
-                continue;
-            }
-            let most = if of_behind { MAX_BEHIND } else { MAX_BATCH };
-            let batch = self.gathered(most, |pending| pending.is_behind == of_behind);
-            if !batch.is_empty() {
-                self.behind.note(of_behind, now);
-                return batch;
-            }
-        }
-        Vec::new()
     }
 
     /// Takes from the queue what can be committed now. What cannot keeps its place, and with it
     /// everything later of the same run.
-    fn gathered(&mut self, most: usize, is_wanted: impl Fn(&Pending) -> bool) -> Vec<Pending> {
+    fn next_batch(&mut self) -> Vec<Pending> {
         let mut batch: Vec<Pending> = Vec::new();
         let mut places: HashMap<Uuid, usize> = HashMap::new();
         let mut held: HashSet<Uuid> = HashSet::new();
         for _ in 0..self.queue.len() {
             let Some(pending) = self.queue.pop_front() else { break };
             let run = pending.write.run_id;
-            let is_held = self.in_flight.contains(&run) || held.contains(&run);
-            let refused = if is_held || !is_wanted(&pending) {
+            let refused = if self.in_flight.contains(&run) || held.contains(&run) {
                 Some(pending)
             } else if let Some(&place) = places.get(&run) {
                 batch[place].merge(pending)
-            } else if batch.len() < most {
+            } else if batch.len() < MAX_BATCH {
                 places.insert(run, batch.len());
                 batch.push(pending);
                 None

@@ -36,13 +36,13 @@ async fn what_others_wait_for_is_not_kept_in_the_lane() {
     let task = async {
         let hold = Hold::new();
         sleep(Duration::from_millis(1)).await;
-        let held = thread_name();
+        let meanwhile = thread_name();
         drop(hold);
         sleep(Duration::from_millis(1)).await;
-        (held, thread_name())
+        (meanwhile, thread_name())
     };
-    let (held, after) = Turns::new(over(), task).await;
-    assert_ne!(held, "over-share");
+    let (meanwhile, after) = Turns::new(over(), task).await;
+    assert_ne!(meanwhile, "over-share");
     assert_eq!(after, "over-share");
 }
 

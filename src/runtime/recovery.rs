@@ -152,7 +152,7 @@ impl Runtime {
         match self.claimed(self.inner.store.claim_run(&self.inner.owner, run)).await {
             Ok(claimed) => {
                 for (claimed, ownership) in claimed {
-                    self.resume(claimed, ownership, slot.clone()).await;
+                    Box::pin(self.resume(claimed, ownership, slot.clone())).await;
                 }
             }
             Err(error) => tracing::debug!(run_id = %run, %error, "the run is claimed later"),

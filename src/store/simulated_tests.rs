@@ -233,7 +233,8 @@ impl Remembered {
             let (is_beat, tells) =
                 (text.starts_with("UPDATE replicas"), text.contains("RETURNING"));
             let rows = at_once(self.database.write(work, query));
-            if !is_beat && !(tells && rows.as_ref().is_ok_and(Vec::is_empty)) {
+            let changed_nothing = tells && rows.as_ref().is_ok_and(Vec::is_empty);
+            if !is_beat && !changed_nothing {
                 self.changed();
             }
             return rows;

@@ -45,7 +45,7 @@ async fn they_go_along_with_runs_tenants_and_rules(db: Db) {
     const FULL: &str = "governance: {autonomy: full}";
     let echo = ("mcp:odd/echo", json!({"n": 1}));
     let setup = Setup::new().config(&server("odd", EFFECTS));
-    let setup = with(setup, "child", &agent("['mcp:odd/echo']", FULL), &[echo.clone()]);
+    let setup = with(setup, "child", &agent("['mcp:odd/echo']", FULL), std::slice::from_ref(&echo));
     let parent = agent("['agent:child']", FULL);
     let setup = with(setup, "parent", &parent, &[("agent:child", json!({}))]);
     let first = agent("[transfer_to_child]", FULL);

@@ -57,6 +57,13 @@ fn reading(path: &str) -> Reply {
     Reply::call("file_ops", &json!({"operation": "read", "path": path}))
 }
 
+fn assert_all_are_explained(metrics: &str) {
+    for family in metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
+        let name = family.split(' ').next().unwrap();
+        assert!(metrics.contains(&format!("# HELP {name} ")), "{name} is not explained");
+    }
+}
+
 async fn metrics_count_what_a_run_did(db: Db) {
     let mock = MockModel::start().await;
     let service = with_model(&mock).start(db).await;
@@ -83,6 +90,10 @@ async fn metrics_count_what_a_run_did(db: Db) {
         let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
         line.unwrap_or_else(|| panic!("no {series} in\n{text}")).to_owned()
     };
+    let tokens = |kind: &str| {
+        let labels = format!(r#"provider="mock",model="any",agent="reader",kind="{kind}""#);
+        format!("toolloop_tokens_total{{{labels}}}")
+    };
     let input = run["usage"]["input_tokens"].to_string();
     let cost = run["usage"]["cost_usd"].to_string();
     for (series, expected) in [
@@ -97,14 +108,8 @@ async fn metrics_count_what_a_run_did(db: Db) {
         (r#"toolloop_model_calls_total{provider="mock",model="any",outcome="unauthorized"}"#, "1"),
         (r#"toolloop_model_calls_total{provider="mock",model="any",outcome="succeeded"}"#, "5"),
         (r#"toolloop_model_call_duration_seconds_count{provider="mock",model="any"}"#, "7"),
-        (
-            r#"toolloop_tokens_total{provider="mock",model="any",agent="reader",kind="input"}"#,
-            input.as_str(),
-        ),
-        (
-            r#"toolloop_tokens_total{provider="mock",model="any",agent="reader",kind="reasoning"}"#,
-            "0",
-        ),
+        (&tokens("input"), input.as_str()),
+        (&tokens("reasoning"), "0"),
         (r#"toolloop_cost_usd_total{agent="reader",model="mock/any"}"#, cost.as_str()),
         ("toolloop_queue_depth", "0"),
         ("toolloop_queue_oldest_seconds", "0"),
@@ -136,10 +141,7 @@ async fn metrics_count_what_a_run_did(db: Db) {
     {
         assert!(value(figure).parse::<f64>().unwrap() > 0.0, "{figure}");
     }
-    for family in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
-        let name = family.split(' ').next().unwrap();
-        assert!(text.contains(&format!("# HELP {name} ")), "{name} is not explained");
-    }
+    assert_all_are_explained(text);
     assert!(!text.contains("made_up"), "a model cannot make up labels");
     assert!(!text.contains("/never"), "a caller cannot make up labels");
 }

@@ -60,7 +60,7 @@ impl Plan {
         if drawn.percent(20) {
             happenings.push((drawn.millis(500, 4000), Happening::Newer));
         }
-        for _ in 0..1 + drawn.below(3) {
+        for _ in 0..=drawn.below(3) {
             let replica = drawn.index(REPLICAS);
             let fault = match drawn.below(9) {
                 0 | 1 => Happening::Crash { replica, down: drawn.millis(100, 4000) },

@@ -204,7 +204,7 @@ impl Process {
             if !missed.is_zero() {
                 tokio::time::advance(missed).await;
             }
-            tokio::time::sleep_until(begun + (until - born)).await;
+            tokio::time::sleep_until(begun + until.saturating_sub(born)).await;
         });
         simulated::set(None);
     }

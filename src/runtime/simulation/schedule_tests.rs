@@ -23,7 +23,7 @@ use crate::store::QueuePlace;
 use crate::store::simulated::SharedDatabase;
 
 /// A schedule that has not ended by then is stuck.
-const END: Duration = Duration::from_secs(60);
+const END: Duration = Duration::from_mins(1);
 /// How often what is in doubt is found out, and whether all have ended.
 const LOOK: Duration = Duration::from_millis(700);
 
@@ -179,7 +179,7 @@ impl Schedule<'_> {
                 let started = Process::start(
                     &self.shared,
                     lease,
-                    self.now - turn,
+                    self.now.saturating_sub(turn),
                     self.processes,
                     &self.drawn,
                 );
@@ -302,7 +302,7 @@ impl Schedule<'_> {
         };
         let (runtime, acknowledged) = (process.runtime.clone(), Arc::clone(&self.acknowledged));
         process.spawn(async move {
-            let run = match runtime.start(request).await {
+            let run = match Box::pin(runtime.start(request)).await {
                 Ok(Accepted::Started(started)) => started.run_id,
                 Ok(Accepted::Queued(run) | Accepted::Known(run)) => run,
                 Err(_) => return,

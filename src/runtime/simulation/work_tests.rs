@@ -126,16 +126,16 @@ impl Tool for Writing {
         context: &ToolContext,
     ) -> Result<String, ToolError> {
         let step = arguments["step"].as_i64().unwrap_or_default();
-        let stop = CancellationToken::new();
-        let _stopped_when_dropped = stop.clone().drop_guard();
+        let ended = CancellationToken::new();
+        let _ended_when_dropped = ended.clone().drop_guard();
         loop {
             let waits = self.drawn.millis(0, 400);
-            let (standing, stop) = (context.standing.clone(), stop.clone());
+            let (standing, ended) = (context.standing.clone(), ended.clone());
             let (ledger, looks) = (Arc::clone(&self.ledger), self.looks);
             let (run, process) = (context.run_id, self.process);
             let thread = tokio::spawn(async move {
                 tokio::time::sleep(waits).await;
-                let may = !looks || (standing.holds() && !stop.is_cancelled());
+                let may = !looks || (standing.holds() && !ended.is_cancelled());
                 if may {
                     ledger.0.lock().push((run, step, process));
                 }

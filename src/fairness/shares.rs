@@ -1,7 +1,7 @@
 //! What each tenant took of the processors lately, and who takes more than its share.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -20,6 +20,9 @@ const ACTIVE: f64 = 0.001;
 const FORGOTTEN: f64 = 0.000_01;
 /// How much more than the average is more than a share.
 const MORE: f64 = 1.25;
+
+/// Tenants that are not forgotten.
+static KNOWN: AtomicUsize = AtomicUsize::new(0);
 
 static SHARES: LazyLock<Shares> = LazyLock::new(Shares::new);
 
@@ -62,7 +65,14 @@ pub(super) fn of(tenant: &str) -> Arc<Share> {
     if let Some(known) = tenants.get(tenant) {
         return Arc::clone(&known.share);
     }
-    Arc::clone(&tenants.entry(tenant.to_owned()).or_default().share)
+    let share = Arc::clone(&tenants.entry(tenant.to_owned()).or_default().share);
+    KNOWN.store(tenants.len(), Ordering::Relaxed);
+    share
+}
+
+/// Whether there is more than one tenant.
+pub(super) fn are_several() -> bool {
+    KNOWN.load(Ordering::Relaxed) > 1
 }
 
 impl Share {
@@ -110,7 +120,9 @@ impl Shares {
             && self.due.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_ok();
         if is_mine {
             let last = std::mem::replace(&mut *self.last.lock(), Instant::now());
-            look(&mut self.tenants.lock(), last.elapsed(), self.processors);
+            let mut tenants = self.tenants.lock();
+            look(&mut tenants, last.elapsed(), self.processors);
+            KNOWN.store(tenants.len(), Ordering::Relaxed);
         }
     }
 }

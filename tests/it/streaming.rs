@@ -393,7 +393,7 @@ async fn a_queued_run_that_is_followed_a_moment_later_streams_its_first_answer(d
 /// However soon an answer is there: while the event before it is still being committed, too.
 async fn an_instant_answer_comes_in_pieces(db: Db) {
     let service = worker().start(db).await;
-    for round in 0..60 {
+    for round in 0..20 {
         let request = service.request(Method::POST, "/v1/agents/worker/invoke-iterative");
         let request = request.header("accept", "text/event-stream").json(&json!({}));
         let mut reader = Reader::of(request.send().await.unwrap());

@@ -5,8 +5,9 @@
 //! what the database said last. It does not measure leases or timeouts: those are spans, on the
 //! monotonic clock.
 
-use chrono::{DateTime, TimeDelta, Utc};
 use std::sync::atomic::{AtomicI64, Ordering};
+
+use chrono::{DateTime, TimeDelta, Utc};
 use tokio::time::Instant;
 
 /// A difference that is put down to the way of the answer and not to the clocks, in microseconds.
@@ -73,7 +74,7 @@ pub(crate) mod simulated {
 
     pub(super) fn now() -> Option<DateTime<Utc>> {
         let (at, then) = KNOWN.get()?;
-        // Between two questions some time goes by.
+        // Between two questions some time passes.
         ASKED.set((ASKED.get() + 1) % 1000);
         let asked = TimeDelta::microseconds(ASKED.get().into());
         Some(at + TimeDelta::from_std(then.elapsed()).unwrap_or_default() + asked)

@@ -6,7 +6,7 @@
 //! with others like it ([`lane`]): the other tenants' tasks find the runtime's threads free. Nothing is
 //! refused, and a tenant that is alone has everything.
 //!
-//! A task that has a connection to the database is polled at once, whoever it belongs to: it would
+//! A task that has a connection to the database is polled at once, also one of such a tenant: it would
 //! keep it from others while it waits ([`Hold`]).
 
 mod lane;
@@ -221,7 +221,7 @@ enum Place<T> {
     /// In the lane; with who has to be woken when it is back.
     Away(Option<Waker>),
     Done(thread::Result<T>),
-    /// It has ended, or nobody waits for it.
+    /// It has ended, or its task was dropped.
     Gone,
 }
 

@@ -3,6 +3,7 @@
 
 use std::sync::{Arc, OnceLock};
 
+use reqwest::{Client, ClientBuilder};
 use rustls_platform_verifier::BuilderVerifierExt;
 use tokio_rustls::rustls::crypto::aws_lc_rs;
 use tokio_rustls::rustls::{ClientConfig, Error};
@@ -23,12 +24,12 @@ pub fn client_config() -> Result<ClientConfig, Error> {
     Ok(CONFIG.get_or_init(|| config).clone())
 }
 
-/// The same for a client that speaks HTTP/2 where the server does.
+/// For HTTP clients with this trust, which speak HTTP/2 where the server does.
 ///
 /// # Errors
 /// As [`client_config`].
-pub fn http_client_config() -> Result<ClientConfig, Error> {
+pub fn http_client() -> Result<ClientBuilder, Error> {
     let mut config = client_config()?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    Ok(config)
+    Ok(Client::builder().tls_backend_preconfigured(config))
 }

@@ -31,7 +31,7 @@ const MAX_ERRORS: usize = 20;
 /// Bytes of one error's pointer and message.
 const MAX_MESSAGE: usize = 400;
 
-/// The way to all of them.
+/// The way to all of them; connections are kept and shared.
 #[derive(Debug, Default)]
 pub struct Handlers {
     /// Made when it is needed first: to read the machine's certificates takes a while. Absent where
@@ -94,8 +94,7 @@ struct Shown {
 }
 
 fn client() -> Result<Client, Box<dyn std::error::Error>> {
-    let client = Client::builder()
-        .tls_backend_preconfigured(tls::http_client_config()?)
+    let client = tls::http_client()?
         .no_proxy()
         .redirect(redirect::Policy::none())
         .retry(retry::never())
@@ -107,11 +106,6 @@ fn client() -> Result<Client, Box<dyn std::error::Error>> {
 }
 
 impl Handlers {
-    /// The way to all endpoints; connections are kept and shared.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     fn client(&self) -> Option<&Client> {
         let failed = |error| tracing::error!(%error, "validators and reflections cannot be asked");
         self.client.get_or_init(|| client().map_err(failed).ok()).as_ref()

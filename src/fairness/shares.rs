@@ -21,9 +21,6 @@ const FORGOTTEN: f64 = 0.000_01;
 /// How much more than the average is more than a share.
 const MORE: f64 = 1.25;
 
-/// Tenants that are not forgotten.
-static KNOWN: AtomicUsize = AtomicUsize::new(0);
-
 static SHARES: LazyLock<Shares> = LazyLock::new(Shares::new);
 
 /// What a tenant takes.
@@ -45,10 +42,11 @@ impl Default for Share {
 
 struct Shares {
     tenants: Mutex<HashMap<String, Tenant>>,
+    /// How many there are.
+    count: AtomicUsize,
     begun: Instant,
-    /// When the next look is due, in nanoseconds from the beginning; and when the last one was.
-    due: AtomicU64,
-    last: Mutex<Instant>,
+    /// When the last look was, in nanoseconds from the beginning.
+    last: AtomicU64,
     processors: f64,
 }
 
@@ -66,13 +64,13 @@ pub(super) fn of(tenant: &str) -> Arc<Share> {
         return Arc::clone(&known.share);
     }
     let share = Arc::clone(&tenants.entry(tenant.to_owned()).or_default().share);
-    KNOWN.store(tenants.len(), Ordering::Relaxed);
+    SHARES.count.store(tenants.len(), Ordering::Relaxed);
     share
 }
 
 /// Whether there is more than one tenant.
 pub(super) fn are_several() -> bool {
-    KNOWN.load(Ordering::Relaxed) > 1
+    SHARES.count.load(Ordering::Relaxed) > 1
 }
 
 impl Share {
@@ -102,27 +100,25 @@ impl Share {
 impl Shares {
     fn new() -> Self {
         let processors = u32::try_from(processors()).unwrap_or(u32::MAX);
-        let now = Instant::now();
         Self {
             tenants: Mutex::default(),
-            begun: now,
-            due: AtomicU64::new(0),
-            last: Mutex::new(now),
+            count: AtomicUsize::new(0),
+            begun: Instant::now(),
+            last: AtomicU64::new(0),
             processors: f64::from(processors),
         }
     }
 
     fn look_if_due(&self, now: Instant) {
         let now = nanos(now.saturating_duration_since(self.begun));
-        let due = self.due.load(Ordering::Relaxed);
-        let next = now + nanos(LOOKS);
-        let is_mine = now >= due
-            && self.due.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        let last = self.last.load(Ordering::Relaxed);
+        let since = Duration::from_nanos(now.saturating_sub(last));
+        let is_mine = since >= LOOKS
+            && self.last.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok();
         if is_mine {
-            let last = std::mem::replace(&mut *self.last.lock(), Instant::now());
             let mut tenants = self.tenants.lock();
-            look(&mut tenants, last.elapsed(), self.processors);
-            KNOWN.store(tenants.len(), Ordering::Relaxed);
+            look(&mut tenants, since, self.processors);
+            self.count.store(tenants.len(), Ordering::Relaxed);
         }
     }
 }

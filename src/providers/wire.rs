@@ -140,13 +140,12 @@ impl Wire {
             secrets.push(value.into());
         }
         let unusable = |error: &dyn std::fmt::Display| WireSettingsError::Client(error.to_string());
-        let tls = tls::http_client_config().map_err(|error| unusable(&error))?;
-        let mut client = Client::builder()
+        let mut client = tls::http_client()
+            .map_err(|error| unusable(&error))?
             .default_headers(headers)
             .connect_timeout(settings.connect_timeout)
             .pool_max_idle_per_host(2048)
             .tcp_nodelay(true)
-            .tls_backend_preconfigured(tls)
             .redirect(redirect::Policy::none())
             .retry(retry::never());
         if is_loopback(&endpoint) {

@@ -61,7 +61,7 @@ struct Gathered {
     redactor: secrets::Pieces,
     /// Bytes of the answer so far.
     bytes: usize,
-    /// Nobody came before it was too large to be kept: who comes gets the whole answer at its end.
+    /// No reader came before it was too large to be kept: later ones get the whole answer at its end.
     is_given_up: bool,
     /// Whether a task is under way that will pass them on.
     is_timed: bool,

@@ -248,7 +248,7 @@ impl Runtime {
             )),
             catalogue,
             router,
-            handlers: Arc::new(Handlers::new()),
+            handlers: Arc::default(),
             slots: slots::RunSlots::new(settings.max_concurrent_runs, settings.queue_workers),
             places: places::Places::new(settings.run_limits),
             queue,

@@ -64,7 +64,7 @@ pub struct RateLimits {
     /// Of keys that have no limit of their own.
     default: RateLimit,
     buckets: Buckets,
-    limits: Mutex<HashMap<String, CallLimit>>,
+    limits: Mutex<HashMap<String, LimitOfKey>>,
 }
 
 impl RateLimits {
@@ -155,7 +155,7 @@ impl RateLimits {
         Ok(known.answer(now))
     }
 
-    fn limit_of(&self, key: &str) -> Option<CallLimit> {
+    fn limit_of(&self, key: &str) -> Option<LimitOfKey> {
         self.limits.lock().get(key).filter(|known| known.is_fresh()).copied()
     }
 
@@ -164,7 +164,7 @@ impl RateLimits {
         if limits.len() >= TIDY_ABOVE {
             limits.retain(|_, known| known.is_fresh());
         }
-        limits.insert(key.to_owned(), CallLimit { limit, since: Instant::now() });
+        limits.insert(key.to_owned(), LimitOfKey { limit, since: Instant::now() });
     }
 }
 
@@ -181,13 +181,13 @@ fn lease(limit: RateLimit) -> u32 {
 
 /// How many calls of tools the runs of a key may make.
 #[derive(Debug, Clone, Copy)]
-struct CallLimit {
+struct LimitOfKey {
     /// None where there are no keys.
     limit: Option<RateLimit>,
     since: Instant,
 }
 
-impl CallLimit {
+impl LimitOfKey {
     fn is_fresh(&self) -> bool {
         self.since.elapsed() < REMEMBERED
     }

@@ -48,7 +48,7 @@ pub(crate) enum StoreFault {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Answer {
     Given,
-    /// It is carried out, and nobody learns of it.
+    /// It is carried out, and its answer is lost.
     Lost,
     Refused,
 }

@@ -46,6 +46,7 @@ const ROOMS: &[(&str, &[&str])] = &[
         "runtime",
         &[
             "clock",
+            "tls",
             "message",
             "run",
             "event",

@@ -13,7 +13,7 @@ use futures::StreamExt as _;
 use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, KeyAlgorithm, PublicKeyUse};
 use jsonwebtoken::{Algorithm, DecodingKey};
 use parking_lot::RwLock;
-use reqwest::{Client, redirect};
+use reqwest::redirect;
 use serde::Deserialize;
 use serde_json::Value;
 use tokio::io::AsyncReadExt as _;
@@ -22,6 +22,7 @@ use url::Url;
 
 use crate::bounds::json;
 use crate::config::KeySetSource;
+use crate::tls;
 
 /// Bytes of a key set.
 const MAX_BYTES: usize = 256 * 1024;
@@ -139,7 +140,8 @@ async fn read_file(path: &Path) -> io::Result<Vec<u8>> {
 
 async fn fetched(url: &Url) -> Result<Vec<u8>, JwksError> {
     let unreadable = |error: reqwest::Error| JwksError::Unreadable(error.without_url().to_string());
-    let client = Client::builder().no_proxy().redirect(redirect::Policy::none()).referer(false);
+    let client = tls::http_client().map_err(|error| JwksError::Unreadable(error.to_string()))?;
+    let client = client.no_proxy().redirect(redirect::Policy::none()).referer(false);
     let client = client.build().map_err(unreadable)?;
     let response = client.get(url.clone()).send().await.map_err(unreadable)?;
     if response.status() != reqwest::StatusCode::OK {

@@ -12,7 +12,7 @@ pub(super) const QUIET: Duration = Duration::from_secs(7);
 /// Something that happens.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Happening {
-    /// Somebody starts a run, here or by the queue.
+    /// A caller starts a run, here or by the queue.
     Start { agent: &'static str, steps: u64, is_queued: bool },
     /// A row is damaged in the queue.
     Unreadable,
@@ -26,7 +26,7 @@ pub(super) enum Happening {
     FreezeAll { asleep: Duration },
     /// The database's clock is put forward.
     Jump { by: Duration },
-    /// The connection of the heartbeat is dead, and nobody says so.
+    /// The connection of the heartbeat is dead without an error.
     SilentHeartbeat { replica: usize },
     /// Statements are refused, and answers lost; or answers to claims only.
     Trouble { replica: usize, lasting: Duration, of_claims: bool },

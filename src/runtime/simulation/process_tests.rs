@@ -58,7 +58,7 @@ impl Line {
     }
 
     pub(super) fn hear(&self, hint: Wakeup) {
-        let _ = self.hints.send(hint); // nobody may listen yet
+        let _ = self.hints.send(hint); // there may be no listener yet
     }
 }
 

@@ -81,7 +81,7 @@ impl Provider for Model {
     }
 }
 
-/// Writes a line, in a thread for which it may have to wait: that goes on whoever stops waiting for it.
+/// Writes a line, in a thread for which it may have to wait: that goes on where the caller stops waiting for it.
 pub(super) struct Writing {
     pub(super) info: ToolInfo,
     pub(super) ledger: Arc<Ledger>,

@@ -7,7 +7,7 @@
 //! - A change is told under the name that it was made by. It can be missed only where a file has a second
 //!   name, so a tree with a file of several names is not kept, and a name that was made and is gone again,
 //!   which may have been such a name, cannot be told. Writing through a mapping is told when the file is closed,
-//!   which a program's end does before that end is seen (or some microseconds later, where just then somebody reads
+//!   which a program's end does before that end is seen (or some microseconds later, where just then another process reads
 //!   of the program in `/proc`).
 //! - Directories that come, go, move or change, a queue that overflows, and denied names cannot be told.
 //! - What is mounted in a workspace, and file systems that others may change past this kernel, are not watched.
@@ -41,7 +41,7 @@ const KEPT_FOR: Duration = Duration::from_mins(1);
 const MAX_WATCHED: usize = 2_000;
 /// Bytes of events that are read at once.
 const AT_ONCE: usize = 16 * 1024;
-/// File systems that nobody changes but this kernel: ext4, tmpfs, XFS, Btrfs, F2FS, ZFS, bcachefs, overlayfs.
+/// File systems that only this kernel changes: ext4, tmpfs, XFS, Btrfs, F2FS, ZFS, bcachefs, overlayfs.
 const OWN_FILE_SYSTEMS: [u32; 8] = [
     0xEF53,
     0x0102_1994,
@@ -359,7 +359,7 @@ fn unescaped(mut written: &[u8]) -> Vec<u8> {
 
 struct Kept {
     trees: Vec<KeptTree>,
-    /// Whether somebody sees to it that they go.
+    /// Whether a task is under way that forgets them.
     is_watched: bool,
 }
 

@@ -129,6 +129,16 @@ fn doubling(levels: usize, keyword: &str) -> Value {
     schema(&json!({"$ref": "#/$defs/a0", "$defs": defs}))
 }
 
+/// The same, where two members of an object ask for the next.
+fn doubling_by_members(levels: usize) -> Value {
+    let mut doubled = doubling(levels, "anyOf");
+    for level in 0..levels {
+        let next = json!({"$ref": format!("#/$defs/a{}", level + 1)});
+        doubled["$defs"][format!("a{level}")] = json!({"dependentSchemas": {"x": next, "y": next}});
+    }
+    doubled
+}
+
 /// The same with references to anchors.
 fn doubling_by_anchors(levels: usize) -> Value {
     let mut doubled = doubling(levels, "anyOf").to_string().replace("#/$defs/", "#");
@@ -180,13 +190,13 @@ async fn schemas_of_a_request_are_bounded_before_they_are_compiled(db: Db) {
 }
 
 async fn arguments_for_a_callers_schema_that_doubles_are_answered(db: Db) {
-    let steps = "  - tool_calls: [{tool: ct, arguments: {}}]\n  - text: done\n";
+    let steps = "  - tool_calls: [{tool: ct, arguments: {x: 1, y: 1}}]\n  - text: done\n";
     let mut service = guide(steps).start(db).await;
     let renamed = doubling(40, "anyOf").to_string().replace("$defs", "definitions");
     let renamed: Value = serde_json::from_str(&renamed).unwrap();
     let mut schemas: Vec<Value> =
         ["anyOf", "allOf", "oneOf"].iter().map(|keyword| doubling(40, keyword)).collect();
-    schemas.extend([renamed, doubling_by_anchors(40)]);
+    schemas.extend([renamed, doubling_by_anchors(40), doubling_by_members(40)]);
     for schema in schemas {
         let tool = json!({"name": "ct", "input_schema": schema});
         let run = service.run("guide", &json!({"client_tools": [tool]})).await;
@@ -237,13 +247,18 @@ async fn globs_and_patterns_of_a_model_are_answered(db: Db) {
     for arguments in &hostile {
         steps.push_str(&call(arguments));
     }
-    let _ = writeln!(steps, "  - text: done");
-    let mut service = guide(&steps).start(db).await;
+    // Forty at once, of patterns that are allowed.
+    let at_once: Vec<Value> = (0..40)
+        .map(|n| json!({"operation": "search", "pattern": format!("(a|b|ab)*c{n}"), "glob": "*".repeat(200)}))
+        .map(|costly| json!({"tool": "file_ops", "arguments": costly}))
+        .collect();
+    let _ = writeln!(steps, "  - tool_calls: {}\n  - text: done", json!(at_once));
+    let mut service = guide(&steps).file("long", &"ab".repeat(200_000)).start(db).await;
     let run = service.run("guide", &json!({})).await;
     assert_eq!(run["status"], "completed", "{run:#}");
     let results = results_of(&service, &run).await;
-    assert_eq!(results.len(), hostile.len());
-    for result in results {
+    assert_eq!(results.len(), hostile.len() + at_once.len());
+    for result in &results[..hostile.len()] {
         assert!(result.starts_with("Error: the pattern ") && result.len() < 1_000, "{result}");
     }
     is_unharmed(&mut service);

@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::agents::catalogue::{self, Change};
 use crate::agents::{Catalogue, Definition, DefinitionProblem};
+use crate::bounds::memory;
 use crate::config::{self, AuthMode, Config, Exposed, UnsetVariables, WorkspaceStore};
 use crate::http::{self, Auth, HttpSettings, HttpState, Limits, MetricsSink, TokenSigner};
 use crate::objects::ObjectsError;
@@ -103,6 +104,9 @@ fn keep_files_private() {
 /// # Errors
 /// The service cannot start.
 pub async fn serve(config: Config) -> Result<(), AppError> {
+    if let Some(bytes) = config.runtime.max_memory {
+        memory::set_limit(bytes as u64);
+    }
     let read = restart::ReadAtStart::of(&config);
     let parts = Parts::assemble(&config).await?;
     let listener = listen(config.server.listen)?;

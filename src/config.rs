@@ -52,7 +52,7 @@ use sources::{Origin, Sources};
 use tables::ModelPrice;
 pub use unset::{STAND_IN, UnsetVariables};
 pub use values::parse_duration;
-use values::{count, duration, some_duration};
+use values::{count, duration, some_duration, some_size};
 pub use web_fetch::WebFetch;
 use webhooks::WebhookSettings;
 pub use webhooks::Webhooks;
@@ -194,6 +194,10 @@ pub struct Runtime {
     #[serde(deserialize_with = "count::<1, 100, _, _>")]
     #[schemars(schema_with = "values::count_schema::<1, 100>")]
     pub max_crashes: u32,
+    /// Memory that the process may take; default: as much as its control group or the machine has.
+    #[serde(default, deserialize_with = "some_size::<67_108_864, 17_592_186_044_416, _>")]
+    #[schemars(schema_with = "values::size_schema::<67_108_864, 17_592_186_044_416>")]
+    pub max_memory: Option<usize>,
     /// How long an ended run is kept; default: forever.
     #[serde(default, deserialize_with = "some_duration::<1_000, 3_153_600_000, _>")]
     #[schemars(schema_with = "values::duration_schema")]

@@ -162,6 +162,18 @@ pub struct AssistantMessage {
     pub decision: Option<String>,
 }
 
+impl AssistantMessage {
+    /// Bytes of everything that the model wrote.
+    pub fn bytes(&self) -> usize {
+        let calls = self.tool_calls.iter().map(|call| call.name.len() + call.arguments.len());
+        self.text.len()
+            + self.thinking.as_ref().map_or(0, String::len)
+            + calls.sum::<usize>()
+            + self.opaque.as_ref().map_or(0, |blocks| blocks.json.len())
+            + self.decision.as_ref().map_or(0, String::len)
+    }
+}
+
 /// One turn of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -228,6 +240,18 @@ pub struct NotReplaceable {
 impl Conversation {
     pub fn new(system: impl Into<String>) -> Self {
         Self { system: system.into(), turns: Vec::new(), history: 0 }
+    }
+
+    /// Bytes of all its texts.
+    pub fn bytes(&self) -> usize {
+        let turn = |turn: &Turn| match turn {
+            Turn::User(text) => text.len(),
+            Turn::Assistant(turn) => {
+                let results = turn.results.iter().map(|result| result.content.len());
+                turn.message.bytes() + results.sum::<usize>()
+            }
+        };
+        self.system.len() + self.turns.iter().map(turn).sum::<usize>()
     }
 
     /// Marks the turns so far as turns of earlier runs.

@@ -1,20 +1,39 @@
-//! Whether there is memory left for more: what this process has in RAM, beside the limit of its
-//! control group or else the machine's memory.
+//! Whether there is memory left for more: what this process has in RAM, beside `[runtime] max_memory`,
+//! the limit of its control group and the machine's memory.
 //!
 //! Large texts take many times their size while they are worked on, so those that come when memory is
 //! scarce are refused or wait: an allocation that fails would end all runs of the process.
 
 use std::fs;
 use std::path::Path;
-use std::sync::LazyLock;
+use std::sync::{LazyLock, OnceLock};
 use std::time::Duration;
+
+use tokio::time::Instant;
 
 /// Of a hundred parts of the limit, so many may be in use before memory is scarce.
 const IN_USE: u64 = 65;
 /// How often those that wait for memory look.
 const LOOKS: Duration = Duration::from_millis(20);
 
-static LIMIT: LazyLock<Option<u64>> = LazyLock::new(limit);
+/// How long something waits for memory: it has some itself, which others wait for.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// As the operator has set it.
+static SETTING: OnceLock<u64> = OnceLock::new();
+static LIMIT: LazyLock<Option<u64>> =
+    LazyLock::new(|| outer_limit().into_iter().chain(SETTING.get().copied()).min());
+
+/// Sets what this process may have, where that is less than what its control group and the machine
+/// have. To be called before anything else here; the first call counts.
+pub fn set_limit(bytes: u64) {
+    let _ = SETTING.set(bytes);
+}
+
+/// What this process may have, in bytes. None where it cannot be told.
+pub fn limit() -> Option<u64> {
+    *LIMIT
+}
 
 /// Whether the process should take no more. False where it cannot be told.
 pub fn is_scarce() -> bool {
@@ -26,16 +45,17 @@ pub fn is_scarce() -> bool {
     LIMIT.is_some_and(|limit| used().is_some_and(|used| used > limit / 100 * IN_USE))
 }
 
-/// Waits while memory is scarce. The caller has the deadline.
+/// Waits while memory is scarce, for ten seconds at most.
 pub async fn enough() {
-    while is_scarce() {
+    let until = Instant::now() + PATIENCE;
+    while is_scarce() && Instant::now() < until {
         tokio::time::sleep(LOOKS).await;
     }
 }
 
 /// The least of the limits of all control groups that the process is in (cgroups(7)), and the
 /// machine's memory.
-fn limit() -> Option<u64> {
+fn outer_limit() -> Option<u64> {
     let machine = fs::read_to_string("/proc/meminfo").ok();
     let machine = machine.as_deref().and_then(total_of);
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -92,6 +112,6 @@ mod tests {
     fn the_machine_has_memory() {
         assert_eq!(total_of("MemTotal:       24 kB\nMemFree: 1 kB\n"), Some(24 * 1024));
         assert_eq!(total_of("MemFree: 1 kB\n"), None);
-        assert!(limit().is_some_and(|limit| limit > 1 << 20));
+        assert!(outer_limit().is_some_and(|limit| limit > 1 << 20));
     }
 }

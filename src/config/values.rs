@@ -138,6 +138,16 @@ where
     within(bytes, MIN, MAX)
 }
 
+/// As [`size`], where there may be none.
+pub(super) fn some_size<'de, const MIN: u64, const MAX: u64, D>(
+    deserializer: D,
+) -> Result<Option<usize>, D::Error>
+where
+    D: Deserializer<'de>,
+{
+    size::<MIN, MAX, D>(deserializer).map(Some)
+}
+
 /// A count between `MIN` and `MAX`.
 pub(super) fn count<'de, const MIN: u64, const MAX: u64, T, D>(
     deserializer: D,

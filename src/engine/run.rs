@@ -10,6 +10,7 @@ mod calls;
 mod compact;
 mod given;
 pub mod large_answers;
+pub mod room;
 mod sharing;
 mod waiting;
 
@@ -145,6 +146,9 @@ pub enum Stopped {
     /// What a call has changed could not be kept, or what others have changed not be brought.
     #[error("the files of the run cannot be kept at the moment")]
     FilesNotKept,
+    /// What the run has said takes too much of the memory, beside what others have said.
+    #[error("there is no memory for a conversation of this size beside the others")]
+    NoRoom,
     /// The state did not take an event: our own error.
     #[error("the journal does not fit the state: {0}")]
     Fold(#[from] FoldError),
@@ -206,6 +210,8 @@ pub struct Run {
     pub outbox: Vec<Event>,
     /// Their audit records.
     pub audit: Vec<AuditRecord>,
+    /// Memory for its conversation.
+    pub room: room::Share,
     /// The turn of a large answer that is not used yet.
     pub large_answer: Option<large_answers::Turn>,
 }
@@ -230,7 +236,10 @@ impl Run {
                 Step::Record(events) => self.record_all(events)?,
                 Step::Compact(compaction) => self.compact(compaction, None).await?,
                 Step::GiveCall(given) => self.give_call(&given)?,
-                Step::CallModel(choice) => self.call_model(choice).await?,
+                Step::CallModel(choice) => {
+                    self.make_room().await?;
+                    self.call_model(choice).await?;
+                }
                 Step::CallTools(calls) => self.call_tools(calls).await?,
                 Step::Suspend(status) => {
                     self.park(status).await?;
@@ -267,6 +276,15 @@ impl Run {
     fn note_lost(&mut self, what: &RunEvent) {
         let labels = self.state.labels();
         self.audit.extend(self.state.settles(what).map(|call| results::lost(call, labels)));
+    }
+
+    /// Takes the memory that the conversation needs by now.
+    async fn make_room(&mut self) -> Result<(), Stopped> {
+        if self.room.resize(self.state.conversation().bytes()) {
+            return Ok(());
+        }
+        self.persist().await?;
+        Err(Stopped::NoRoom)
     }
 
     /// Hands over what is recorded and waits until all of it is durable.

@@ -3,11 +3,15 @@
 //! It is looked up once, when the run is opened, and then stands in the run's journal: a run that
 //! goes on elsewhere reads it there.
 
+use std::collections::HashMap;
+
 use uuid::Uuid;
 
 use super::Runtime;
-use super::history::history;
+use super::history::History;
 use super::input_labels::labels_of_inputs;
+use super::journals;
+use crate::agents::definition::HistorySection;
 use crate::agents::prompt::{ActiveSkill, Background};
 use crate::agents::{Definition, Skill};
 use crate::bounds::text::quoted;
@@ -42,14 +46,15 @@ impl Runtime {
         let injection = plan.agent.definition.governance.injection;
         background.labels = labels_of_inputs(plan.agent.definition.inputs.as_ref(), &new.inputs);
         if let Some(session_id) = new.session_id.clone().filter(|_| !earlier.is_empty()) {
-            let journals = self.inner.store.journals(&caller.tenant, earlier).await?;
-            let history = history(&journals, earlier, plan.agent.definition.history);
-            if history.runs > 0 {
-                let (runs, turns, tokens) = (history.runs, history.turns.len(), history.tokens);
+            let bounds = plan.agent.definition.history;
+            let (history, labels) = self.earlier(&caller.tenant, earlier, bounds).await?;
+            let (runs, tokens) = (history.runs(), history.tokens());
+            if runs > 0 {
+                background.turns = history.into_turns();
+                let turns = background.turns.len();
                 background.session =
                     Some(RunEvent::SessionLoaded { session_id, runs, turns, tokens });
-                background.turns = history.turns;
-                background.labels = background.labels.and(labels_of(&journals));
+                background.labels = background.labels.and(labels);
             }
         }
         if let Some(recall) = plan.agent.definition.memory.and_then(|memory| memory.recall) {
@@ -73,6 +78,37 @@ impl Runtime {
             active: plan.active.clone(),
             ..Background::default()
         }
+    }
+
+    /// What these runs give to the next one of their session, and what they had read; the oldest comes
+    /// first.
+    async fn earlier(
+        &self,
+        tenant: &str,
+        runs: &[Uuid],
+        bounds: HistorySection,
+    ) -> Result<(History, Labels), StoreError> {
+        let store = &self.inner.store;
+        let sizes = store.journal_sizes(tenant, runs).await?;
+        let newest_first: Vec<Uuid> = runs.iter().rev().copied().collect();
+        let (mut history, mut labels) = (History::within(bounds), Labels::default());
+        let mut left = newest_first.as_slice();
+        while !left.is_empty() {
+            let (count, bytes) = journals::piece(left, &sizes);
+            let (read, rest) = left.split_at(count);
+            let _turn = journals::turn(bytes).await;
+            let events = store.journals(tenant, read).await?;
+            let by_run: HashMap<Uuid, &[Event]> = events
+                .chunk_by(|a, b| a.run_id == b.run_id)
+                .map(|journal| (journal[0].run_id, journal))
+                .collect();
+            for journal in read.iter().filter_map(|run| by_run.get(run)) {
+                labels = labels.and(labels_of(journal));
+                history.add(journal);
+            }
+            left = rest;
+        }
+        Ok((history, labels))
     }
 
     /// The skills that are active from the start: those of the definition, then those of the
@@ -108,12 +144,7 @@ impl Runtime {
     }
 }
 
-/// What the runs of these journals had read at their ends; each journal stands in one piece.
-fn labels_of(journals: &[Event]) -> Labels {
-    let of_run = |journal: &[Event]| {
-        journal.iter().fold(Labels::default(), |labels, event| event.what.labels_after(labels))
-    };
-    journals
-        .chunk_by(|a, b| a.run_id == b.run_id)
-        .fold(Labels::default(), |labels, journal| labels.and(of_run(journal)))
+/// What a run had read at its end.
+fn labels_of(journal: &[Event]) -> Labels {
+    journal.iter().fold(Labels::default(), |labels, event| event.what.labels_after(labels))
 }

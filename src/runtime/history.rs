@@ -24,15 +24,14 @@ pub struct RunTurns {
     pub stand_for_earlier: bool,
 }
 
-/// What the earlier runs of a session give to the next one.
-#[derive(Debug, Default, PartialEq)]
+/// What the earlier runs of a session give to the next one: the newest that have room, whole ones.
+#[derive(Debug)]
 pub(super) struct History {
-    /// The oldest first.
-    pub(super) turns: Vec<Turn>,
-    /// How many runs gave them.
-    pub(super) runs: usize,
-    /// Their tokens, estimated.
-    pub(super) tokens: u64,
+    bounds: HistorySection,
+    newest_first: Vec<Vec<Turn>>,
+    tokens: u64,
+    /// Whether nothing older is taken.
+    is_complete: bool,
 }
 
 /// What a run said and was told, from its journal.
@@ -129,36 +128,47 @@ fn summarised(
     kept
 }
 
-/// The newest runs that have room, whole ones; `earlier` are their ids, the oldest first.
-/// `journals` holds each journal in one piece.
-pub(super) fn history(journals: &[Event], earlier: &[Uuid], bounds: HistorySection) -> History {
-    let mut by_run: HashMap<Uuid, &[Event]> = journals
-        .chunk_by(|a, b| a.run_id == b.run_id)
-        .map(|journal| (journal[0].run_id, journal))
-        .collect();
-    let mut given: Vec<Vec<Turn>> = Vec::new();
-    let mut tokens = 0;
-    let max_runs = usize::try_from(bounds.max_runs).unwrap_or(usize::MAX);
-    for journal in earlier.iter().rev().filter_map(|run| by_run.remove(run)) {
+impl History {
+    /// Of no run yet.
+    pub(super) fn within(bounds: HistorySection) -> Self {
+        Self { bounds, newest_first: Vec::new(), tokens: 0, is_complete: false }
+    }
+
+    /// Adds the next older run as a whole, unless it or one before it has no room.
+    pub(super) fn add(&mut self, journal: &[Event]) {
+        let Some(first) = journal.first().filter(|_| !self.is_complete) else { return };
         let own = own_turns(journal).unwrap_or_else(|error| {
-            tracing::warn!(run_id = %journal[0].run_id, %error, "an earlier run of the session cannot be read");
+            tracing::warn!(run_id = %first.run_id, %error, "an earlier run of the session cannot be read");
             RunTurns::default()
         });
         if own.turns.is_empty() {
-            continue;
+            return;
         }
         let more = estimate::tokens(own.turns.iter().map(estimate::turn_bytes).sum());
-        if given.len() >= max_runs || tokens + more > bounds.max_tokens {
-            break;
+        let max_runs = usize::try_from(self.bounds.max_runs).unwrap_or(usize::MAX);
+        if self.runs() >= max_runs || self.tokens + more > self.bounds.max_tokens {
+            self.is_complete = true;
+            return;
         }
-        tokens += more;
-        given.push(own.turns);
-        if own.stand_for_earlier {
-            break;
-        }
+        self.tokens += more;
+        self.newest_first.push(own.turns);
+        self.is_complete = own.stand_for_earlier;
     }
-    let runs = given.len();
-    History { turns: given.into_iter().rev().flatten().collect(), runs, tokens }
+
+    /// How many runs gave turns.
+    pub(super) fn runs(&self) -> usize {
+        self.newest_first.len()
+    }
+
+    /// Their tokens, estimated.
+    pub(super) fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
+    /// The turns, the oldest first.
+    pub(super) fn into_turns(self) -> Vec<Turn> {
+        self.newest_first.into_iter().rev().flatten().collect()
+    }
 }
 
 #[cfg(test)]

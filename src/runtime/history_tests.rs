@@ -208,6 +208,16 @@ fn told(stories: Vec<Vec<Event>>) -> (Vec<Event>, Vec<Uuid>) {
     (stories.concat(), ids)
 }
 
+/// What these runs give, the oldest first, within these bounds.
+fn history(journals: &[Event], ids: &[Uuid], bounds: HistorySection) -> History {
+    let mut history = History::within(bounds);
+    for id in ids.iter().rev() {
+        let own = journals.chunk_by(|a, b| a.run_id == b.run_id).find(|own| own[0].run_id == *id);
+        history.add(own.unwrap_or_default());
+    }
+    history
+}
+
 #[test]
 fn whole_runs_are_dropped_from_the_oldest() {
     let long = |name: &str| Story::new(&[], name).say(&"x".repeat(398)).end(); // 100 tokens
@@ -222,11 +232,12 @@ fn whole_runs_are_dropped_from_the_oldest() {
         (0, 1000, vec![]),
     ] {
         let taken = history(&journals, &ids, HistorySection { max_runs, max_tokens });
-        let asked = words(&taken.turns)
+        let sums = (taken.runs(), taken.tokens());
+        let asked = words(&taken.into_turns())
             .into_iter()
             .filter_map(|word| Some(word.strip_prefix("u:")?.to_owned()));
         assert_eq!(asked.collect::<Vec<_>>(), expected, "{max_runs} runs, {max_tokens} tokens");
-        assert_eq!((taken.runs, taken.tokens), (expected.len(), expected.len() as u64 * 100));
+        assert_eq!(sums, (expected.len(), expected.len() as u64 * 100));
     }
 }
 
@@ -243,7 +254,10 @@ fn nothing_older_than_a_summary_of_everything_is_taken() {
         .end();
     let (journals, ids) = told(vec![first, second]);
     let taken = history(&journals, &ids, HistorySection { max_runs: 9, max_tokens: 1000 });
-    assert_eq!((words(&taken.turns), taken.runs), (words_of("u:q2 u:S a:>18 a:>19 a:a2"), 1));
+    assert_eq!(
+        (taken.runs(), words(&taken.into_turns())),
+        (1, words_of("u:q2 u:S a:>18 a:>19 a:a2"))
+    );
 }
 
 #[test]
@@ -252,7 +266,7 @@ fn a_damaged_run_gives_nothing() {
     damaged.remove(1);
     let (journals, ids) = told(vec![damaged, Story::new(&[], "q2").say("a2").end()]);
     let taken = history(&journals, &ids, HistorySection { max_runs: 9, max_tokens: 1000 });
-    assert_eq!(words(&taken.turns), ["u:q2", "a:a2"]);
+    assert_eq!(words(&taken.into_turns()), ["u:q2", "a:a2"]);
 }
 
 proptest! {
@@ -263,19 +277,19 @@ proptest! {
         let mut stories: Vec<Vec<Event>> = Vec::new();
         for (number, (calls, summarised)) in runs.into_iter().enumerate() {
             let (journals, ids) = told(stories.clone());
-            let before = history(&journals, &ids, HistorySection { max_runs: 50, max_tokens: 100_000 });
-            let mut story = Story::new(&before.turns, &format!("q{number}"));
+            let before = history(&journals, &ids, HistorySection { max_runs: 50, max_tokens: 100_000 }).into_turns();
+            let mut story = Story::new(&before, &format!("q{number}"));
             for call in 0..calls {
                 story.call(&format!("{number}-{call}"));
             }
-            let replaceable = (before.turns.len() + 1 + calls).saturating_sub(2);
+            let replaceable = (before.len() + 1 + calls).saturating_sub(2);
             if summarised > 0 && summarised < replaceable {
                 story.compact(summarised, &format!("S{number}"));
             }
             stories.push(story.say("done").end());
         }
         let (journals, ids) = told(stories.clone());
-        let taken = words(&history(&journals, &ids, HistorySection { max_runs: 50, max_tokens: 100_000 }).turns);
+        let taken = words(&history(&journals, &ids, HistorySection { max_runs: 50, max_tokens: 100_000 }).into_turns());
         let questions: Vec<&String> = taken.iter().filter(|word| word.starts_with("u:q")).collect();
         let mut once = questions.clone();
         once.dedup();

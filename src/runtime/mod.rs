@@ -21,6 +21,7 @@ mod heartbeat;
 mod history;
 mod input_labels;
 mod journal_poller;
+pub mod journals;
 pub mod jwt;
 mod kept_files;
 pub mod keys;
@@ -63,7 +64,7 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use crate::agents::{Catalogue, Definition, DefinitionError, Skills};
-use crate::engine::{FoldError, Handlers, Lease, Rules, State};
+use crate::engine::{FoldError, Handlers, Lease, Room, Rules, State};
 use crate::event::Event;
 use crate::message::Conversation;
 use crate::objects::Objects;
@@ -173,6 +174,8 @@ struct Inner {
     rate_limits: Arc<RateLimits>,
     slots: slots::RunSlots,
     places: places::Places,
+    /// Memory for the conversations of all runs under way.
+    room: Arc<Room>,
     queue: Arc<queue::Queue>,
     webhooks: Arc<WebhookSender>,
     tasks: TaskTracker,
@@ -251,6 +254,7 @@ impl Runtime {
             handlers: Arc::default(),
             slots: slots::RunSlots::new(settings.max_concurrent_runs, settings.queue_workers),
             places: places::Places::new(settings.run_limits),
+            room: Arc::default(),
             queue,
             webhooks,
             lease: Arc::new(Lease::new(settings.lease)),

@@ -116,7 +116,7 @@ impl Runtime {
     /// How many runs may be claimed now with so many slots: one at a time where memory is scarce, and
     /// then only where none is driven.
     fn room_for(&self, slots: usize) -> usize {
-        if memory::is_scarce() {
+        if memory::is_scarce() || self.inner.room.is_full() {
             return slots.min(usize::from(self.inner.live.len() == 0));
         }
         slots.min(MAX_CLAIM)

@@ -15,6 +15,7 @@ use uuid::Uuid;
 
 use super::Runtime;
 use super::claimed::{ResumeError, Resumption, unreadable, unusable};
+use super::journals;
 use super::loaded::LoadedAgent;
 use super::ownership::{OwnedRun, Reclaimed};
 use super::shared_volume::SharedVolume;
@@ -27,7 +28,9 @@ use crate::engine::{Disposal, Entry, FoldError, Plan, Rules, State, Stopped};
 use crate::event::{AuditRecord, Event, LabelCause, LabelsChanged, RunEvent};
 use crate::run::{Caller, Overrides, RunOrigin};
 use crate::store::writer::AppendError;
-use crate::store::{ClaimedRun, DefinitionSnapshot, GivenBack, NewRun, QueuePlace, StoreError};
+use crate::store::{
+    ClaimedRun, DefinitionSnapshot, GivenBack, NewRun, QueuePlace, RunRecord, StoreError,
+};
 use crate::tools::Workspace;
 use crate::tools::keeping::NotKept;
 use crate::tools::results::lost;
@@ -101,8 +104,8 @@ impl Runtime {
     ) {
         match error {
             ResumeError::NoFreeSlot => self.requeue_uncounted(ownership, GivenBack::AtOnce).await,
-            ResumeError::Stopped(Stopped::FilesNotKept) => {
-                tracing::warn!(run_id = %ownership.run(), error = %Stopped::FilesNotKept, "run is given back");
+            ResumeError::Stopped(error @ (Stopped::FilesNotKept | Stopped::NoRoom)) => {
+                tracing::warn!(run_id = %ownership.run(), %error, "run is given back");
                 self.requeue_uncounted(ownership, GivenBack::After(ELSEWHERE)).await;
             }
             ResumeError::NoWorkspace(error) => {
@@ -166,6 +169,7 @@ impl Runtime {
         slot: Option<RunSlot>,
     ) -> Result<Claimed, ResumeError> {
         let row = &claimed.run;
+        let turn = self.journal_turn(row).await?;
         let journal = match self.journal_of(&row.tenant, row.id).await {
             Err(error) if !error.is_transient() => return Err(unreadable(&error)),
             journal => journal?,
@@ -207,6 +211,10 @@ impl Runtime {
         let mut owned =
             DrivenRun::new(self, identity, Arc::new(plan), executor, workspace, state, slot);
         (owned.run.outbox, owned.run.audit) = (events, audit);
+        if !owned.run.room.resize(owned.run.state.conversation().bytes()) {
+            return Err(Stopped::NoRoom.into());
+        }
+        drop(turn);
         owned.resumption = Some(Resumption { claimed, has_crashed, is_alone });
         Ok(Claimed::GoesOn(Box::new(owned)))
     }
@@ -336,6 +344,15 @@ impl Runtime {
             }
             Err(AppendError::Fenced | AppendError::IdTaken) => self.fenced(ownership).await,
         }
+    }
+
+    /// Waits until the journal of a run may be in memory.
+    async fn journal_turn(&self, run: &RunRecord) -> Result<Option<journals::Turn>, StoreError> {
+        if run.started_at.is_none() {
+            return Ok(None); // nothing has happened yet
+        }
+        let sizes = self.inner.store.journal_sizes(&run.tenant, &[run.id]).await?;
+        Ok(journals::turn(sizes.get(&run.id).copied().unwrap_or(0)).await)
     }
 
     pub(super) async fn journal_of(

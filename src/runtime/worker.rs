@@ -178,6 +178,7 @@ impl DrivenRun {
             state,
             outbox: Vec::new(),
             audit: Vec::new(),
+            room: runtime.inner.room.share(),
             large_answer: None,
         };
         let runtime = runtime.clone();

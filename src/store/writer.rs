@@ -28,6 +28,8 @@ const MAX_BATCH: usize = 128;
 const MAX_IN_FLIGHT: usize = 2;
 /// The pause before the first retry; it doubles up to [`LAST_PAUSE`], both with jitter.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// How long the start of a run is tried that was asked for by a request.
+const START_PATIENCE: Duration = Duration::from_secs(3);
 const LAST_PAUSE: Duration = Duration::from_secs(2);
 
 /// Why a write is not durable.
@@ -291,6 +293,12 @@ struct Committer {
 }
 
 impl Committer {
+    /// How long this write is tried. Whoever starts a run learns soon that it cannot be stored.
+    fn patience_of(&self, write: &RunWrite) -> Duration {
+        let is_request = write.new.as_ref().is_some_and(|new| new.parent_run_id.is_none());
+        if is_request { self.patience.min(START_PATIENCE) } else { self.patience }
+    }
+
     /// Commits a batch and answers everybody who waits for it; gives back its runs.
     async fn commit(self: Arc<Self>, batch: Vec<Pending>) -> Vec<Uuid> {
         let (writes, waiting): (Vec<RunWrite>, Vec<Waiting>) =
@@ -349,7 +357,7 @@ impl Committer {
                         .into_iter()
                         .map(|write| RunWrite { is_repeated: true, ..write })
                         .zip(waiting)
-                        .partition(|(_, w)| w.since.elapsed() < self.patience);
+                        .partition(|(write, w)| w.since.elapsed() < self.patience_of(write));
                     for (_, waiting) in expired {
                         waiting.answer(Err(AppendError::Unavailable));
                     }

@@ -66,6 +66,7 @@ mod interception;
 mod jwt;
 mod keys;
 mod left_behind;
+mod long_conversations;
 mod machine;
 mod matrix;
 mod mcp;

@@ -93,6 +93,7 @@ impl State {
                 self.over_requests = over.or(self.over_requests);
                 let origin = self.origin_of(call);
                 let content = call.model_text().into_owned();
+                self.recorded_bytes = self.recorded_bytes.saturating_add(content.len());
                 let note_bytes = content.len() - call.content.len();
                 let is_error = call.failure.is_some();
                 let call_id = call.call_id;
@@ -338,6 +339,7 @@ impl State {
 
     fn responded(&mut self, response: &ModelResponded) {
         let message = response.message.clone();
+        self.recorded_bytes = self.recorded_bytes.saturating_add(message.bytes());
         self.blame.cleared();
         let has_own_writer = |react: &ReactSection| react.final_model.is_some();
         if !(self.writes_answer() && self.rules.react.as_ref().is_some_and(has_own_writer)) {

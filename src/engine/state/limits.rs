@@ -27,6 +27,10 @@ use crate::run::{
 /// dollars.
 pub(in crate::engine) const LEAST_TOKENS: u64 = 256;
 
+/// Bytes that the models and tools of one run may say: its journal is in memory as a whole when it
+/// is resumed or read.
+pub(super) const MAX_RECORDED: usize = 32 << 20;
+
 /// The limit of requests to the network.
 const MAX_REQUESTS: &str = "network.max_requests";
 
@@ -97,6 +101,8 @@ impl State {
             self.too_many_iterations(self.iteration, limits.max_iterations_per_attempt)
         } else if u64::from(totals.iterations) >= budget.max_iterations {
             over_budget("max_iterations", totals.iterations.into(), Some(budget.max_iterations))
+        } else if self.recorded_bytes >= MAX_RECORDED {
+            over_budget("recorded_bytes", self.recorded_bytes, Some(MAX_RECORDED))
         } else {
             return None;
         };

@@ -266,6 +266,8 @@ pub struct State {
     last_tokens: u64,
     /// Turns that `last_tokens` counts; of the one after them, what the model wrote is counted too.
     counted_turns: usize,
+    /// Bytes that models and tools have said since the run began, as far as they are recorded.
+    recorded_bytes: usize,
     /// Why the conversation was made smaller since the iteration began.
     compactions: Vec<CompactionCause>,
     /// Model calls that wrote summaries.
@@ -324,6 +326,7 @@ impl State {
             required_call: RequiredCall::Open,
             last_tokens: 0,
             counted_turns: 0,
+            recorded_bytes: 0,
             compactions: Vec::new(),
             summaries: 0,
             failures_in_a_row: 0,

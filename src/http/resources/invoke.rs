@@ -29,7 +29,8 @@ use crate::http::edge::problem::{Code, Problem};
 use crate::http::edge::rate_limit::Admitted;
 use crate::http::state::App;
 use crate::run::{Caller, RunKind, RunStatus};
-use crate::runtime::{Accepted, Mode, StartRequest, Upload, Uploads, WaitError};
+use crate::runtime::{Accepted, Mode, StartRequest, Started, Upload, Uploads, WaitError};
+use crate::store::RunRecord;
 
 const IDEMPOTENCY_REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
@@ -257,10 +258,10 @@ async fn invoke(
     } else {
         let answer = tokio::select! {
             answer = outcome(app, caller, delivery, accepted) => answer,
-            () = credential_lost(app, &caller.credential) => Err(refused_key()),
+            () = credential_lost(app, &caller.credential) => Err(refused_key().of_run(run_id)),
         };
         CancelOnDrop::disarm(cancel);
-        answer.map_err(|problem| problem.of_run(run_id))?
+        answer?
     };
     response.headers_mut().insert(X_RUN_ID, run_id_header(run_id));
     if is_replayed {
@@ -278,35 +279,49 @@ async fn outcome(
 ) -> Result<Response, Problem> {
     let until = delivery.until();
     let is_queued = matches!(accepted, Accepted::Queued(_)) && delivery.mode() == Mode::Queued;
+    let (Accepted::Queued(run_id)
+    | Accepted::Known(run_id)
+    | Accepted::Started(Started { run_id, .. })) = accepted;
+    let waited = async || app.runtime.wait(&caller.tenant, run_id, until).await;
+    let mut is_stored = true;
     let run = match accepted {
-        Accepted::Queued(id) | Accepted::Known(id) => {
-            app.runtime.wait(&caller.tenant, id, until).await?
-        }
+        Accepted::Queued(_) | Accepted::Known(_) => waited().await.map_err(Problem::from),
         Accepted::Started(started) => {
-            let run_id = started.run_id;
             match tokio::time::timeout_at(until, started.finished()).await {
-                Ok(Ok(run)) => Some(run),
+                Ok(Ok(run)) => Ok(Some(run)),
+                Ok(Err(WaitError::Detached(_))) if app.runtime.is_draining() => Ok(None),
+                // It was given back, or its beginning could not be stored.
                 Ok(Err(WaitError::Detached(_))) => {
-                    let code = if app.runtime.is_draining() {
-                        Code::Draining
-                    } else {
-                        Code::StoreUnavailable
-                    };
-                    return Err(Problem::new(
-                        code,
-                        "The run continues without this connection; get it by its id.",
-                    ));
+                    let found = waited().await;
+                    is_stored = !matches!(found, Ok(None));
+                    found.map_err(Problem::from)
                 }
-                Ok(Err(WaitError::Parked(_))) => {
-                    app.runtime.wait(&caller.tenant, run_id, until).await?
-                }
+                Ok(Err(WaitError::Parked(_))) => waited().await.map_err(Problem::from),
                 Err(_) if delivery.takes_accepted() => {
-                    Some(existing(app, &caller.tenant, run_id).await?)
+                    existing(app, &caller.tenant, run_id).await.map(Some)
                 }
-                Err(_) => None,
+                Err(_) => Ok(None),
             }
         }
     };
+    if !is_stored {
+        let detail = "The run was not started: the store is temporarily unavailable.";
+        return Err(Problem::new(Code::StoreUnavailable, detail));
+    }
+    let answered = match run {
+        Ok(run) => answer_with(app, delivery, run, is_queued).await,
+        Err(problem) => Err(problem),
+    };
+    answered.map_err(|problem| problem.of_run(run_id))
+}
+
+/// The run where it has ended or the client takes it as it is, else why there is nothing to answer.
+async fn answer_with(
+    app: &App,
+    delivery: &DeliveryOptions,
+    run: Option<RunRecord>,
+    is_queued: bool,
+) -> Result<Response, Problem> {
     match run {
         Some(run) if run.status.is_terminal() && !is_queued => {
             Ok(Json(Run::of(&app.store, run).await?).into_response())

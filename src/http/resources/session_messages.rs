@@ -14,7 +14,6 @@ use serde::Serialize;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::journal;
 use super::page::{LISTS, ListParams, Listing, by_time_and, time_cursor};
 use super::run_parts::{MAX_PAGE, Message, messages_of};
 use crate::event::Event;
@@ -22,7 +21,7 @@ use crate::http::edge::auth::{Scoped, SessionsRead};
 use crate::http::edge::extract::{Name, Params};
 use crate::http::edge::problem::Problem;
 use crate::http::state::{App, Shared};
-use crate::runtime::{TurnSource, own_turns, turn_sources};
+use crate::runtime::{TurnSource, journals, own_turns, turn_sources};
 use crate::store::{Page, RunCursor};
 
 /// How many runs are looked at in one query.
@@ -94,26 +93,20 @@ async fn messages_from(
         let is_end = runs.len() < CHUNK as usize;
         let ids: Vec<Uuid> = runs.iter().map(|run| run.id).collect();
         let sizes = app.store.journal_sizes(tenant, &ids).await?;
-        let mut sum = 0;
-        let are_enough = |id: &Uuid| {
-            sum += sizes.get(id).copied().unwrap_or(0);
-            sum > journal::LARGE
-        };
-        // One at least, however large it is.
-        let read = ids.iter().position(are_enough).unwrap_or(ids.len()).max(1);
+        let (read, bytes_read) = journals::piece(&ids, &sizes);
         let is_end = is_end && read >= runs.len();
         runs.truncate(read);
         let ids: Vec<Uuid> = runs.iter().map(|run| run.id).collect();
-        let _turn = journal::turn(ids.iter().filter_map(|id| sizes.get(id)).sum()).await;
+        let _turn = journals::turn(bytes_read).await;
         let events = app.store.journals(tenant, &ids).await?;
-        let journals: HashMap<Uuid, &[Event]> = events
+        let by_run: HashMap<Uuid, &[Event]> = events
             .chunk_by(|a, b| a.run_id == b.run_id)
             .filter_map(|journal| Some((journal.first()?.run_id, journal)))
             .collect();
         for run in &runs {
             // The run of the cursor may be gone; then its messages are, and not those of the next.
             let skipped = place.filter(|place| place.run == run.id).map_or(0, |place| place.index);
-            let messages = told(run.id, journals.get(&run.id).copied().unwrap_or_default())?;
+            let messages = told(run.id, by_run.get(&run.id).copied().unwrap_or_default())?;
             for (index, message) in messages.into_iter().enumerate().skip(skipped) {
                 if data.len() == size || bytes > MAX_PAGE {
                     return Ok(Listing { data, next_cursor: last });

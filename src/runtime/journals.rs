@@ -1,0 +1,72 @@
+//! Journals in memory: of so many bytes at the same time, whoever reads them.
+
+use std::collections::HashMap;
+
+use tokio::sync::{Semaphore, SemaphorePermit};
+use uuid::Uuid;
+
+use crate::bounds::memory;
+
+/// KiB of all journals that are in memory at the same time; a larger one is there alone. As events and
+/// turns they take several times as many.
+const AT_ONCE: u32 = 16 << 10;
+/// Bytes that need no turn.
+const SMALL: u64 = 64 << 10;
+/// Bytes of journals that are read in one query, where they are several.
+pub const PIECE: u64 = 4 << 20;
+
+static TURNS: Semaphore = Semaphore::const_new(AT_ONCE as usize);
+
+/// The turn of what is in memory.
+pub type Turn = SemaphorePermit<'static>;
+
+/// Waits until journals of so many bytes may be in memory; none where they are small.
+pub async fn turn(bytes: u64) -> Option<Turn> {
+    if bytes <= SMALL {
+        return None;
+    }
+    let kib = u32::try_from(bytes >> 10).unwrap_or(u32::MAX).min(AT_ONCE);
+    let turn = TURNS.acquire_many(kib).await.ok(); // never closed
+    memory::enough().await;
+    turn
+}
+
+/// How many of these runs are read in one query, and how many bytes their journals have: one run at
+/// least, however large it is.
+pub fn piece(runs: &[Uuid], sizes: &HashMap<Uuid, u64>) -> (usize, u64) {
+    let mut bytes = 0;
+    for (read, run) in runs.iter().enumerate() {
+        let more = sizes.get(run).copied().unwrap_or(0);
+        if read > 0 && bytes + more > PIECE {
+            return (read, bytes);
+        }
+        bytes += more;
+    }
+    (runs.len(), bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn large_journals_take_turns() {
+        let (half, small) = (turn(8 << 20).await, turn(SMALL).await);
+        assert!(half.is_some() && small.is_none());
+        let mut huge = std::pin::pin!(turn(1 << 40));
+        assert!(huge.as_mut().now_or_never().is_none());
+        drop(half);
+        assert!(huge.await.is_some());
+    }
+
+    #[test]
+    fn pieces_have_one_run_at_least() {
+        let runs: Vec<Uuid> = (0..4).map(Uuid::from_u128).collect();
+        let sizes = [(runs[0], PIECE + 1), (runs[1], PIECE - 1), (runs[2], 1)].into();
+        assert_eq!(piece(&runs, &sizes), (1, PIECE + 1));
+        assert_eq!(piece(&runs[1..], &sizes), (3, PIECE));
+        assert_eq!(piece(&[], &sizes), (0, 0));
+    }
+}

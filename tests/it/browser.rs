@@ -556,6 +556,8 @@ async fn a_missing_browser_is_told() {
     let run = service.run("surfer", &json!({})).await;
     let rows = rows(&service, id(&run)).await;
     assert!(result(&rows[0]).contains("apt install chromium"), "{:#}", rows[0]);
+    let tool = service.get("/v1/tools/browser").await.body;
+    assert!(tool["unavailable"].as_str().unwrap().contains("apt install chromium"), "{tool:#}");
     let doctor = crate::service::command(service.dir.path())
         .args([
             "doctor",

@@ -124,5 +124,6 @@ mod turns;
 mod two_builds;
 mod uploads;
 mod way_out;
+mod weak_machines;
 mod web_fetch;
 mod webhooks;

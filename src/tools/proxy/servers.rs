@@ -123,3 +123,37 @@ impl Drop for Unanswered {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_request_is_noted_whatever_became_of_it() {
+        let hosts = Hosts { listed: vec!["a.example".parse().unwrap()], ..Hosts::default() };
+        let asking = Asking {
+            server: "s".to_owned(),
+            hosts: Arc::new(hosts),
+            noted: ServerRequests::default(),
+        };
+        let target = |host: &str| Target {
+            scheme: "https".to_owned(),
+            host: host.to_owned(),
+            port: 443,
+            path: "/".to_owned(),
+            declared: false,
+        };
+        asking.admit(target("a.example")).ok().unwrap().settle(None);
+        drop(asking.admit(target("a.example")));
+        asking.admit(target("a.example")).ok().unwrap().settle(Some("it is down"));
+        assert!(asking.admit(target("b.example")).is_err());
+        let taken = asking.noted.take(Instant::now(), false);
+        let mut told: Vec<_> =
+            taken.iter().map(|(it, _)| (it.is_refused, it.reason.as_deref())).collect();
+        told.sort_unstable();
+        let refusal = "b.example:443 is not listed in mcp.s.network";
+        let expected =
+            [(false, None), (false, Some("it is down")), (false, Some(CANCELLED)), (true, Some(refusal))];
+        assert_eq!(told, expected);
+    }
+}

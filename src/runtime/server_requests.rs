@@ -18,11 +18,7 @@ use crate::tools::proxy::{ServerRequest, ServerRequests};
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Records what is noted, until the service stops.
-pub(super) async fn record(
-    requests: ServerRequests,
-    store: Arc<Store>,
-    stop: CancellationToken,
-) {
+pub(super) async fn record(requests: ServerRequests, store: Arc<Store>, stop: CancellationToken) {
     let mut look = tokio::time::interval(LOOK);
     look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     while stop.run_until_cancelled(look.tick()).await.is_some() {
@@ -34,9 +30,9 @@ pub(super) async fn record(
 pub(super) async fn record_noted(requests: &ServerRequests, store: &Store, is_last: bool) {
     for (request, count) in requests.take(Instant::now(), is_last) {
         let ServerRequest { server, to, is_refused, reason } = request;
-        let (host, port) = to.map_or(("others".to_owned(), None), |(host, port)| (host, Some(port)));
-        let action =
-            if is_refused { AuditAction::McpRefused } else { AuditAction::McpRequested };
+        let (host, port) =
+            to.map_or(("others".to_owned(), None), |(host, port)| (host, Some(port)));
+        let action = if is_refused { AuditAction::McpRefused } else { AuditAction::McpRequested };
         let act = Act {
             tenant: DEFAULT_TENANT.to_owned(),
             subject: SERVICE.to_owned(),

@@ -10,6 +10,7 @@ mod approvals;
 mod audit;
 mod bounds;
 mod browser;
+mod browser_pool;
 mod calling;
 mod changes;
 mod chaos;

@@ -155,7 +155,8 @@ async fn a_server_reaches_what_it_was_given(db: Db) {
         let path = format!("/v1/audit?action={action}");
         let found = service.until(&path, |found| found["data"] != json!([])).await;
         let url = reqwest::Url::parse(url.as_str().unwrap()).unwrap();
-        let asked = json!({"server": "out", "host": url.host_str(), "port": url.port(), "count": 1});
+        let asked =
+            json!({"server": "out", "host": url.host_str(), "port": url.port(), "count": 1});
         assert_eq!(found["data"].as_array().unwrap().len(), 1, "{found:#}");
         let record = &found["data"][0];
         assert_eq!((&record["arguments"], &record["run_id"]), (&asked, &Value::Null));

@@ -174,7 +174,8 @@ async fn a_call_is_approved_and_made_where_it_was_not_asked_for() {
     assert_eq!(approved.status, 200, "{:#}", approved.body);
     let run = second.until(&run, |run| run["status"] == "completed").await;
     assert!(results(&second, &run).await[0].contains(r#""args": {"n": 7}"#), "{run:#}");
-    let made = |service: &Service| std::fs::read_to_string(directory(service, "odd").join("calls.txt"));
+    let made =
+        |service: &Service| std::fs::read_to_string(directory(service, "odd").join("calls.txt"));
     assert_eq!(made(&second).unwrap(), "echo\n", "once");
     assert!(made(&first).is_err(), "the replica that asked has not called it");
     assert_eq!(run["tool_calls_made"], 1);

@@ -192,24 +192,24 @@ impl Pool {
         })?;
         let spare = state.spare.take().filter(Page::is_open);
         state.used = since;
-        let (mut state, page) = match spare {
-            Some(page) => (state, page),
-            None => {
-                let chromium = self.running(&mut state).await?;
-                let place = Arc::clone(&state.opening);
-                drop(state); // other runs go on meanwhile
-                let page = self.new_page(&chromium).await?;
-                drop(place);
-                let state = self.state.lock().await;
-                if !state.has_browser(&chromium) {
-                    return Err("it has ended; try again".into());
-                }
-                (state, page)
+        let mut place = None;
+        let page = if let Some(page) = spare {
+            page
+        } else {
+            let chromium = self.running(&mut state).await?;
+            place = Some(Arc::clone(&state.opening));
+            drop(state); // other runs go on meanwhile
+            let page = self.new_page(&chromium).await?;
+            state = self.state.lock().await;
+            if !state.has_browser(&chromium) {
+                return Err("it has ended; try again".into());
             }
+            page
         };
         let (page, used) = (Arc::new(page), Instant::now());
         state.used = used;
         state.pages.insert(run, Kept { page: Arc::clone(&page), used, is_driven: true });
+        drop(place);
         drop(state);
         tracing::debug!(run_id = %run, elapsed = ?since.elapsed(), "a page is ready");
         tokio::spawn(Arc::clone(self).prepare_spare());

@@ -152,8 +152,12 @@ mod tests {
             taken.iter().map(|(it, _)| (it.is_refused, it.reason.as_deref())).collect();
         told.sort_unstable();
         let refusal = "b.example:443 is not listed in mcp.s.network";
-        let expected =
-            [(false, None), (false, Some("it is down")), (false, Some(CANCELLED)), (true, Some(refusal))];
+        let expected = [
+            (false, None),
+            (false, Some("it is down")),
+            (false, Some(CANCELLED)),
+            (true, Some(refusal)),
+        ];
         assert_eq!(told, expected);
     }
 }

@@ -344,8 +344,8 @@ impl Parts {
 
     /// Releases the lease, closes the store and exports the remaining traces. No run may be in progress.
     async fn close(self) {
-        self.runtime.leave().await;
         tools::stop_servers(&self.registry);
+        self.runtime.leave().await;
         self.store.close().await;
         let telemetry = self.telemetry;
         // Fails only after a panic, which has been logged.

@@ -20,6 +20,7 @@ pub mod patch;
 pub mod pattern;
 pub mod schema;
 pub mod secrets;
+pub mod tally;
 pub mod template;
 pub mod text;
 pub mod told;

@@ -46,6 +46,12 @@ pub enum AuditAction {
     /// A caller deleted a file of a workspace.
     #[strum(serialize = "file.deleted")]
     FileDeleted,
+    /// An MCP server that is a program sent requests; one entry counts several.
+    #[strum(serialize = "mcp.requested")]
+    McpRequested,
+    /// Requests of an MCP server that is a program were refused; one entry counts several.
+    #[strum(serialize = "mcp.refused")]
+    McpRefused,
     /// The definition of an agent was changed, or is gone.
     #[strum(serialize = "definition.changed")]
     DefinitionChanged,

@@ -15,15 +15,14 @@ use tokio_util::sync::CancellationToken;
 
 use super::jwt::JwtRefusal;
 use super::keys::DEFAULT_TENANT;
+use crate::bounds::tally::Tally;
 use crate::event::{Act, AuditAction};
 use crate::store::{ApiKeyRecord, Store};
 
-/// Between two writes about the same key or the same refused logins.
+/// Between two writes about the same key.
 const PAUSE: Duration = Duration::from_mins(1);
 /// How often is looked for what is to be written.
 const LOOK: Duration = Duration::from_secs(1);
-/// Sources of refused logins that are told apart in a minute; the others count as one.
-const SOURCES: usize = 256;
 /// The subject of a login that names no key.
 const UNKNOWN: &str = "unknown";
 
@@ -60,7 +59,7 @@ impl Refusal {
 pub struct Logins {
     store: Arc<Store>,
     used: Mutex<Used>,
-    refused: Mutex<Refused>,
+    refused: Mutex<Tally<Group>>,
 }
 
 #[derive(Debug, Default)]
@@ -91,44 +90,6 @@ struct Group {
     source: Option<IpAddr>,
 }
 
-#[derive(Debug, Default)]
-struct Refused(HashMap<Group, Count>);
-
-#[derive(Debug, Default)]
-struct Count {
-    unwritten: u64,
-    written_at: Option<Instant>,
-}
-
-impl Refused {
-    fn note(&mut self, mut group: Group) {
-        if self.0.len() >= SOURCES && !self.0.contains_key(&group) {
-            group.source = None;
-        }
-        self.0.entry(group).or_default().unwritten += 1;
-    }
-
-    /// What is to be written now, all of it where nothing follows.
-    fn take(&mut self, now: Instant, is_last: bool) -> Vec<(Group, u64)> {
-        let is_due = |count: &Count| {
-            is_last || count.written_at.is_none_or(|at| now.duration_since(at) >= PAUSE)
-        };
-        let mut due = Vec::new();
-        self.0.retain(|group, count| {
-            if !is_due(count) {
-                return true;
-            }
-            if count.unwritten == 0 {
-                return false;
-            }
-            due.push((group.clone(), std::mem::take(&mut count.unwritten)));
-            count.written_at = Some(now);
-            true
-        });
-        due
-    }
-}
-
 impl Logins {
     pub(super) fn new(store: Arc<Store>) -> Self {
         Self { store, used: Mutex::default(), refused: Mutex::default() }
@@ -147,7 +108,7 @@ impl Logins {
             why,
             source,
         };
-        self.refused.lock().note(group);
+        self.refused.lock().note(group, |group| Group { source: None, ..group });
     }
 
     /// Writes what is noted, until the service stops.
@@ -192,40 +153,6 @@ impl Logins {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn group(source: u32) -> Group {
-        Group {
-            tenant: "t".into(),
-            subject: UNKNOWN.into(),
-            why: Refusal::UnknownKey,
-            source: Some(std::net::Ipv4Addr::from(source).into()),
-        }
-    }
-
-    #[test]
-    fn refused_logins_are_written_at_first_and_then_once_a_minute() {
-        let (start, mut refused) = (Instant::now(), Refused::default());
-        let at = |seconds| start + Duration::from_secs(seconds);
-        refused.note(group(1));
-        assert_eq!(refused.take(at(0), false), [(group(1), 1)]);
-        (0..7).for_each(|_| refused.note(group(1)));
-        assert_eq!(refused.take(at(59), false), []);
-        assert_eq!(refused.take(at(60), false), [(group(1), 7)]);
-        assert_eq!(refused.take(at(119), false), []);
-        refused.note(group(1));
-        assert_eq!(refused.take(at(61), true), [(group(1), 1)], "nothing is lost at the end");
-        assert_eq!(refused.take(at(121), false), []);
-        assert!(refused.0.is_empty(), "what is quiet for a minute is forgotten");
-    }
-
-    #[test]
-    fn further_sources_count_as_one() {
-        let (now, mut refused) = (Instant::now(), Refused::default());
-        (0..10_000).for_each(|source| refused.note(group(source)));
-        let taken = refused.take(now, false);
-        assert_eq!(taken.len(), SOURCES + 1);
-        assert_eq!(taken.iter().map(|(_, count)| count).sum::<u64>(), 10_000);
-    }
 
     #[test]
     fn the_use_of_a_key_is_written_once_a_minute() {

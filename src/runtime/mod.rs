@@ -42,6 +42,7 @@ mod replay;
 mod replica;
 mod retention;
 mod revoking;
+mod server_requests;
 mod sessions;
 mod shared_volume;
 mod slots;

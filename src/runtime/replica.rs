@@ -15,6 +15,7 @@ use uuid::Uuid;
 use super::Runtime;
 use super::heartbeat::HeartbeatStore;
 use super::retention::Kept;
+use super::server_requests;
 use crate::store::{GivenBack, StoreError, Swept, Wakeup, Watch};
 
 /// How often the loop looks without being woken.
@@ -76,6 +77,10 @@ impl Runtime {
         }
         tokio::spawn(Arc::clone(&inner.audit_chain).close(inner.stop.clone()));
         tokio::spawn(Arc::clone(&inner.logins).write(inner.stop.clone()));
+        if let Some(requests) = inner.loaded.tools().0.requests_of_servers().cloned() {
+            let store = Arc::clone(&inner.store);
+            tokio::spawn(server_requests::record(requests, store, inner.stop.clone()));
+        }
         inner.webhooks.start(inner.stop.clone());
         Ok(())
     }
@@ -104,6 +109,9 @@ impl Runtime {
         inner.stop.cancel();
         inner.webhooks.stopped().await;
         inner.logins.write_noted(true).await;
+        if let Some(requests) = inner.loaded.tools().0.requests_of_servers() {
+            server_requests::record_noted(requests, &inner.store, true).await;
+        }
         if let Err(error) = inner.store.release(&inner.owner).await {
             tracing::warn!(%error, "the leases could not be given back; they expire");
         }

@@ -48,9 +48,11 @@ impl AuditRow {
 
     pub(super) fn of_act(mut act: Act) -> Self {
         redact_texts(&mut act.details);
-        let is_refused = act.action == AuditAction::LoginRefused;
-        let (decision, outcome) =
-            if is_refused { ("blocked", "blocked") } else { ("allowed", "succeeded") };
+        let (decision, outcome) = match act.action {
+            AuditAction::LoginRefused | AuditAction::McpRefused => ("blocked", "blocked"),
+            AuditAction::McpRequested if act.reason.is_some() => ("allowed", "failed"),
+            _ => ("allowed", "succeeded"),
+        };
         Self {
             tenant: act.tenant,
             id: Uuid::now_v7(),

@@ -197,6 +197,10 @@ impl Tool for Browser {
         &self.info
     }
 
+    fn unavailable(&self) -> Option<String> {
+        self.pool.lacks_a_browser().map(|why| format!("The browser cannot be used: {why}."))
+    }
+
     fn run_left(&self, run: Uuid, is_parked: bool) {
         if !self.pool.is_running() {
             return;

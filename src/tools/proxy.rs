@@ -7,8 +7,9 @@
 //! its operator lists judge them. What goes through a tunnel is not looked
 //! at. It ends with the call or the server, and every connection with it.
 
+mod servers;
+
 use std::convert::Infallible;
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -33,11 +34,13 @@ use super::ToolContext;
 use super::credentials::{self, Credential, Credentials};
 use super::requests::{Admitted, Requests};
 use super::sandbox::{Sandbox, WayOut};
-use crate::bounds::address::{self, HostPattern, Network};
+use crate::bounds::address;
 use crate::governance::Permit;
 use crate::outbound::relay::{Meter, Passage, Passed};
 use crate::outbound::{AddressPolicy, Client, OutboundError};
 use crate::run::Target;
+use servers::{Asking, Unanswered};
+pub use servers::{Hosts, ServerRequest, ServerRequests};
 
 /// Connections of one call at the same time, and of all; further ones wait.
 const CONNECTIONS: usize = 16;
@@ -62,6 +65,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub struct Proxy {
     client: Client,
     credentials: Arc<Credentials>,
+    of_servers: ServerRequests,
 }
 
 type Answer = Response<Either<Passed, Full<Bytes>>>;
@@ -80,64 +84,50 @@ struct Call {
 /// Who says which requests pass.
 enum Judge {
     Permit(Box<Permit>, Requests),
-    Server { name: String, hosts: Arc<Hosts>, refusals: AtomicU32 },
+    Server { asking: Asking, refusals: AtomicU32 },
 }
 
-/// The hosts that a server may ask.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Hosts {
-    pub listed: Vec<HostPattern>,
-    /// As they are written.
-    pub written: Vec<String>,
-    /// Networks that may be connected to although they are not public.
-    pub private: Vec<Network>,
-}
-
-impl Hosts {
-    pub fn are_none(&self) -> bool {
-        self.listed.is_empty()
-    }
-}
-
-impl fmt::Display for Hosts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.written.join(", "))
-    }
+/// A request that is sent, until it is known what became of it.
+enum Sent {
+    OfCall(Admitted),
+    OfServer(Unanswered),
 }
 
 impl Judge {
     /// Whether a request is sent.
-    async fn admit(&self, method: &Method, target: Target) -> Result<Option<Admitted>, Refusal> {
+    async fn admit(&self, method: &Method, target: Target) -> Result<Sent, Refusal> {
         match self {
             Self::Permit(permit, requests) => {
                 let ruling = permit.ruling_on(&target);
                 let admitted = requests.ask(method.as_str(), target, ruling).await;
-                admitted.map(Some).map_err(Refusal::forbidden)
+                admitted.map(Sent::OfCall).map_err(Refusal::forbidden)
             }
-            Self::Server { name, hosts, refusals } => {
-                let Target { host, port, .. } = target;
-                if hosts.listed.iter().any(|listed| listed.permits(&host, port)) {
-                    return Ok(None);
-                }
-                if refusals.fetch_add(1, Ordering::Relaxed) < MAX_LOGGED {
-                    tracing::warn!(
-                        server = name,
-                        host,
-                        port,
-                        "an MCP server asked for a host that its settings do not list"
-                    );
-                }
-                Err(Refusal::forbidden(format!(
-                    "{host}:{port} is not listed in mcp.{name}.network"
-                )))
+            Self::Server { asking, refusals } => {
+                let (host, port) = (target.host.clone(), target.port);
+                asking.admit(target).map(Sent::OfServer).map_err(|why| {
+                    if refusals.fetch_add(1, Ordering::Relaxed) < MAX_LOGGED {
+                        let server = &asking.server;
+                        tracing::warn!(
+                            server,
+                            host,
+                            port,
+                            "an MCP server asked for a host that its settings do not list"
+                        );
+                    }
+                    Refusal::forbidden(why)
+                })
             }
         }
     }
 
     /// What became of it.
-    fn settle(&self, admitted: Option<Admitted>, failure: Option<&str>) {
-        if let (Self::Permit(_, requests), Some(admitted)) = (self, admitted) {
-            requests.settle(admitted, failure);
+    fn settle(&self, sent: Sent, failure: Option<&str>) {
+        match (self, sent) {
+            (Self::Permit(_, requests), Sent::OfCall(admitted)) => {
+                requests.settle(admitted, failure);
+            }
+            (_, Sent::OfServer(unanswered)) => unanswered.settle(failure),
+            (Self::Server { .. }, Sent::OfCall(_)) => {}
         }
     }
 }
@@ -175,12 +165,17 @@ pub(super) async fn leads_out(sandbox: &Sandbox, context: &ToolContext) -> bool 
 
 impl Proxy {
     pub fn new(client: Client, credentials: Credentials) -> Self {
-        Self { client, credentials: Arc::new(credentials) }
+        Self { client, credentials: Arc::new(credentials), of_servers: ServerRequests::default() }
     }
 
     /// What a definition may name.
     pub fn credentials(&self) -> &Credentials {
         &self.credentials
+    }
+
+    /// What servers have asked for.
+    pub fn requests_of_servers(&self) -> &ServerRequests {
+        &self.of_servers
     }
 
     /// Those of a call, the one for the longest path first.
@@ -213,7 +208,10 @@ impl Proxy {
         let call = Arc::new(Call {
             client: self.client.clone(),
             addresses: AddressPolicy::public_and(hosts.private.iter().copied()),
-            judge: Judge::Server { name: server.to_owned(), hosts, refusals: AtomicU32::new(0) },
+            judge: Judge::Server {
+                asking: Asking { server: server.to_owned(), hosts, noted: self.of_servers.clone() },
+                refusals: AtomicU32::new(0),
+            },
             credentials: Vec::new(),
             meter: Meter::new(u64::MAX),
         });
@@ -288,7 +286,7 @@ impl Call {
         let credential = self.credentials.iter().find(|credential| credential.covers(&asked));
         let url = credential.map_or_else(|| asked.clone(), |credential| credential.address(&asked));
         let target = Target::of(&url, false);
-        let admitted = self.judge.admit(request.method(), target).await?;
+        let sent = self.judge.admit(request.method(), target).await?;
         let passed = async {
             if request.method() == Method::CONNECT {
                 let passage = self.client.tunnel_end(&url, &self.addresses).await?;
@@ -307,7 +305,7 @@ impl Call {
         };
         let passed: Result<Answer, OutboundError> = passed.await;
         let failure = passed.as_ref().err().map(ToString::to_string);
-        self.judge.settle(admitted, failure.as_deref());
+        self.judge.settle(sent, failure.as_deref());
         Ok(passed?)
     }
 }

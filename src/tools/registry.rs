@@ -11,7 +11,7 @@ use uuid::Uuid;
 use super::credentials::Credential;
 use super::file_ops::FileOps;
 use super::mcp::Servers;
-use super::proxy::Proxy;
+use super::proxy::{Proxy, ServerRequests};
 use super::recall::Recall;
 use super::sandbox::Sandbox;
 use super::sandbox::plan::Holds;
@@ -68,6 +68,11 @@ impl Registry {
         let known = self.programs.as_ref().and_then(|(_, proxy)| proxy.credentials().get(name));
         let known = known.ok_or_else(|| format!("there is no [tools.credentials.{name}]"))?;
         known.as_ref().map_err(Clone::clone)
+    }
+
+    /// What servers of tools that are programs have asked of the network.
+    pub fn requests_of_servers(&self) -> Option<&ServerRequests> {
+        Some(self.programs.as_ref()?.1.requests_of_servers())
     }
 
     /// What confines programs, where that is known.

@@ -110,6 +110,10 @@ impl Tool for Shell {
         self.sandbox.known_level()
     }
 
+    fn unavailable(&self) -> Option<String> {
+        self.sandbox.refusal()
+    }
+
     async fn actions(
         &self,
         arguments: &Value,

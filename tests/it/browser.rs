@@ -4,7 +4,7 @@
 //! |---|---|
 //! | journal, budget, audit, files of a run | `a_page_is_opened_read_filled_in_and_pictured` |
 //! | cancel, end of a run | `a_page_ends_with_its_call_and_its_run` |
-//! | several runs | `runs_have_pages_of_their_own`, `pages_are_limited` |
+//! | several runs | `runs_have_pages_of_their_own`, `pages_are_limited`, `browser_pool.rs` |
 //! | crash of the browser | `a_browser_that_was_killed_is_started_again` |
 //! | no browser | `a_missing_browser_is_told` |
 //! | crash of the service | `a_killed_service_leaves_no_browser` |
@@ -42,7 +42,7 @@ pub struct Site {
 }
 
 impl Site {
-    async fn start() -> Self {
+    pub async fn start() -> Self {
         Self::serving(respond).await
     }
 
@@ -75,7 +75,7 @@ impl Site {
         self.asked.lock().unwrap().clone()
     }
 
-    fn governance(&self) -> String {
+    pub fn governance(&self) -> String {
         let port = self.port;
         format!(
             "{{autonomy: full, paths: {{write: ['**']}}, network: {{allow: ['127.0.0.2:{port}'], allow_private: [127.0.0.2]}}}}"
@@ -134,7 +134,7 @@ async fn respond(request: Request) -> Response {
     }
 }
 
-fn agent(governance: &str) -> String {
+pub fn agent(governance: &str) -> String {
     format!(
         "model: scripted/surfer\ntools: [browser]\nenable_double_confirmation: false\n\
          limits: {{error_threshold: 1000, max_iterations: 300, max_iterations_per_attempt: 300, tool_call_timeout_seconds: 60}}\n\
@@ -302,6 +302,19 @@ async fn a_page_ends_with_its_call_and_its_run(db: Db) {
     assert!(left < during, "{left} of {during} pages are left");
 }
 
+/// Sends a signal to the browsers of a service, and not to the processes of their pages.
+pub fn signal_browsers(service: &Service, signal: Signal) {
+    let is_browser =
+        |line: &str| line.contains("--remote-debugging-pipe") && !line.contains("--type=");
+    let processes = processes(service).into_iter();
+    let browsers: Vec<i32> =
+        processes.filter(|(_, line)| is_browser(line)).map(|(pid, _)| pid).collect();
+    assert!(!browsers.is_empty());
+    for browser in browsers {
+        let _ = kill_process(Pid::from_raw(browser).unwrap(), signal);
+    }
+}
+
 /// Processes below the service.
 fn processes(service: &Service) -> Vec<(i32, String)> {
     let parent = |pid: i32| -> Option<i32> {
@@ -415,17 +428,7 @@ async fn a_browser_that_was_killed_is_started_again() {
     while site.asked().is_empty() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    let is_browser =
-        |line: &str| line.contains("--remote-debugging-pipe") && !line.contains("--type=");
-    let browsers: Vec<i32> = processes(&service)
-        .into_iter()
-        .filter(|(_, line)| is_browser(line))
-        .map(|(pid, _)| pid)
-        .collect();
-    assert!(!browsers.is_empty());
-    for browser in browsers {
-        let _ = kill_process(Pid::from_raw(browser).unwrap(), Signal::KILL);
-    }
+    signal_browsers(&service, Signal::KILL);
     service.until(&run, |run| run["status"] == "completed").await;
     let rows = rows(&service, &run).await;
     assert!(result(&rows[0]).contains("the browser has ended"), "{:#}", rows[0]);
@@ -556,6 +559,8 @@ async fn a_missing_browser_is_told() {
     let run = service.run("surfer", &json!({})).await;
     let rows = rows(&service, id(&run)).await;
     assert!(result(&rows[0]).contains("apt install chromium"), "{:#}", rows[0]);
+    let tool = service.get("/v1/tools/browser").await.body;
+    assert!(tool["unavailable"].as_str().unwrap().contains("apt install chromium"), "{tool:#}");
     let doctor = crate::service::command(service.dir.path())
         .args([
             "doctor",

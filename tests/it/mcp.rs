@@ -52,7 +52,7 @@ async fn until_up(service: &Service) {
     service.until("/readyz", |ready| ready["mcp_servers"] == json!([])).await;
 }
 
-fn directory(service: &Service, name: &str) -> std::path::PathBuf {
+pub fn directory(service: &Service, name: &str) -> std::path::PathBuf {
     service.dir.path().join("workspace/.mcp").join(name)
 }
 
@@ -150,6 +150,21 @@ async fn a_server_reaches_what_it_was_given(db: Db) {
     drop(site);
     assert!(listener.set_nonblocking(true).is_ok() && listener.accept().is_err(), "nobody came");
     service.until_logged("asked for a host that its settings do not list").await;
+    // Its requests are in the audit log, in the name of the server and of no run.
+    for (action, url) in [("mcp.requested", &urls[0]), ("mcp.refused", &urls[1])] {
+        let path = format!("/v1/audit?action={action}");
+        let found = service.until(&path, |found| found["data"] != json!([])).await;
+        let url = reqwest::Url::parse(url.as_str().unwrap()).unwrap();
+        let asked =
+            json!({"server": "out", "host": url.host_str(), "port": url.port(), "count": 1});
+        assert_eq!(found["data"].as_array().unwrap().len(), 1, "{found:#}");
+        let record = &found["data"][0];
+        assert_eq!((&record["arguments"], &record["run_id"]), (&asked, &Value::Null));
+        let is_refused = action == "mcp.refused";
+        let outcome = if is_refused { "blocked" } else { "succeeded" };
+        assert_eq!((&record["outcome"], &record["subject"]), (&json!(outcome), &json!("service")));
+        assert_eq!(record["reason"].is_string(), is_refused, "{record:#}");
+    }
     let leads_out =
         async |tool: &str| service.get(&format!("/v1/tools/{tool}")).await.body["network"].clone();
     assert_eq!(leads_out("mcp%3Aout%2Ffetch").await, true);

@@ -5,7 +5,9 @@
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::mcp::{results, server};
+use crate::approvals::paths;
+use crate::mcp::{directory, results, server};
+use crate::postgres_cluster;
 use crate::script_tools::events;
 use crate::service::{Db, Service, Setup, answer, on_both_stores};
 
@@ -153,4 +155,28 @@ async fn until_there(path: &std::path::Path) -> String {
         }
     }
     panic!("{} is not there", path.display());
+}
+
+#[tokio::test]
+async fn a_call_is_approved_and_made_where_it_was_not_asked_for() {
+    let setup = || {
+        let calls = [("mcp:odd/echo", json!({"n": 7}))];
+        with(Setup::new().config(&server("odd", "")), "asks", &agent("['mcp:odd/*']", ""), &calls)
+    };
+    let url = postgres_cluster::fresh_database().await;
+    let mut first = setup().start_on(url.clone()).await;
+    let run = first.enqueue("asks").await;
+    let parked = first.until(&run, |run| run["status"] == "awaiting_approval").await;
+    let second = setup().start_on(url).await;
+    first.kill().await;
+    let (_, calls) = paths(&parked);
+    let approved = second.post(&format!("{}/approve", calls[0]), &json!({})).await;
+    assert_eq!(approved.status, 200, "{:#}", approved.body);
+    let run = second.until(&run, |run| run["status"] == "completed").await;
+    assert!(results(&second, &run).await[0].contains(r#""args": {"n": 7}"#), "{run:#}");
+    let made =
+        |service: &Service| std::fs::read_to_string(directory(service, "odd").join("calls.txt"));
+    assert_eq!(made(&second).unwrap(), "echo\n", "once");
+    assert!(made(&first).is_err(), "the replica that asked has not called it");
+    assert_eq!(run["tool_calls_made"], 1);
 }

@@ -223,7 +223,7 @@ impl Process {
     }
 }
 
-const BINARY: &str = env!("CARGO_BIN_EXE_toolloop");
+pub const BINARY: &str = env!("CARGO_BIN_EXE_toolloop");
 
 /// The binary, told nothing by this process's environment.
 pub fn command(dir: &Path) -> Command {

@@ -45,7 +45,8 @@ pub(crate) struct Tool {
     /// tool of an MCP server, to those that its settings name; null: it runs none.
     #[schema(example = true)]
     network: Option<bool>,
-    /// Why its calls fail at the moment; null: they need not. Only tools of MCP servers can be unavailable.
+    /// Why its calls fail at the moment; null: they need not. An MCP server is not there, the sandbox is weaker
+    /// than the operator requires, or there is no Chromium.
     #[schema(example = "The MCP server time is not available: it has ended.")]
     unavailable: Option<String>,
     /// Whether the caller's scopes allow its runs to execute the tool.

@@ -61,6 +61,9 @@ struct State {
     pages: HashMap<Uuid, Kept>,
     /// A page that was opened before a run needs it.
     spare: Option<Page>,
+    is_preparing_spare: bool,
+    /// Held once more by each run whose page is being opened.
+    opening: Arc<()>,
     used: Instant,
 }
 
@@ -74,12 +77,21 @@ impl State {
     /// Whether there is room for one more page. Closes one that is not in use, where it needs to.
     fn makes_room(&mut self, most: usize) -> bool {
         self.pages.retain(|_, kept| kept.is_kept());
-        if self.pages.len() < most {
+        if self.pages.len() + self.opening() < most {
             return true;
         }
         let idle = self.pages.iter().filter(|(_, kept)| !kept.is_busy());
         let oldest = idle.min_by_key(|(_, kept)| (kept.is_driven, kept.used)).map(|(run, _)| *run);
         oldest.is_some_and(|oldest| self.pages.remove(&oldest).is_some())
+    }
+
+    /// How many runs have a place whose page is not open yet.
+    fn opening(&self) -> usize {
+        Arc::strong_count(&self.opening) - 1
+    }
+
+    fn has_browser(&self, chromium: &Arc<Chromium>) -> bool {
+        self.chromium.as_ref().is_some_and(|it| Arc::ptr_eq(it, chromium))
     }
 }
 
@@ -98,7 +110,14 @@ impl Kept {
 impl Pool {
     pub(super) fn new(client: Client, settings: BrowserSettings) -> Arc<Self> {
         let used = Instant::now();
-        let state = State { chromium: None, pages: HashMap::new(), spare: None, used };
+        let state = State {
+            chromium: None,
+            pages: HashMap::new(),
+            spare: None,
+            is_preparing_spare: false,
+            opening: Arc::default(),
+            used,
+        };
         Arc::new(Self {
             settings,
             client,
@@ -113,6 +132,16 @@ impl Pool {
     /// Whether a run may have a page.
     pub(super) fn is_running(&self) -> bool {
         self.is_running.load(Ordering::Relaxed)
+    }
+
+    /// Why there can be none, unless one is running: a phrase.
+    pub(super) fn lacks_a_browser(&self) -> Option<String> {
+        (!self.is_running()).then(|| self.program().err())?
+    }
+
+    fn program(&self) -> Result<PathBuf, String> {
+        chromium::program(&self.settings.path)
+            .ok_or_else(|| format!("there is none on this machine; the operator can {INSTALL}"))
     }
 
     /// Waits for the calls of this run that came before.
@@ -162,13 +191,26 @@ impl Pool {
             format!("all {all} pages are in use; try again in a moment")
         })?;
         let spare = state.spare.take().filter(Page::is_open);
-        let page = match spare {
-            Some(page) => page,
-            None => self.new_page(&mut state).await?,
+        state.used = since;
+        let mut place = None;
+        let page = if let Some(page) = spare {
+            page
+        } else {
+            let chromium = self.running(&mut state).await?;
+            place = Some(Arc::clone(&state.opening));
+            drop(state); // other runs go on meanwhile
+            let page = self.new_page(&chromium).await?;
+            state = self.state.lock().await;
+            if !state.has_browser(&chromium) {
+                return Err("it has ended; try again".into());
+            }
+            page
         };
         let (page, used) = (Arc::new(page), Instant::now());
         state.used = used;
         state.pages.insert(run, Kept { page: Arc::clone(&page), used, is_driven: true });
+        drop(place);
+        drop(state);
         tracing::debug!(run_id = %run, elapsed = ?since.elapsed(), "a page is ready");
         tokio::spawn(Arc::clone(self).prepare_spare());
         Ok(page)
@@ -192,21 +234,25 @@ impl Pool {
         self.freed.notify_one();
     }
 
-    /// A page of the running browser, or of a new one.
-    async fn new_page(self: &Arc<Self>, state: &mut State) -> Result<Page, String> {
+    /// The running browser, or a new one.
+    async fn running(self: &Arc<Self>, state: &mut State) -> Result<Arc<Chromium>, String> {
         let running = state.chromium.clone().filter(|chromium| chromium.is_alive());
-        let chromium = match running {
-            Some(chromium) => chromium,
-            None => self.started(state).await?,
-        };
-        match timeout(READY, self.page_of(&chromium)).await {
-            Ok(page) => page,
-            Err(_elapsed) => {
-                (state.chromium, state.spare) = (None, None);
-                state.pages.clear();
-                Err("it did not open a page in time and was ended; try again".into())
-            }
+        match running {
+            Some(chromium) => Ok(chromium),
+            None => self.started(state).await,
         }
+    }
+
+    async fn new_page(&self, chromium: &Arc<Chromium>) -> Result<Page, String> {
+        if let Ok(page) = timeout(READY, self.page_of(chromium)).await {
+            return page;
+        }
+        let mut state = self.state.lock().await;
+        if state.has_browser(chromium) {
+            (state.chromium, state.spare) = (None, None);
+            state.pages.clear();
+        }
+        Err("it did not open a page in time and was ended; try again".into())
     }
 
     /// A new page; it is closed again if its call was cancelled.
@@ -218,8 +264,7 @@ impl Pool {
     }
 
     async fn started(self: &Arc<Self>, state: &mut State) -> Result<Arc<Chromium>, String> {
-        let program = chromium::program(&self.settings.path)
-            .ok_or_else(|| format!("there is none on this machine; the operator can {INSTALL}"))?;
+        let program = self.program()?;
         (state.chromium, state.spare) = (None, None);
         state.pages.clear();
         let started = timeout(READY, Chromium::start(&program)).await;
@@ -236,16 +281,24 @@ impl Pool {
         Ok(started)
     }
 
+    /// Opens a page for the next run, unless runs wait for theirs: the last of them does it.
     async fn prepare_spare(self: Arc<Self>) {
         let chromium = {
-            let state = self.state.lock().await;
-            state.chromium.clone().filter(|_| state.spare.is_none())
+            let mut state = self.state.lock().await;
+            if state.spare.is_some() || state.is_preparing_spare || state.opening() > 0 {
+                return;
+            }
+            let Some(chromium) = state.chromium.clone() else { return };
+            state.is_preparing_spare = true;
+            chromium
         };
-        let Some(chromium) = chromium else { return };
-        let Ok(Ok(page)) = timeout(READY, self.page_of(&chromium)).await else { return };
+        let page = timeout(READY, self.page_of(&chromium)).await;
         let mut state = self.state.lock().await;
-        let is_current = state.chromium.as_ref().is_some_and(|it| Arc::ptr_eq(it, &chromium));
-        if is_current && state.spare.is_none() {
+        state.is_preparing_spare = false;
+        if let Ok(Ok(page)) = page
+            && state.has_browser(&chromium)
+            && state.spare.is_none()
+        {
             state.spare = Some(page);
         }
     }

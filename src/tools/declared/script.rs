@@ -185,6 +185,10 @@ impl Tool for ScriptTool {
         self.sandbox.known_level()
     }
 
+    fn unavailable(&self) -> Option<String> {
+        self.sandbox.refusal()
+    }
+
     async fn actions(&self, _: &Value, context: &ToolContext) -> Result<Vec<Action>, ToolError> {
         let mut argv = self.arguments.clone();
         argv[0].clone_from(&self.program);

@@ -57,10 +57,8 @@ impl Sandbox {
     /// executed shows in its end.
     pub async fn keep(&self, kept: Kept) -> Result<Running, SandboxError> {
         let kernel = self.kernel().await;
+        self.check(kernel)?;
         let settings = self.settings();
-        if settings.require && kernel.level() < SandboxLevel::Enforced {
-            return Err(SandboxError::TooWeak { found: kernel.level() });
-        }
         let Kept { program, arguments, directory, environment, reach, way_out } = kept;
         let way_out = way_out.filter(|_| kernel.holds.network);
         let temporary = temporary()?;

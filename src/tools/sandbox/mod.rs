@@ -183,6 +183,21 @@ impl Sandbox {
         self.known_kernel().map(Kernel::level)
     }
 
+    /// Why no program runs here, where that is known: a sentence.
+    pub fn refusal(&self) -> Option<String> {
+        let refused = self.check(self.known_kernel()?).err()?;
+        Some(format!("No program runs: {refused}."))
+    }
+
+    /// Whether the kernel holds programs as the operator requires.
+    fn check(&self, kernel: &Kernel) -> Result<(), SandboxError> {
+        let found = kernel.level();
+        if self.settings.require && found < SandboxLevel::Enforced {
+            return Err(SandboxError::TooWeak { found });
+        }
+        Ok(())
+    }
+
     /// What is known of the kernel so far; found out by [`Self::kernel`].
     pub fn known_kernel(&self) -> Option<&Kernel> {
         self.kernel.get()
@@ -194,9 +209,7 @@ impl Sandbox {
     /// [`SandboxError`] where nothing ran.
     pub async fn run(&self, job: Job<'_>) -> Result<Ran, SandboxError> {
         let kernel = self.kernel().await;
-        if self.settings.require && kernel.level() < SandboxLevel::Enforced {
-            return Err(SandboxError::TooWeak { found: kernel.level() });
-        }
+        self.check(kernel)?;
         let since = Instant::now();
         let Job { steps, directory, workspace, environment, input, reach, timeout, .. } = job;
         let Job { largest_file, way_out, each_line, held, .. } = job;

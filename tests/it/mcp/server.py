@@ -34,6 +34,7 @@ def tools():
 
 def call(name, args, params):
     n = args.get("n", 1)
+    open("calls.txt", "a").write(name + "\n")
     if name == "echo":
         return text({"args": args, "meta": params.get("_meta"), "pid": os.getpid()})
     if name == "fail":

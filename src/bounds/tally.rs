@@ -1,0 +1,87 @@
+//! Counts of what others do again and again, by what it is: a bounded number of them, each told at first
+//! and then once a minute.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::time::{Duration, Instant};
+
+/// Between two times that the same is told.
+const PAUSE: Duration = Duration::from_mins(1);
+/// What is told apart in a minute; the rest counts as one.
+const TOLD_APART: usize = 256;
+
+/// What was noted and is not told yet, by what it is.
+#[derive(Debug)]
+pub struct Tally<T>(HashMap<T, Count>);
+
+#[derive(Debug, Default)]
+struct Count {
+    untold: u64,
+    told_at: Option<Instant>,
+}
+
+impl<T> Default for Tally<T> {
+    fn default() -> Self {
+        Self(HashMap::new())
+    }
+}
+
+impl<T: Eq + Hash + Clone> Tally<T> {
+    /// Notes that it happened; where too much is told apart already, as something of the rest.
+    pub fn note(&mut self, what: T, rest: impl FnOnce(T) -> T) {
+        let is_further = self.0.len() >= TOLD_APART && !self.0.contains_key(&what);
+        let what = if is_further { rest(what) } else { what };
+        self.0.entry(what).or_default().untold += 1;
+    }
+
+    /// What is to be told now and how often it happened; all of it where nothing follows.
+    pub fn take(&mut self, now: Instant, is_last: bool) -> Vec<(T, u64)> {
+        let is_due = |count: &Count| {
+            is_last || count.told_at.is_none_or(|at| now.duration_since(at) >= PAUSE)
+        };
+        let mut due = Vec::new();
+        self.0.retain(|what, count| {
+            if !is_due(count) {
+                return true;
+            }
+            if count.untold == 0 {
+                return false;
+            }
+            due.push((what.clone(), std::mem::take(&mut count.untold)));
+            count.told_at = Some(now);
+            true
+        });
+        due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_is_told_at_first_and_then_once_a_minute() {
+        let (start, mut tally) = (Instant::now(), Tally::default());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let note = |tally: &mut Tally<u32>| tally.note(1, |_| 0);
+        note(&mut tally);
+        assert_eq!(tally.take(at(0), false), [(1, 1)]);
+        (0..7).for_each(|_| note(&mut tally));
+        assert_eq!(tally.take(at(59), false), []);
+        assert_eq!(tally.take(at(60), false), [(1, 7)]);
+        assert_eq!(tally.take(at(119), false), []);
+        note(&mut tally);
+        assert_eq!(tally.take(at(61), true), [(1, 1)], "nothing is lost at the end");
+        assert_eq!(tally.take(at(121), false), []);
+        assert!(tally.0.is_empty(), "what is quiet for a minute is forgotten");
+    }
+
+    #[test]
+    fn the_rest_counts_as_one() {
+        let (now, mut tally) = (Instant::now(), Tally::default());
+        (1..=10_000_u32).for_each(|what| tally.note(what, |_| 0));
+        let taken = tally.take(now, false);
+        assert_eq!(taken.len(), TOLD_APART + 1);
+        assert_eq!(taken.iter().map(|(_, count)| count).sum::<u64>(), 10_000);
+    }
+}

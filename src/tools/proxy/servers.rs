@@ -1,0 +1,163 @@
+//! Requests of servers of tools that are programs: which hosts the operator lists for one, and what it
+//! asked for.
+//!
+//! Such a request belongs to no run, so it is in no run's budget. What was asked is noted here for the
+//! audit log, by server, host and outcome, until somebody takes it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+
+use crate::bounds::address::{HostPattern, Network};
+use crate::bounds::tally::Tally;
+use crate::run::Target;
+
+/// The reason of a request of which the outcome is not known.
+const CANCELLED: &str = "the server did not wait for the answer";
+/// The reason of requests that are not told apart.
+const SEVERAL: &str = "for several reasons";
+
+/// The hosts that a server may ask.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Hosts {
+    pub listed: Vec<HostPattern>,
+    /// As they are written.
+    pub written: Vec<String>,
+    /// Networks that may be connected to although they are not public.
+    pub private: Vec<Network>,
+}
+
+impl Hosts {
+    pub fn are_none(&self) -> bool {
+        self.listed.is_empty()
+    }
+}
+
+impl fmt::Display for Hosts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.written.join(", "))
+    }
+}
+
+/// Requests of a server that are counted as one.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct ServerRequest {
+    pub server: String,
+    /// Host and port; none for those that are not told apart.
+    pub to: Option<(String, u16)>,
+    pub is_refused: bool,
+    /// Why it was refused, or has failed.
+    pub reason: Option<String>,
+}
+
+impl ServerRequest {
+    fn of_the_rest(self) -> Self {
+        Self { to: None, reason: self.reason.map(|_| SEVERAL.to_owned()), ..self }
+    }
+}
+
+/// What servers have asked for and is not recorded yet. Cheap to clone.
+#[derive(Debug, Clone, Default)]
+pub struct ServerRequests(Arc<Mutex<Tally<ServerRequest>>>);
+
+impl ServerRequests {
+    /// What is to be recorded now and how often it was asked; all of it where nothing follows.
+    pub fn take(&self, now: Instant, is_last: bool) -> Vec<(ServerRequest, u64)> {
+        self.0.lock().take(now, is_last)
+    }
+
+    fn note(&self, request: ServerRequest) {
+        self.0.lock().note(request, ServerRequest::of_the_rest);
+    }
+}
+
+/// One server, as requests of it are judged.
+pub(super) struct Asking {
+    pub(super) server: String,
+    pub(super) hosts: Arc<Hosts>,
+    pub(super) noted: ServerRequests,
+}
+
+impl Asking {
+    /// Whether its operator lists the host.
+    ///
+    /// # Errors
+    /// Why the request is not sent.
+    pub(super) fn admit(&self, Target { host, port, .. }: Target) -> Result<Unanswered, String> {
+        let server = self.server.clone();
+        let is_listed = self.hosts.listed.iter().any(|listed| listed.permits(&host, port));
+        let refusal =
+            (!is_listed).then(|| format!("{host}:{port} is not listed in mcp.{server}.network"));
+        let request = ServerRequest {
+            server,
+            to: Some((host, port)),
+            is_refused: refusal.is_some(),
+            reason: Some(refusal.clone().unwrap_or_else(|| CANCELLED.to_owned())),
+        };
+        let unanswered = Unanswered { request: Some(request), noted: self.noted.clone() };
+        refusal.map_or(Ok(unanswered), Err)
+    }
+}
+
+/// A request that was sent, or is refused; it is noted when this is dropped.
+pub(super) struct Unanswered {
+    request: Option<ServerRequest>,
+    noted: ServerRequests,
+}
+
+impl Unanswered {
+    /// What became of it.
+    pub(super) fn settle(mut self, failure: Option<&str>) {
+        if let Some(request) = &mut self.request {
+            request.reason = failure.map(str::to_owned);
+        }
+    }
+}
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        if let Some(request) = self.request.take() {
+            self.noted.note(request);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_request_is_noted_whatever_became_of_it() {
+        let hosts = Hosts { listed: vec!["a.example".parse().unwrap()], ..Hosts::default() };
+        let asking = Asking {
+            server: "s".to_owned(),
+            hosts: Arc::new(hosts),
+            noted: ServerRequests::default(),
+        };
+        let target = |host: &str| Target {
+            scheme: "https".to_owned(),
+            host: host.to_owned(),
+            port: 443,
+            path: "/".to_owned(),
+            declared: false,
+        };
+        asking.admit(target("a.example")).ok().unwrap().settle(None);
+        drop(asking.admit(target("a.example")));
+        asking.admit(target("a.example")).ok().unwrap().settle(Some("it is down"));
+        assert!(asking.admit(target("b.example")).is_err());
+        let taken = asking.noted.take(Instant::now(), false);
+        let mut told: Vec<_> =
+            taken.iter().map(|(it, _)| (it.is_refused, it.reason.as_deref())).collect();
+        told.sort_unstable();
+        let refusal = "b.example:443 is not listed in mcp.s.network";
+        let expected = [
+            (false, None),
+            (false, Some("it is down")),
+            (false, Some(CANCELLED)),
+            (true, Some(refusal)),
+        ];
+        assert_eq!(told, expected);
+    }
+}

@@ -38,7 +38,7 @@ pub use outcome::{Outcome, RunError, text_of};
 pub use period::Period;
 pub use policies::{
     ClientTool, GovernanceMode, OF_CALLS, OF_RESULTS, OnInjection, OnLimit, OnSessionBusy,
-    OnUnknownOutcome, SandboxLevel, StopAction, StopCondition,
+    OnUnknownOutcome, SandboxLevel, StopAction, StopCondition, null_as_default,
 };
 pub use sampling::{Sampling, check_passed, named_option};
 pub use trace::{RunOrigin, SpanPlace, TraceContext, TraceSpan, is_traceparent};

@@ -547,7 +547,7 @@ fn tool_choice(
     kind: RunKind,
     single_shot: bool,
 ) -> Result<ToolChoicePolicy, PlanError> {
-    if single_shot || kind == RunKind::Call {
+    if kind == RunKind::Call || (single_shot && overrides.tool_choice.is_none()) {
         return Ok(ToolChoicePolicy::Auto);
     }
     let choice = overrides.tool_choice.as_ref().unwrap_or(defined);
@@ -564,6 +564,7 @@ fn tool_choice(
                 format!("tool_choice names {}, which is not offered", quoted(name)),
             ));
         }
+        _ if single_shot => return Ok(ToolChoicePolicy::Auto),
         _ => return Ok(choice.clone()),
     };
     Err(refused("/tool_choice", problem))

@@ -81,16 +81,30 @@ pub struct Admitted {
 pub struct RunControl {
     token: CancellationToken,
     reason: OnceLock<Option<String>>,
+    /// Whether its end is decided, which nobody can cancel any more.
+    has_ended: Mutex<bool>,
     lost: CancellationToken,
     /// Its state, while a call is executed that leaves work to another run.
     delegating: Mutex<Option<Arc<State>>>,
 }
 
 impl RunControl {
-    /// Asks the run to end. The first reason counts.
-    pub fn cancel(&self, reason: Option<String>) {
-        let _ = self.reason.set(reason);
-        self.token.cancel();
+    /// Asks the run to end. The first reason counts. False where it has ended otherwise, though its end
+    /// may not be durable yet.
+    pub fn cancel(&self, reason: Option<String>) -> bool {
+        let has_ended = self.has_ended.lock();
+        if !*has_ended {
+            let _ = self.reason.set(reason);
+            self.token.cancel();
+        }
+        !*has_ended
+    }
+
+    /// Ends the run, unless it is to be cancelled.
+    fn end(&self) -> bool {
+        let mut has_ended = self.has_ended.lock();
+        *has_ended = !self.token.is_cancelled();
+        *has_ended
     }
 
     /// Whether the run may change something, with this replica's lease.
@@ -257,8 +271,13 @@ impl Run {
         }
     }
 
-    /// Applies what happened and keeps it for the next hand-over.
+    /// Applies what happened and keeps it for the next hand-over. An end is none where the run was asked
+    /// to cancel first.
     pub fn record(&mut self, what: RunEvent) -> Result<(), FoldError> {
+        let is_other_end = matches!(what, RunEvent::RunCompleted(_) | RunEvent::RunFailed(_));
+        if is_other_end && !self.state.is_cancel_requested() && !self.control.end() {
+            return Ok(());
+        }
         let at = clock::now().trunc_subsecs(6);
         if !matches!(what, RunEvent::ToolCallCompleted(_)) {
             self.note_lost(&what);

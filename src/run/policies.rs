@@ -1,12 +1,12 @@
 //! Policies for stop conditions, limits, unknown outcomes and busy sessions; and client tools.
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use strum::IntoStaticStr;
 use utoipa::ToSchema;
 
-use super::{Action, ActionKind, Effect};
+use super::{Action, ActionKind, Effect, Labels};
 
 /// What expressions of interceptors of calls may use.
 pub const OF_CALLS: [&str; 5] = ["args", "inputs", "reads", "tool", "writes"];
@@ -146,7 +146,8 @@ pub struct ClientTool {
     /// `^[A-Za-z0-9_-]{1,64}$`, and no tool of the agent.
     pub name: String,
     /// Description for the model.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
+    #[schema(nullable = false)]
     pub description: String,
     /// JSON Schema 2020-12 of the arguments, of type object.
     pub input_schema: Value,
@@ -154,18 +155,30 @@ pub struct ClientTool {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub effect: Option<Effect>,
-    /// Whether a call loses what exists.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub destructive: bool,
+    /// Whether a call loses what exists. Where neither this nor `effect` is declared, it may, once the run
+    /// is untrusted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub destructive: Option<bool>,
 }
 
 impl ClientTool {
-    /// What the gate judges of a call.
-    pub fn action(&self) -> Action {
+    /// What the gate judges of a call of a run with these labels.
+    pub fn action(&self, labels: Labels) -> Action {
         let effect = self.effect.unwrap_or(Effect::Once);
         let what = ActionKind::Call { tool: self.name.clone() };
-        Action { destructive: self.destructive, ..Action::new(what, effect) }
+        let may_be = labels.untrusted && self.effect.is_none();
+        Action { destructive: self.destructive.unwrap_or(may_be), ..Action::new(what, effect) }
     }
+}
+
+/// Reads a field in which `null` is the same as no field.
+pub fn null_as_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de> + Default,
+{
+    Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
 /// How well programs are confined.

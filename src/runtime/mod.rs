@@ -292,8 +292,14 @@ impl Runtime {
     ) -> Result<Option<CancelOutcome>, StoreError> {
         let outcome = self.inner.store.request_cancel(tenant, run, subject, reason).await?;
         let Some(CancelOutcome::Requested(requested)) = outcome else { return Ok(outcome) };
-        if let Some(control) = self.inner.live.get(run) {
-            control.cancel(reason.map(str::to_owned));
+        if let Some(control) = self.inner.live.get(run)
+            && !control.cancel(reason.map(str::to_owned))
+        {
+            let ended = self.wait(tenant, run, Instant::now() + END).await?;
+            return Ok(ended.map(|run| match run.status.is_terminal() {
+                true => CancelOutcome::AlreadyEnded(run),
+                false => CancelOutcome::Requested(run),
+            }));
         }
         if requested.status == RunStatus::Running {
             return Ok(Some(CancelOutcome::Requested(requested)));

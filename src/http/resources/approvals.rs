@@ -18,7 +18,7 @@ use crate::http::edge::auth::{AgentsInvoke, RunsApprove, Scoped, refuse_anonymou
 use crate::http::edge::extract::{CallId, JsonObject, Params, fields};
 use crate::http::edge::problem::{Code, Problem};
 use crate::http::state::App;
-use crate::run::{Label, Labels};
+use crate::run::{Label, Labels, null_as_default};
 use crate::runtime::Found;
 use crate::store::{ApprovalFilter, ApprovalRecord, ApprovalStatus};
 
@@ -252,7 +252,7 @@ pub(crate) struct ToolResultRequest {
     #[schema(example = "The user said yes.")]
     content: String,
     /// Whether the call failed.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     #[schema(required = false)]
     is_error: bool,
 }

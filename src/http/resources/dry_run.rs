@@ -30,8 +30,10 @@ pub(crate) struct DryRun {
     agent_version: String,
     /// The agent's model and then its fallbacks, as `provider/model`.
     models: Vec<String>,
-    /// The messages of the first model call.
-    messages: Vec<Message>,
+    /// The messages of the first model call; only for keys with `agents:read`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    messages: Option<Vec<Message>>,
     /// The tools that the model would be offered.
     tools: Vec<DryRunTool>,
     /// The skills that are active from the start.
@@ -76,8 +78,18 @@ pub(crate) struct DryRunPolicy {
     throw_on_tool_failure: bool,
     /// Whether calls after a blocked one in the same response are skipped.
     stop_on_tool_block: bool,
-    /// What the agent's tools may do.
-    governance: GovernanceSection,
+    /// What the agent's tools may do; only for keys with `agents:read`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    governance: Option<GovernanceSection>,
+}
+
+impl DryRun {
+    /// Without what the agent's definition says.
+    pub(crate) fn without_definition(mut self) -> Self {
+        (self.messages, self.policy.governance) = (None, None);
+        self
+    }
 }
 
 impl From<DryRunOutcome> for DryRun {
@@ -100,7 +112,7 @@ impl From<DryRunOutcome> for DryRun {
             agent: definition.name.clone(),
             agent_version: definition.version.clone(),
             models,
-            messages: messages(&conversation),
+            messages: Some(messages(&conversation)),
             tools: tools.into_iter().map(tool).collect(),
             active_skills,
             policy: DryRunPolicy {
@@ -110,7 +122,7 @@ impl From<DryRunOutcome> for DryRun {
                 on_limit: policy.on_limit,
                 throw_on_tool_failure: policy.throw_on_tool_failure,
                 stop_on_tool_block: policy.stop_on_tool_block,
-                governance,
+                governance: Some(governance),
             },
             limits: policy.limits,
             budget: policy.budget.shown(),

@@ -148,10 +148,11 @@ pub(crate) async fn call_tool(
 /// Show what a run would be
 ///
 /// The prompt, tools and limits that `invoke_agent_iterative` would give the run with the same
-/// body. It is rejected for the same reasons; nothing is stored and no model is called.
+/// body. It is rejected for the same reasons; nothing is stored and no model is called. Messages and
+/// governance, which the agent's definition says, are for keys with `agents:read`.
 #[utoipa::path(
     post, path = "/agents/{name}/dry-run", tag = "agents",
-    security(("bearer" = ["agents:invoke", "agents:read"])),
+    security(("bearer" = ["agents:invoke"])),
     params(("name" = String, Path, description = "The agent's name.")),
     request_body = Option<InvokeIterativeRequest>,
     responses((status = 200, description = "What the run would be.", body = DryRun)),
@@ -170,10 +171,8 @@ pub(crate) async fn dry_run_agent(
 }
 
 async fn dry_run(app: &App, caller: &Caller, request: StartRequest) -> Result<DryRun, Problem> {
-    if !caller.has(AgentsRead::NAME) {
-        return Err(forbidden(AgentsRead::NAME)); // it shows the definition
-    }
-    Ok(DryRun::from(app.runtime.dry_run(request).await?))
+    let dry_run = DryRun::from(app.runtime.dry_run(request).await?);
+    Ok(if caller.has(AgentsRead::NAME) { dry_run } else { dry_run.without_definition() })
 }
 
 /// What is asked of the runtime, answered at once.

@@ -13,7 +13,7 @@ use crate::http::edge::auth::{AgentsRead, Scoped};
 use crate::http::edge::extract::{JsonObject, Name, Params, fields};
 use crate::http::edge::problem::{Code, Problem};
 use crate::http::state::App;
-use crate::run::Label;
+use crate::run::{Label, null_as_default};
 use crate::runtime::{Decided, PolicyCase};
 
 /// A call that is to be judged.
@@ -28,11 +28,11 @@ pub(crate) struct CallToJudge {
     #[schema(value_type = Option<Object>)]
     arguments: Option<Value>,
     /// What the run would have read.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     labels: Vec<Label>,
     /// Files that are in the workspace already, with nothing in them; at most 100, each of at most 256
     /// bytes and 16 names.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     #[schema(max_items = 100)]
     files: Vec<String>,
 }

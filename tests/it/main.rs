@@ -93,6 +93,7 @@ mod providers;
 mod quarantine;
 mod rate_limits;
 mod react;
+mod read_replica;
 mod reclaims;
 mod redaction;
 mod references;

@@ -10,7 +10,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{ChildStdin, Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
@@ -118,7 +118,10 @@ impl Cluster {
         let mut hasher = DefaultHasher::new();
         schema.hash(&mut hasher);
         let template = format!("toolloop_schema_{:x}", hasher.finish());
-        let pooler = Pooler::wanted().map(|program| Pooler::start(&program, &server, port));
+        let pooler = match Pooler::wanted() {
+            Some(program) => Some(Pooler::start(&program, &server, port).await),
+            None => None,
+        };
         let cluster = Self { port, template, pooler, _in_use: in_use };
         cluster.make_template().await;
         cluster
@@ -193,7 +196,8 @@ pub(crate) fn pooled(url: &str) -> Option<String> {
 /// A PgBouncer in transaction mode, for as long as this process lives.
 struct Pooler {
     port: u16,
-    _alive: ChildStdin,
+    /// Its input ends with this process, and it with that.
+    _watched: Child,
 }
 
 impl Pooler {
@@ -201,7 +205,7 @@ impl Pooler {
         std::env::var_os("TOOLLOOP_TEST_PGBOUNCER").map(PathBuf::from)
     }
 
-    fn start(program: &Path, server: &Server, database: u16) -> Self {
+    async fn start(program: &Path, server: &Server, database: u16) -> Self {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let settings = server.home.join(format!("pooler-{port}.ini"));
         let text = format!(
@@ -215,14 +219,13 @@ impl Pooler {
         fs::write(&settings, text).unwrap();
         let mut watched = server.command("/bin/sh");
         watched.args(["-c", r#""$1" "$2" & read _; kill $!"#, "sh"]).arg(program).arg(settings);
-        let mut watched = watched.stdin(Stdio::piped()).spawn().unwrap();
-        let alive = watched.stdin.take().unwrap();
+        let watched = watched.stdin(Stdio::piped()).spawn().unwrap();
         let begun = Instant::now();
         while TcpStream::connect(("127.0.0.1", port)).is_err() {
             assert!(begun.elapsed() < Duration::from_secs(20), "PgBouncer does not start");
-            std::thread::sleep(Duration::from_millis(20));
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        Self { port, _alive: alive }
+        Self { port, _watched: watched }
     }
 }
 

@@ -1,9 +1,9 @@
 //! What a crash leaves: calls whose outcome is unknown, and runs that may have caused it.
 //!
 //! A crash is counted for the runs that a replica was driving when it died, but for those that only
-//! waited for runs which they had started. An answer of a model sets the count back to zero. A run that crashed so often that the next time may be the last is
-//! driven alone, and ended only by a crash that found it alone. Where one crash is the limit, it
-//! ends every run that it meets.
+//! waited for runs which they had started. An answer of a model sets the count back to zero. A run
+//! that crashed so often that the next time may be the last is driven alone, and ended only by a
+//! crash that found it alone. Where one crash is the limit, it ends every run that it is counted for.
 
 use std::sync::Arc;
 

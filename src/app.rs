@@ -88,7 +88,9 @@ pub async fn open_store(config: &Config) -> Result<Arc<Store>, AppError> {
     keep_files_private();
     let database = &config.database;
     let url = database.url.expose_secret();
-    Ok(store::open(url, database.max_connections, database.transaction_pooler).await?)
+    let (max, pooler) = (database.max_connections, database.transaction_pooler);
+    let read_url = Some(database.read_url.expose_secret()).filter(|url| !url.is_empty());
+    Ok(store::open_with_lists(url, max, pooler, read_url).await?)
 }
 
 /// From now on, files and directories that this process makes are its user's alone: the database,

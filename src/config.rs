@@ -130,6 +130,9 @@ pub struct Database {
     pub max_connections: u32,
     /// Whether `url` is that of a pooler which gives a connection to each transaction anew.
     pub transaction_pooler: bool,
+    /// Where lists are read: a standby of `url`. Empty: there too.
+    #[schemars(with = "String", regex(pattern = "^$|^(postgres://|postgresql://)."))]
+    pub read_url: SecretString,
 }
 
 /// `[auth]`
@@ -441,6 +444,7 @@ fn resolve(
         server: settings.server,
         database: Database {
             url: resolve_database(&settings.database.url, &sources)?,
+            read_url: read_url(&settings.database, &sources)?,
             ..settings.database
         },
         auth: settings.auth,
@@ -515,6 +519,21 @@ fn audit_keys(
         let message = format!("the variable {variable} must hold the base64 of 32 to 64 bytes");
         sources.error("audit.key_env", message)
     })
+}
+
+/// The URL of a standby, where lists are to be read from one.
+fn read_url(database: &Database, sources: &Sources) -> Result<SecretString, ConfigError> {
+    let is_postgres = |url: &SecretString| url.expose_secret().starts_with("postgres");
+    let url = &database.read_url;
+    if url.expose_secret().is_empty() {
+        return Ok(url.clone());
+    }
+    match Url::parse(url.expose_secret()) {
+        Ok(_) if is_postgres(url) && is_postgres(&database.url) => Ok(url.clone()),
+        Ok(_) => Err(sources
+            .error("database.read_url", "must be that of a standby of a PostgreSQL database.url")),
+        Err(reason) => Err(sources.error("database.read_url", format!("is not a URL: {reason}"))),
+    }
 }
 
 /// Checks the scheme, and resolves a relative SQLite path.

@@ -25,8 +25,10 @@ pub(super) fn remember(config: &Config) {
     if let Some(ObjectPlace::S3(Bucket { key: Some((_, secret)), .. })) = &config.objects {
         given.push(secret.expose_secret().to_owned());
     }
-    if let Ok(database) = Url::parse(config.database.url.expose_secret()) {
-        let password = database.password().filter(|password| password.len() >= MIN_PASSWORD);
+    for url in [&config.database.url, &config.database.read_url] {
+        let database = Url::parse(url.expose_secret()).ok();
+        let password = database.as_ref().and_then(Url::password);
+        let password = password.filter(|password| password.len() >= MIN_PASSWORD);
         given.extend(password.map(str::to_owned));
     }
     secrets::remember(given);

@@ -298,6 +298,10 @@ fn errors_in_the_file_name_file_line_and_key() {
             "[database]\nurl = \"mysql://x\"",
             "conf/toolloop.toml:2: database.url: must start with sqlite:// or postgres://",
         ),
+        (
+            "[database]\nread_url = \"postgres://standby/d\"",
+            "conf/toolloop.toml:2: database.read_url: must be that of a standby",
+        ),
         ("[database]\nurl = \"sqlite://\"", "conf/toolloop.toml:2: database.url: names no file"),
         ("[database]\nurl = \"postgres://[\"", "conf/toolloop.toml:2: database.url: is not a URL"),
         (

@@ -28,6 +28,10 @@ impl Default for Probation {
 impl Probation {
     /// Resolves when no other suspect is driven here. Cancel-safe.
     pub(super) async fn enter(&self, run: Uuid) {
+        #[cfg(test)]
+        if super::simulation::has(super::simulation::Fault::SuspectsTogether) {
+            return;
+        }
         // The semaphore is never closed.
         if let Ok(permit) = Arc::clone(&self.place).acquire_owned().await {
             *self.lock() = Some((run, permit));

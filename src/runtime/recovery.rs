@@ -108,6 +108,12 @@ impl Runtime {
                 tracing::warn!(run_id = %ownership.run(), %error, "run is given back");
                 self.requeue_uncounted(ownership, GivenBack::After(ELSEWHERE)).await;
             }
+            #[cfg(test)]
+            ResumeError::NoWorkspace(error)
+                if super::simulation::has(super::simulation::Fault::WorkspaceBlamedOnRuns) =>
+            {
+                self.interrupt(identity, ownership, error.to_string()).await;
+            }
             ResumeError::NoWorkspace(error) => {
                 tracing::warn!(run_id = %ownership.run(), %error, "run is left to other replicas");
                 self.requeue_uncounted(ownership, GivenBack::After(ELSEWHERE)).await;
@@ -169,6 +175,12 @@ impl Runtime {
         slot: Option<RunSlot>,
     ) -> Result<Claimed, ResumeError> {
         let row = &claimed.run;
+        #[cfg(test)]
+        if super::simulation::has(super::simulation::Fault::DeathsBlamed)
+            && row.crash_count >= self.inner.settings.max_crashes
+        {
+            return Err(ResumeError::Unusable("its replicas died too often".to_owned()));
+        }
         let turn = self.journal_turn(row).await?;
         let journal = match self.journal_of(&row.tenant, row.id).await {
             Err(error) if !error.is_transient() => return Err(unreadable(&error)),
@@ -412,6 +424,9 @@ impl DrivenRun {
         let Resumption { claimed, has_crashed, is_alone } = resumption;
         if is_alone {
             self.slot.leave(); // it may wait for long
+            if let Some(parent) = self.identity.new.parent_run_id {
+                self.runtime.inner.probation.leave(parent); // which waits for this one
+            }
             tokio::select! {
                 biased;
                 () = self.run.control.cancelled() => return Ok(()), // it is ended at once

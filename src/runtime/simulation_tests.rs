@@ -27,12 +27,18 @@ use crate::store::simulated::StoreFault;
 
 /// What this service once got wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fault {
+pub(super) enum Fault {
     Store(StoreFault),
     /// A heartbeat that is not answered is waited for.
     PatientHeartbeat,
     /// What waited for a thread does not ask whether it still may.
     NoLookBeforeAnEffect,
+    /// A run is blamed for each death of a replica that owned it.
+    DeathsBlamed,
+    /// Runs that may be what crashes their replicas are driven at the same time.
+    SuspectsTogether,
+    /// A run is ended that this replica has no workspace for.
+    WorkspaceBlamedOnRuns,
 }
 
 thread_local! {
@@ -45,9 +51,13 @@ pub(super) fn is_running() -> bool {
     IS_RUNNING.get()
 }
 
+/// Whether this fault is put back.
+pub(super) fn has(fault: Fault) -> bool {
+    PUT_BACK.get() == Some(fault)
+}
+
 pub(super) fn patience_of_heartbeats(usual: Duration) -> Duration {
-    let is_patient = PUT_BACK.get() == Some(Fault::PatientHeartbeat);
-    if is_patient { Duration::from_hours(1) } else { usual }
+    if has(Fault::PatientHeartbeat) { Duration::from_hours(1) } else { usual }
 }
 
 /// Seeds of the ordinary test.
@@ -115,11 +125,14 @@ fn what_was_mended_is_found_when_it_is_put_back() {
     let table = [
         (Fault::Store(StoreFault::NothingReconciled), 200),
         (Fault::Store(StoreFault::OneRowSpoilsAll), 200),
+        (Fault::DeathsBlamed, 200),
+        (Fault::SuspectsTogether, 200),
         (Fault::PatientHeartbeat, 200),
         (Fault::Store(StoreFault::ClockBelieved), 200),
         (Fault::Store(StoreFault::OwnLeaseForAll), 200),
         (Fault::Store(StoreFault::BudgetsUnfenced), 200),
         (Fault::NoLookBeforeAnEffect, 200),
+        (Fault::WorkspaceBlamedOnRuns, 200),
         (Fault::Store(StoreFault::NewerClaimed), 200),
         (Fault::Store(StoreFault::RunsUnfenced), 200),
     ];

@@ -150,8 +150,9 @@ impl Store {
     /// waited for nothing else; how many things were given up on.
     pub async fn expire_approvals(&self) -> Result<u64, StoreError> {
         let due = Query::new(
-            "SELECT DISTINCT run_id AS id FROM approvals \
-             WHERE status = 'pending' AND expires_at <= {now} LIMIT :limit",
+            // Asked for once: otherwise PostgreSQL compares the time with every row that waits.
+            "SELECT run_id AS id FROM approvals WHERE status = 'pending' \
+             AND expires_at <= (SELECT {now}) ORDER BY expires_at LIMIT :limit",
         );
         let expire = Query::new(
             "UPDATE approvals SET status = 'expired', decided_at = {now}, \

@@ -16,15 +16,20 @@ use crate::fairness::Hold;
 pub(super) enum Work {
     /// Claims, heartbeats, cancelling: short, and never behind a slow list.
     Control,
-    /// Lists, budgets, retention.
+    /// Budgets, retention, what has to be as it is now.
     Data,
+    /// What a person or a program looks through, which may be a little old.
+    Lists,
     /// Commits of runs.
     Commit,
 }
 
 /// For as long as work has a connection, or waits for one.
 pub(super) async fn hold(work: Work) -> Hold {
-    if work == Work::Data { Hold::one_of_few().await } else { Hold::new() }
+    match work {
+        Work::Data | Work::Lists => Hold::one_of_few().await,
+        Work::Control | Work::Commit => Hold::new(),
+    }
 }
 
 /// A database.

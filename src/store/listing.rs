@@ -95,7 +95,7 @@ impl Store {
             let newest = newest.after("SELECT * FROM (").push(") AS runs WHERE true");
             let newest = RUNS.order(self.labelled(newest.bind("newest", NEWEST), filter));
             let newest = newest.push(" LIMIT :limit").bind("limit", page.limit);
-            let rows = self.backend.read(Work::Data, newest).await?;
+            let rows = self.backend.read(Work::Lists, newest).await?;
             let records: Vec<RunRecord> = readable(&rows).collect();
             if records.len() >= page.limit as usize {
                 return Ok(records);
@@ -169,7 +169,7 @@ impl Store {
                 .bind(format!("json{number}"), &json[1..json.len() - 1])
                 .bind(format!("word{number}"), &*word);
         }
-        let rows = self.backend.read(Work::Data, search).await?;
+        let rows = self.backend.read(Work::Lists, search).await?;
         let mut looked_at =
             rows.iter().map(Record::read).collect::<Result<Vec<LookedAt>, StoreError>>()?;
         looked_at.sort_by_key(|run| std::cmp::Reverse((run.created_at, run.id)));
@@ -258,7 +258,7 @@ impl Store {
             .and("run_id = :run", "run", filter.run_id)
             .and("call_id = :call", "call", filter.call_id)
             .and("kind <> :child", "child", filter.from_outside.then_some(WaitKind::Child));
-        self.list(query, &APPROVALS, page).await
+        self.list_as(Work::Data, query, &APPROVALS, page).await // to be answered
     }
 
     /// What the receivers of a tenant's webhooks are or were told, newest first.
@@ -289,12 +289,22 @@ impl Store {
         page: &Page<RunCursor>,
     ) -> Result<Vec<ApiKeyRecord>, StoreError> {
         let query = Query::new("SELECT * FROM api_keys WHERE api_keys.tenant = :tenant");
-        self.list(query.bind("tenant", tenant), &KEYS, page).await
+        self.list_as(Work::Data, query.bind("tenant", tenant), &KEYS, page).await
     }
 
     /// One page. A row that cannot be read is left out, and one more is asked for in its place.
     async fn list<T: Record>(
         &self,
+        query: Query,
+        order: &Order,
+        page: &Page<RunCursor>,
+    ) -> Result<Vec<T>, StoreError> {
+        self.list_as(Work::Lists, query, order, page).await
+    }
+
+    async fn list_as<T: Record>(
+        &self,
+        work: Work,
         mut query: Query,
         order: &Order,
         page: &Page<RunCursor>,
@@ -302,7 +312,7 @@ impl Store {
         query = order.order(order.after(query, page)).push(" LIMIT :limit");
         let mut limit = page.limit;
         loop {
-            let rows = self.backend.read(Work::Data, query.clone().bind("limit", limit)).await?;
+            let rows = self.backend.read(work, query.clone().bind("limit", limit)).await?;
             let records: Vec<T> = readable(&rows).collect();
             if records.len() >= page.limit as usize || rows.len() < limit as usize {
                 return Ok(records);

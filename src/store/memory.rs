@@ -96,7 +96,7 @@ impl Store {
                 .bind("after_seq", id.seq);
         }
         let list = list.push(" ORDER BY o.at DESC, o.run_id DESC, o.seq DESC LIMIT :limit");
-        let rows = self.backend.read(Work::Data, list.bind("limit", page.limit)).await?;
+        let rows = self.backend.read(Work::Lists, list.bind("limit", page.limit)).await?;
         rows.iter().map(Record::read).collect()
     }
 

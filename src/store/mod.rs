@@ -266,10 +266,23 @@ pub async fn open(
     max_connections: u32,
     transaction_pooler: bool,
 ) -> Result<Arc<Store>, StoreError> {
+    open_with_lists(url, max_connections, transaction_pooler, None).await
+}
+
+/// The same; lists of a PostgreSQL database are read from a copy of it, where there is one.
+///
+/// # Errors
+/// Those of [`open`]. The copy need not be there.
+pub async fn open_with_lists(
+    url: &str,
+    max_connections: u32,
+    transaction_pooler: bool,
+    read_url: Option<&str>,
+) -> Result<Arc<Store>, StoreError> {
     Ok(Arc::new(match url.split_once(':').map(|(scheme, _)| scheme) {
         Some("sqlite") => Store::over(sqlite::Sqlite::open(url).await?),
         Some("postgres" | "postgresql") => Store::over(
-            postgres::Postgres::connect(url, max_connections, transaction_pooler).await?,
+            postgres::Postgres::connect(url, max_connections, transaction_pooler, read_url).await?,
         ),
         _ => {
             return Err(StoreError::Failed(

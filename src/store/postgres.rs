@@ -8,6 +8,7 @@
 
 mod commit;
 mod connections;
+mod standby;
 mod wakeups;
 
 use std::collections::HashSet;
@@ -20,6 +21,7 @@ use tokio::sync::broadcast;
 use uuid::Uuid;
 
 use self::connections::{Connections, PooledConnection, within};
+use self::standby::Standby;
 use self::wakeups::{CHANNEL, Wakeups, payload};
 use super::backend::{Backend, Transaction, Work, hold};
 use super::batch::Batch;
@@ -55,6 +57,8 @@ pub(super) struct Postgres {
     options: PgConnectOptions,
     commits: Connections,
     reads: Connections,
+    /// Lists are asked for there.
+    standby: Option<Standby>,
     control: Connections,
     wakeups: Wakeups,
     transaction_pooler: bool,
@@ -65,7 +69,8 @@ impl Postgres {
     ///
     /// `max_connections` is the sum over all purposes, the listener included; at least 9 are used.
     /// Through a transaction pooler nothing belongs to a connection: no settings, no listener, and
-    /// no lock under which the schema could be changed.
+    /// no lock under which the schema could be changed. Lists are read where `read_url` says, with as
+    /// many connections again.
     ///
     /// # Errors
     /// [`StoreError::Failed`] for a URL that is not valid or a login that is refused,
@@ -74,14 +79,20 @@ impl Postgres {
         url: &str,
         max_connections: u32,
         transaction_pooler: bool,
+        read_url: Option<&str>,
     ) -> Result<Self, StoreError> {
         let invalid = |_| StoreError::Failed("the PostgreSQL URL is not valid".to_owned());
-        let plain = PgConnectOptions::from_str(url).map_err(invalid)?.disable_statement_logging();
+        let parse = |url| PgConnectOptions::from_str(url).map_err(invalid);
+        let plain = parse(url)?.disable_statement_logging();
         let set = |options: PgConnectOptions, settings: &[(&str, &str)]| {
             if transaction_pooler { options } else { options.options(settings.iter().copied()) }
         };
         let plain = set(plain, &KEEPALIVE);
-        let options = set(plain.clone().application_name("toolloop"), &SESSION);
+        let session = |plain: PgConnectOptions| set(plain.application_name("toolloop"), &SESSION);
+        let options = session(plain.clone());
+        let standby = read_url.map(parse).transpose()?;
+        let standby =
+            standby.map(|options| session(set(options.disable_statement_logging(), &KEEPALIVE)));
         let planned_once = set(options.clone(), &PLANNED_ONCE);
         let others = COMMIT_CONNECTIONS + CONTROL_CONNECTIONS + 1;
         let reads =
@@ -89,6 +100,7 @@ impl Postgres {
         let store = Self {
             commits: Connections::new(planned_once, COMMIT_CONNECTIONS),
             reads: Connections::new(options.clone(), reads),
+            standby: standby.map(|options| Standby::new(Connections::new(options, reads))),
             control: Connections::new(options, CONTROL_CONNECTIONS),
             wakeups: Wakeups::new(plain.clone(), !transaction_pooler),
             options: plain,
@@ -102,7 +114,7 @@ impl Postgres {
     fn connections(&self, work: Work) -> &Connections {
         match work {
             Work::Control => &self.control,
-            Work::Data => &self.reads,
+            Work::Data | Work::Lists => &self.reads,
             Work::Commit => &self.commits,
         }
     }
@@ -162,18 +174,28 @@ impl Backend for Postgres {
 
     fn connection_counts(&self) -> ConnectionCounts {
         let pools = [&self.commits, &self.reads, &self.control];
-        pools.into_iter().map(Connections::counts).sum()
+        let standby = self.standby.as_ref().map(Standby::connections);
+        pools.into_iter().chain(standby).map(Connections::counts).sum()
     }
 
     async fn close(&self) {
         self.wakeups.close();
         self.commits.close().await;
         self.reads.close().await;
+        if let Some(standby) = &self.standby {
+            standby.connections().close().await;
+        }
         self.control.close().await;
     }
 
     async fn read(&self, work: Work, query: Query) -> Result<Vec<Row>, StoreError> {
         let _hold = hold(work).await;
+        if work == Work::Lists
+            && let Some(standby) = &self.standby
+            && let Some(rows) = standby.read(&query).await
+        {
+            return Ok(rows);
+        }
         let mut line = self.connections(work).get().await?;
         let rows = run(&mut line, query).await;
         line.settle(rows)

@@ -74,7 +74,7 @@ impl Store {
             list = list.bind("after", after.at).bind("after_id", id);
         }
         let list = list.push(" ORDER BY l.created_at DESC, l.id DESC LIMIT :limit");
-        let rows = self.backend.read(Work::Data, list.bind("limit", page.limit)).await?;
+        let rows = self.backend.read(Work::Lists, list.bind("limit", page.limit)).await?;
         rows.iter().map(Record::read).collect()
     }
 

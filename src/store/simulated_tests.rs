@@ -74,6 +74,7 @@ pub(crate) trait Network: Send + Sync {
 #[derive(Debug)]
 pub(crate) struct KeptRun {
     pub(crate) id: Uuid,
+    pub(crate) agent: String,
     pub(crate) status: String,
     pub(crate) error: String,
     /// Calls that it is to make.
@@ -169,11 +170,12 @@ impl SharedDatabase {
 
     pub(crate) fn runs(&self) -> Vec<KeptRun> {
         let rows = self.ask(Query::new(
-            "SELECT id, status, COALESCE(error, '') AS error, \
+            "SELECT id, agent, status, COALESCE(error, '') AS error, \
              COALESCE(json_extract(inputs, '$.steps'), 0) AS steps FROM runs ORDER BY id",
         ));
         let run = |row: &Row| KeptRun {
             id: row.read("id").unwrap(),
+            agent: row.read("agent").unwrap(),
             status: row.read("status").unwrap(),
             error: row.read("error").unwrap(),
             steps: row.read("steps").unwrap(),

@@ -47,7 +47,7 @@ impl Store {
              FROM calls c LEFT JOIN quantiles q ON q.tool = c.tool \
              GROUP BY c.tool, q.p50_ms, q.p95_ms, q.p99_ms ORDER BY c.tool",
         );
-        self.backend.read(Work::Data, stats).await?.iter().map(Record::read).collect()
+        self.backend.read(Work::Lists, stats).await?.iter().map(Record::read).collect()
     }
 
     /// What models took, the newest day first, then by agent and model. A cost is known where that
@@ -86,7 +86,7 @@ impl Store {
         let stats = counted(stats, tenant, filter).push(HAS_REST).push(" UNION ALL ").push(past);
         let stats = counted(stats, tenant, filter)
             .push(") u GROUP BY u.day, u.agent, u.model ORDER BY u.day DESC, u.agent, u.model");
-        self.backend.read(Work::Data, stats).await?.iter().map(Record::read).collect()
+        self.backend.read(Work::Lists, stats).await?.iter().map(Record::read).collect()
     }
 }
 

@@ -73,7 +73,7 @@ impl Store {
              FROM lanes WHERE lanes.lane IS NOT NULL) \
              SELECT lane FROM lanes WHERE lane IS NOT NULL AND EXISTS (SELECT 1 \
              FROM webhook_outbox w WHERE w.status = 'pending' AND w.lane = lanes.lane \
-             AND w.due_at <= {now}) LIMIT :limit",
+             AND w.due_at <= (SELECT {now})) LIMIT :limit",
         );
         let lanes = lanes.bind("after", after).bind("limit", limit);
         let rows = self.backend.read(Work::Data, lanes).await?;
@@ -90,7 +90,7 @@ impl Store {
     ) -> Result<Vec<Delivery>, StoreError> {
         let claim = Query::new(
             "WITH due AS MATERIALIZED (SELECT run_id, seq FROM webhook_outbox \
-             WHERE status = 'pending' AND lane = :lane AND due_at <= {now} \
+             WHERE status = 'pending' AND lane = :lane AND due_at <= (SELECT {now}) \
              ORDER BY due_at LIMIT :limit{skip_locked}) \
              UPDATE webhook_outbox SET attempts = attempts + 1, tries = tries + 1, \
              attempted_at = {now}, due_at = {now} + :hold \

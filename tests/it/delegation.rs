@@ -23,7 +23,7 @@ on_both_stores! {
     cancelling_a_parent_cancels_what_it_started,
     a_call_that_is_given_up_leaves_no_child,
     after_a_crash_a_parent_finds_the_child_that_it_started,
-    a_parent_that_is_given_up_leaves_no_child,
+    a_run_goes_on_whose_child_crashed_too_often,
 }
 
 const PARENT: &str = "
@@ -506,22 +506,23 @@ governance: {autonomy: full, paths: {write: ['./**']}}
     assert_eq!(resumed, 1, "the child went on too");
 }
 
-async fn a_parent_that_is_given_up_leaves_no_child(db: Db) {
+async fn a_run_goes_on_whose_child_crashed_too_often(db: Db) {
     let mock = MockModel::start().await;
     let config = "[runtime]\nlease = \"2s\"\nmax_crashes = 1";
     let setup = Setup::new().config(config).agent("parent", PARENT);
     let (mut service, parent, child) = with_a_hanging_child(&mock, setup, db).await;
     service.kill().await;
-    // The child would be taken over for ever, were it not for its parent's end.
     service.restart().await;
-    let parent = until_ended(&service, &parent).await;
-    assert_eq!(
-        (&parent["status"], &parent["error"]["code"]),
-        (&json!("failed"), &json!("INTERRUPTED")),
-        "{parent:#}"
-    );
     let child = until_ended(&service, &child).await;
-    assert_ne!(child["status"], "completed", "{child:#}");
+    assert_eq!(
+        (&child["status"], &child["error"]["code"]),
+        (&json!("failed"), &json!("INTERRUPTED")),
+        "{child:#}"
+    );
+    let ended = until_ended(&service, &parent).await;
+    assert_eq!(ended["status"], "completed", "{ended:#}");
+    let told = service.get(&format!("/v1/runs/{parent}/messages")).await.body.to_string();
+    assert!(told.contains("INTERRUPTED"), "{told}");
 }
 
 /// The same from outside: whoever has cancelled a parent finds no descendant under way, on any

@@ -95,6 +95,7 @@ mod providers;
 mod quarantine;
 mod rate_limits;
 mod react;
+mod read_replica;
 mod reclaims;
 mod redaction;
 mod references;

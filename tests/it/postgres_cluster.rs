@@ -6,11 +6,12 @@
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 use tokio::sync::OnceCell;
@@ -20,11 +21,15 @@ use uuid::Uuid;
 use crate::installing;
 
 static CLUSTER: OnceCell<Cluster> = OnceCell::const_new();
+/// How databases are called that services reach through a pooler, where one is wanted.
+const POOLED: &str = "toolloop_test";
 
 struct Cluster {
     port: u16,
     /// The name of the database that others are copied from.
     template: String,
+    /// Between the services and this, if that is wanted.
+    pooler: Option<Pooler>,
     /// Held for the life of this process; the watchdog waits for it.
     _in_use: File,
 }
@@ -52,6 +57,18 @@ impl OwnServer {
             std::env::temp_dir().join(format!("toolloop-postgres-{}", Uuid::now_v7().simple()));
         let server = Server::at(home);
         let port = server.start();
+        Self { server, port }
+    }
+
+    /// A server that follows this one.
+    pub(crate) fn standby(&self) -> Self {
+        let home = self.server.home.with_extension("standby");
+        let server = Server::at(home);
+        let mut copy = server.command("pg_basebackup");
+        copy.args(["-d", &self.url(), "-R", "-X", "stream", "-c", "fast", "--no-sync", "-D"]);
+        assert!(copy.arg(server.data()).status().unwrap().success(), "pg_basebackup failed");
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        assert!(server.start_on(port), "see {}", server.home.join("log").display());
         Self { server, port }
     }
 
@@ -101,7 +118,11 @@ impl Cluster {
         let mut hasher = DefaultHasher::new();
         schema.hash(&mut hasher);
         let template = format!("toolloop_schema_{:x}", hasher.finish());
-        let cluster = Self { port, template, _in_use: in_use };
+        let pooler = match Pooler::wanted() {
+            Some(program) => Some(Pooler::start(&program, &server, port).await),
+            None => None,
+        };
+        let cluster = Self { port, template, pooler, _in_use: in_use };
         cluster.make_template().await;
         cluster
     }
@@ -133,9 +154,24 @@ impl Cluster {
     }
 
     async fn database(&self, template: &str) -> String {
-        let name = format!("toolloop_test_{}", Uuid::now_v7().simple());
+        let kind = if template == self.template { POOLED } else { "toolloop_empty" };
+        let name = format!("{kind}_{}", Uuid::now_v7().simple());
         let create = format!("CREATE DATABASE {name} TEMPLATE {template}");
-        self.admin().await.execute(AssertSqlSafe(create)).await.unwrap();
+        let mut admin = self.admin().await;
+        admin.execute(AssertSqlSafe(create)).await.unwrap();
+        if self.pooler.is_some() {
+            // What a service would have set for its connections.
+            for setting in [
+                "statement_timeout = '5s'",
+                "lock_timeout = '2s'",
+                "idle_in_transaction_session_timeout = '10s'",
+                "jit = off",
+                "enable_seqscan = off",
+            ] {
+                let set = format!("ALTER DATABASE {name} SET {setting}");
+                admin.execute(AssertSqlSafe(set)).await.unwrap();
+            }
+        }
         self.url(&name)
     }
 
@@ -145,6 +181,51 @@ impl Cluster {
 
     async fn admin(&self) -> PgConnection {
         PgConnection::connect(&self.url("postgres")).await.unwrap()
+    }
+}
+
+/// The address by which a service has this database, where it is not the database's own: with
+/// `TOOLLOOP_TEST_PGBOUNCER`, a path, that of a PgBouncer in transaction mode.
+pub(crate) fn pooled(url: &str) -> Option<String> {
+    let cluster = CLUSTER.get()?;
+    let port = cluster.pooler.as_ref()?.port;
+    let direct = format!(":{}/{POOLED}_", cluster.port);
+    url.contains(&direct).then(|| url.replace(&direct, &format!(":{port}/{POOLED}_")))
+}
+
+/// A PgBouncer in transaction mode, for as long as this process lives.
+struct Pooler {
+    port: u16,
+    /// Its input ends with this process, and it with that.
+    _watched: Child,
+}
+
+impl Pooler {
+    fn wanted() -> Option<PathBuf> {
+        std::env::var_os("TOOLLOOP_TEST_PGBOUNCER").map(PathBuf::from)
+    }
+
+    async fn start(program: &Path, server: &Server, database: u16) -> Self {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let settings = server.home.join(format!("pooler-{port}.ini"));
+        let text = format!(
+            "[databases]\n* = host=127.0.0.1 port={database} user=postgres\n[pgbouncer]\n\
+             listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n\
+             pool_mode = transaction\nmax_prepared_statements = 500\n\
+             ignore_startup_parameters = extra_float_digits\nmax_client_conn = 2000\n\
+             default_pool_size = 10\nserver_idle_timeout = 3\nlogfile = {}\n",
+            server.home.join("pooler.log").display()
+        );
+        fs::write(&settings, text).unwrap();
+        let mut watched = server.command("/bin/sh");
+        watched.args(["-c", r#""$1" "$2" & read _; kill $!"#, "sh"]).arg(program).arg(settings);
+        let watched = watched.stdin(Stdio::piped()).spawn().unwrap();
+        let begun = Instant::now();
+        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "PgBouncer does not start");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Self { port, _watched: watched }
     }
 }
 

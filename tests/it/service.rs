@@ -196,6 +196,10 @@ impl Process {
         variables: &[(String, String)],
         (variable, value): (&str, String),
     ) -> Self {
+        let pooled = postgres_cluster::pooled(database_url);
+        if pooled.is_some() {
+            command.env("TOOLLOOP_DATABASE__TRANSACTION_POOLER", "true");
+        }
         let mut child = command
             .env(variable, value)
             .envs(variables.iter().map(|(name, value)| (name, value)))
@@ -206,7 +210,7 @@ impl Process {
                 "--log-format",
                 "json",
                 "--database-url",
-                database_url,
+                pooled.as_deref().unwrap_or(database_url),
             ])
             .env("TOOLLOOP_ADMIN_KEY", ADMIN_KEY)
             .spawn()

@@ -1,9 +1,9 @@
 //! What a crash leaves: calls whose outcome is unknown, and runs that may have caused it.
 //!
-//! A crash is counted for the runs that a replica was driving when it died. An answer of a model
-//! sets the count back to zero. A run that crashed so often that the next time may be the last is
-//! driven alone, and ended only by a crash that found it alone. Where one crash is the limit, it
-//! ends every run that it meets.
+//! A crash is counted for the runs that a replica was driving when it died, but for those that only
+//! waited for runs which they had started. An answer of a model sets the count back to zero. A run
+//! that crashed so often that the next time may be the last is driven alone, and ended only by a
+//! crash that found it alone. Where one crash is the limit, it ends every run that it is counted for.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::event::{
     WaitKind,
 };
 use crate::message::{CallTarget, ToolCall, Usage};
-use crate::run::{Effect, OnUnknownOutcome, RunStatus, TerminationReason};
+use crate::run::{Delegation, Effect, OnUnknownOutcome, RunStatus, TerminationReason};
 
 /// Why a call is to be reviewed.
 const UNKNOWN_OUTCOME: &str =
@@ -46,8 +46,9 @@ impl Blame {
         Self { deaths, crashes: self.crashes + 1, was_alone: self.is_alone, ..self }
     }
 
-    pub(super) fn resumed(&mut self, deaths: u32, is_alone: bool) {
-        *self = Self { is_alone, ..self.after(deaths) };
+    /// The deaths are those of others.
+    fn spared(self, deaths: u32) -> Self {
+        Self { deaths: deaths.max(self.deaths), ..self }
     }
 
     /// Something came of the run, or a person has looked at it.
@@ -69,7 +70,26 @@ impl State {
     /// Whether the run has to be driven alone that is resumed after so many deaths of replicas.
     pub fn is_suspect(&self, deaths: u32) -> bool {
         let last = self.rules.max_crashes.saturating_sub(1).max(1);
-        self.blame.after(deaths).crashes >= last
+        !self.only_delegates() && self.blame.after(deaths).crashes >= last
+    }
+
+    /// It is driven again after so many deaths of replicas.
+    pub(super) fn resumed(&mut self, deaths: u32, is_alone: bool) {
+        let blame = if self.only_delegates() {
+            self.blame.spared(deaths)
+        } else {
+            self.blame.after(deaths)
+        };
+        self.blame = Blame { is_alone, ..blame };
+    }
+
+    /// Whether nothing of the run is under way but other runs: what they do is not its doing.
+    fn only_delegates(&self) -> bool {
+        let Phase::Acting(turn) = &self.phase else { return false };
+        let mut under_way =
+            turn.open_calls().filter(|(_, call)| turn.dispatched.contains_key(&call.id)).peekable();
+        under_way.peek().is_some()
+            && under_way.all(|(_, call)| Delegation::of_tool(&call.name).is_some())
     }
 
     /// Whether a replica died while it drove the run, before it is resumed.

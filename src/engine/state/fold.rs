@@ -180,7 +180,7 @@ impl State {
                 self.conditions_met.insert(*condition);
             }
             RunEvent::RunResumed { deaths, is_alone, .. } => {
-                self.blame.resumed(*deaths, *is_alone);
+                self.resumed(*deaths, *is_alone);
                 if let Phase::Calling { is_repeated } = &mut self.phase {
                     *is_repeated = true;
                 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use parking_lot::Mutex;
-use tokio::sync::broadcast;
+use tokio::sync::{Notify, broadcast};
 use tokio::time::Instant;
 
 use super::Fault;
@@ -100,7 +100,6 @@ impl Network for Line {
 pub(super) struct Shared<'s> {
     pub(super) database: &'s SharedDatabase,
     pub(super) catalogue: &'s Arc<Catalogue>,
-    pub(super) workspace: &'s Path,
     pub(super) ledger: &'s Arc<Ledger>,
     pub(super) told: &'s Arc<Told>,
     pub(super) fault: Option<Fault>,
@@ -109,6 +108,8 @@ pub(super) struct Shared<'s> {
 /// A process, until it is dropped with all its tasks.
 pub(super) struct Process {
     executor: tokio::runtime::Runtime,
+    /// Told when a run kills it.
+    dies: Arc<Notify>,
     pub(super) runtime: Runtime,
     pub(super) line: Arc<Line>,
     pub(super) heartbeat: Arc<Line>,
@@ -123,6 +124,7 @@ pub(super) struct Process {
 impl Process {
     pub(super) fn start(
         shared: &Shared<'_>,
+        workspace: &Path,
         lease: Duration,
         at: Duration,
         number: usize,
@@ -150,14 +152,16 @@ impl Process {
             process: number,
             looks: shared.fault != Some(Fault::NoLookBeforeAnEffect),
         }));
-        let model = ProviderEntry::new(Arc::new(Model(drawn.fork())));
+        let dies = Arc::<Notify>::default();
+        let model = Model { drawn: drawn.fork(), dies: Arc::clone(&dies) };
+        let model = ProviderEntry::new(Arc::new(model));
         let runtime = Runtime::new(
             store,
             Arc::clone(shared.catalogue),
             Arc::new(Router::new([("scripted".to_owned(), model)].into())),
             Arc::new(registry),
             ChildIds::known(),
-            settings(lease, shared.workspace),
+            settings(lease, workspace),
             Arc::new(|_| ()),
         );
         let is_ready = Arc::<AtomicBool>::default();
@@ -177,7 +181,7 @@ impl Process {
         });
         let born = (at, Instant::now());
         drop(inside);
-        Self { executor, runtime, line, heartbeat, is_ready, born, at }
+        Self { executor, dies, runtime, line, heartbeat, is_ready, born, at }
     }
 
     pub(super) fn id(&self) -> &str {
@@ -192,21 +196,26 @@ impl Process {
         self.executor.spawn(task);
     }
 
-    /// Lets it run up to a time. What it has missed passes at once.
-    pub(super) fn run(&mut self, until: Duration, turn: Duration, database: DateTime<Utc>) {
+    /// Lets it run up to a time, or until a run kills it, which it tells. What it has missed passes at once.
+    pub(super) fn run(&mut self, until: Duration, turn: Duration, database: DateTime<Utc>) -> bool {
         let (born, begun) = self.born;
         let missed = until.saturating_sub(turn).saturating_sub(self.at);
         self.at = until;
         // What the database's clock would show when this process was born.
         let ago = TimeDelta::from_std(until.saturating_sub(born)).unwrap();
         simulated::set(Some((database - ago, begun)));
-        self.executor.block_on(async {
+        let is_killed = self.executor.block_on(async {
             if !missed.is_zero() {
                 tokio::time::advance(missed).await;
             }
-            tokio::time::sleep_until(begun + until.saturating_sub(born)).await;
+            tokio::select! {
+                biased;
+                () = self.dies.notified() => true,
+                () = tokio::time::sleep_until(begun + until.saturating_sub(born)) => false,
+            }
         });
         simulated::set(None);
+        is_killed
     }
 }
 

@@ -1,6 +1,7 @@
 //! One schedule from its seed to what it violated.
 
 use std::collections::{BTreeMap, HashSet};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -14,13 +15,13 @@ use uuid::Uuid;
 use super::drawn::Drawn;
 use super::plan::{Happening, Plan, QUIET, REPLICAS};
 use super::process::{Process, Shared, Told};
-use super::work::{AGENTS, Ledger};
+use super::work::{AGENTS, Ledger, POISON};
 use super::{Fault, IS_RUNNING, PUT_BACK};
 use crate::agents::Catalogue;
 use crate::run::{Caller, Overrides, RunKind};
 use crate::runtime::{Accepted, CallPlace, Found, Mode, StartRequest};
 use crate::store::QueuePlace;
-use crate::store::simulated::SharedDatabase;
+use crate::store::simulated::{KeptRun, SharedDatabase};
 
 /// A schedule that has not ended by then is stuck.
 const END: Duration = Duration::from_mins(1);
@@ -39,6 +40,9 @@ pub(super) struct Laboratory {
 struct Replica {
     process: Option<Process>,
     lease: Duration,
+    workspace: PathBuf,
+    /// Until when its workspace is not there.
+    without_workspace: Duration,
     /// When it is started, or goes on.
     absent_until: Duration,
     /// Up to when it may be taken for dead.
@@ -95,12 +99,13 @@ impl Laboratory {
         self.database.empty();
         self.ledger.clear();
         let told = Arc::<Told>::default();
-        let workspace = self.dir.path().join("workspace");
         let drawn = Drawn::from(seed.wrapping_mul(0x1234_5678_9ABC_DEF1));
         let plan = Plan::of(&drawn.fork());
-        let replica = |lease: Duration| Replica {
+        let replica = |(number, lease): (usize, Duration)| Replica {
             process: None,
             lease,
+            workspace: self.dir.path().join(format!("workspace-{number}")),
+            without_workspace: Duration::ZERO,
             absent_until: Duration::ZERO,
             excused_until: Duration::ZERO,
         };
@@ -108,13 +113,12 @@ impl Laboratory {
             shared: Shared {
                 database: &self.database,
                 catalogue: &self.catalogue,
-                workspace: &workspace,
                 ledger: &self.ledger,
                 told: &told,
                 fault,
             },
             drawn,
-            replicas: plan.leases.into_iter().map(replica).collect(),
+            replicas: plan.leases.into_iter().enumerate().map(replica).collect(),
             now: Duration::ZERO,
             ahead: Duration::ZERO,
             processes: 0,
@@ -132,6 +136,24 @@ impl Laboratory {
     }
 }
 
+impl Replica {
+    /// The directory goes away; what is in its place is none.
+    fn lose_workspace(&self) {
+        if self.workspace.is_dir() {
+            std::fs::rename(&self.workspace, self.workspace.with_extension("away")).unwrap();
+        }
+        std::fs::write(&self.workspace, "").unwrap();
+    }
+
+    fn find_workspace(&mut self) {
+        self.without_workspace = Duration::ZERO;
+        if self.workspace.is_file() {
+            std::fs::remove_file(&self.workspace).unwrap();
+            let _ = std::fs::rename(self.workspace.with_extension("away"), &self.workspace); // there may be none yet
+        }
+    }
+}
+
 impl Schedule<'_> {
     fn run(mut self, plan: &Plan) -> Vec<String> {
         let mut happenings = plan.happenings.iter().peekable();
@@ -145,6 +167,7 @@ impl Schedule<'_> {
                 is_quiet = true;
                 self.replicas.iter_mut().for_each(|replica| replica.absent_until = Duration::ZERO);
                 self.troubles.clear();
+                self.replicas.iter_mut().for_each(Replica::find_workspace);
             }
             if self.now >= looked + LOOK {
                 looked = self.now;
@@ -173,12 +196,16 @@ impl Schedule<'_> {
             if self.replicas[index].absent_until > self.now {
                 continue;
             }
+            if self.replicas[index].without_workspace <= self.now {
+                self.replicas[index].find_workspace();
+            }
             if self.replicas[index].process.is_none() {
                 self.processes += 1;
-                let lease = self.replicas[index].lease;
+                let replica = &self.replicas[index];
                 let started = Process::start(
                     &self.shared,
-                    lease,
+                    &replica.workspace,
+                    replica.lease,
                     self.now.saturating_sub(turn),
                     self.processes,
                     &self.drawn,
@@ -194,7 +221,9 @@ impl Schedule<'_> {
             }
             process.line.is_troubled.store(trouble == Some(false), Ordering::Relaxed);
             process.line.loses_claims.store(trouble == Some(true), Ordering::Relaxed);
-            process.run(self.now, turn, database);
+            if process.run(self.now, turn, database) {
+                self.crash(index, self.drawn.millis(100, 1500));
+            }
             self.change_odd();
         }
         self.look_at_the_dead();
@@ -215,10 +244,7 @@ impl Schedule<'_> {
                 self.start_odd(|acknowledged| &mut acknowledged.to_be_unreadable);
             }
             Happening::Newer => self.start_odd(|acknowledged| &mut acknowledged.to_be_newer),
-            Happening::Crash { replica, down } => {
-                self.replicas[replica].process = None;
-                self.absent(replica, down);
-            }
+            Happening::Crash { replica, down } => self.crash(replica, down),
             Happening::Freeze { replica, asleep } => {
                 self.absent(replica, asleep);
                 let replica = &mut self.replicas[replica];
@@ -235,10 +261,20 @@ impl Schedule<'_> {
                     process.heartbeat.is_silent.store(true, Ordering::Relaxed);
                 }
             }
+            Happening::NoWorkspace { replica, lasting } => {
+                let replica = &mut self.replicas[replica];
+                replica.without_workspace = replica.without_workspace.max(self.now + lasting);
+                replica.lose_workspace();
+            }
             Happening::Trouble { replica, lasting, of_claims } => {
                 self.troubles.insert(replica, (self.now + lasting, of_claims));
             }
         }
+    }
+
+    fn crash(&mut self, replica: usize, down: Duration) {
+        self.replicas[replica].process = None;
+        self.absent(replica, down);
     }
 
     fn absent(&mut self, replica: usize, time: Duration) {
@@ -363,9 +399,14 @@ impl Schedule<'_> {
             if acknowledged.newer.contains(&run.id) && run.status != "queued" {
                 found.push(format!("{} is of a newer version and {}", run.id, run.status));
             }
-            if !left_alone.contains(&run.id) && run.status != "completed" {
+            let is_as_it_must = match &*run.agent {
+                POISON => run.status == "failed" && run.error.contains("INTERRUPTED"),
+                _ => run.status == "completed",
+            };
+            if !left_alone.contains(&run.id) && !is_as_it_must {
                 let journal = self.shared.database.journal(run.id);
-                found.push(format!("{} is {} {}: {journal}", run.id, run.status, run.error));
+                let KeptRun { id, agent, status, error, .. } = run;
+                found.push(format!("{id} of {agent} is {status} {error}: {journal}"));
             }
             for step in 1..=run.steps {
                 let done = self.shared.ledger.done(run.id, step);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -17,9 +18,16 @@ use crate::providers::{Completion, ModelRequest, Provider, ProviderError, RawToo
 use crate::run::Effect;
 use crate::tools::{Defaults, Tool, ToolContext, ToolError, ToolInfo};
 
-/// A run that calls the tool, and one that starts such a run too.
-pub(super) const AGENTS: [(&str, &str); 2] =
-    [("writer", "tools: [ledger]"), ("lead", "tools: [ledger, 'agent:writer']")];
+/// The agent whose runs kill the process that drives them.
+pub(super) const POISON: &str = "poison";
+
+/// Runs that call the tool, and those that start another run too.
+pub(super) const AGENTS: [(&str, &str); 4] = [
+    ("writer", "tools: [ledger]"),
+    ("lead", "tools: [ledger, 'agent:writer']"),
+    (POISON, "tools: [ledger]"),
+    ("victim", "tools: [ledger, 'agent:poison']"),
+];
 
 /// All effects, in their order: of which run, of which step, by which process.
 #[derive(Debug, Default)]
@@ -42,13 +50,16 @@ impl Ledger {
     }
 }
 
-/// Calls the tool as often as the inputs say, then another agent where it may, then ends.
-pub(super) struct Model(pub(super) Drawn);
+/// Calls the tool as often as the inputs say, then another agent where it may, then ends; or kills
+/// the process.
+pub(super) struct Model {
+    pub(super) drawn: Drawn,
+    pub(super) dies: Arc<Notify>,
+}
 
 #[async_trait]
 impl Provider for Model {
     async fn complete(&self, request: &ModelRequest<'_>) -> Result<Completion, ProviderError> {
-        tokio::time::sleep(self.0.millis(5, 400)).await;
         let results = |turn: &Turn| match turn {
             Turn::Assistant(turn) => turn.results().len(),
             Turn::User(_) => 0,
@@ -56,12 +67,17 @@ impl Provider for Model {
         let done = request.conversation.turns().iter().map(results).sum::<usize>();
         let steps = request.inputs["steps"].as_u64().unwrap_or_default();
         let step = done as u64 + 1;
-        let call = if step <= steps {
-            Some(("ledger", json!({"step": step})))
-        } else if step == steps + 1 && request.model == "lead" {
-            Some(("agent:writer", json!({"steps": 1})))
-        } else {
-            None
+        if request.model == POISON && step == steps {
+            tokio::time::sleep(self.drawn.millis(1, 60)).await;
+            self.dies.notify_one();
+            std::future::pending::<()>().await;
+        }
+        tokio::time::sleep(self.drawn.millis(5, 400)).await;
+        let call = match request.model {
+            _ if step <= steps => Some(("ledger", json!({"step": step}))),
+            "lead" if step == steps + 1 => Some(("agent:writer", json!({"steps": 1}))),
+            "victim" if step == steps + 1 => Some(("agent:poison", json!({"steps": 1}))),
+            _ => None,
         };
         let tool_calls = call.map(|(tool, arguments)| RawToolCall {
             id: format!("call_{step}"),

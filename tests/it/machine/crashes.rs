@@ -99,6 +99,18 @@ fn a_cancel_request_comes_before_a_review_and_that_before_the_last_crash() {
 }
 
 #[test]
+fn who_waits_for_another_run_is_not_blamed_for_its_crashes() {
+    for (call, deaths, expected) in [("transfer_to_writer", 5, "goes on"), ("a", 3, "failed")] {
+        let mut bench = asked(may_crash(3), vec![call]);
+        let open = open_call(&bench, call);
+        dispatch(&mut bench, &open, Effect::Idempotent, OnUnknownOutcome::Retry);
+        (1..=deaths).for_each(|death| resume(&mut bench, death));
+        assert_eq!(fate(&bench), expected, "{call}");
+        assert_eq!(bench.state.is_suspect(deaths), call == "a", "{call}");
+    }
+}
+
+#[test]
 fn a_call_that_may_have_taken_effect_is_reviewed_with_what_was_executed() {
     let mut bench = asked(text(), vec!["a", "b"]);
     let (first, second) = (open_call(&bench, "a"), open_call(&bench, "b"));

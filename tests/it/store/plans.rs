@@ -11,6 +11,7 @@ use super::*;
 on_both! {
     no_list_sorts_or_looks_through_a_table,
     usage_of_many_runs_is_added_up_in_the_database,
+    what_is_asked_every_second_passes_over_what_is_not_due,
 }
 
 /// SQLite's planner does not ask how many there are.
@@ -337,6 +338,43 @@ async fn no_list_sorts_or_looks_through_a_table(mut db: Db) {
     db.store.tool_calls(TENANT, run, &page(20, None)).await.unwrap();
     found("parts".into());
     assert!(faults.is_empty(), "{}", faults.join("\n\n"));
+}
+
+async fn what_is_asked_every_second_passes_over_what_is_not_due(mut db: Db) {
+    let Words { series, id, at, no, .. } = Words::of(&db, 20_000);
+    let later = if no == "false" { "'2099-01-01'" } else { "4070908800000000" };
+    execute(
+        &db,
+        &[
+            format!(
+                "INSERT INTO approvals (run_id, seq, call_id, tenant, at, expires_at, kind, tool, \
+                 reason, arguments, status) SELECT {id}, 3, {id}, '{TENANT}', {at}, {later}, \
+                 'approval', 't', 'r', '{{}}', 'pending' FROM {series}"
+            ),
+            format!(
+                "INSERT INTO webhook_outbox (run_id, seq, id, tenant, lane, event, at, status, \
+                 due_at, retry_until, attempts, tries) SELECT {id}, 3, {id}, '{TENANT}', 'lane', \
+                 'e', {at}, 'pending', {later}, {later}, 0, 0 FROM {series}"
+            ),
+        ],
+    )
+    .await;
+    let (store, plans) = Arc::into_inner(db.store).unwrap().explaining();
+    db.store = Arc::new(store);
+    assert_eq!(db.store.expire_approvals().await.unwrap(), 0);
+    assert_eq!(db.store.due_lanes("", 9).await.unwrap(), Vec::<String>::new());
+    let plans = std::mem::take(&mut *plans.lock());
+    assert_eq!(plans.len(), 2, "{plans:?}");
+    let looks_through = |plan: &&String| {
+        plan.lines().any(|line| {
+            let of_lanes = line == "SCAN lanes";
+            let passed = line.split_once("Removed by Filter: ").map(|(_, rows)| rows.parse());
+            passed.is_some_and(|rows| rows.is_ok_and(|rows: f64| rows > IN_VAIN))
+                || (line.starts_with("SCAN ") && !of_lanes && !line.contains("CONSTANT ROW"))
+        })
+    };
+    assert_eq!(plans.iter().find(looks_through), None);
+    assert!(plans[0].contains("approvals_due"), "{}", plans[0]);
 }
 
 /// Only sums leave the database, and a run with answers of one model is added up from its own row.

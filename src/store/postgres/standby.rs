@@ -1,0 +1,53 @@
+//! A copy of the database that follows it, for lists: what it shows is as old as it lags behind.
+//!
+//! Whatever goes wrong there, the database itself is asked, and the copy left alone for a while.
+
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::connections::Connections;
+use super::run;
+use crate::store::StoreError;
+use crate::store::sql::{Query, Row};
+
+/// How long a copy that failed is left alone.
+const REST: Duration = Duration::from_secs(10);
+
+/// The copy.
+pub(super) struct Standby {
+    connections: Connections,
+    rests_until: Mutex<Option<Instant>>,
+}
+
+impl Standby {
+    pub(super) fn new(connections: Connections) -> Self {
+        Self { connections, rests_until: Mutex::default() }
+    }
+
+    pub(super) fn connections(&self) -> &Connections {
+        &self.connections
+    }
+
+    /// What it has; `None` where it cannot be asked.
+    pub(super) async fn read(&self, query: &Query) -> Option<Vec<Row>> {
+        let rests = self.rests_until.lock().is_some_and(|until| Instant::now() < until);
+        if rests {
+            return None;
+        }
+        match self.ask(query).await {
+            Ok(rows) => Some(rows),
+            Err(error) => {
+                tracing::warn!(%error, "database.read_url cannot be asked; lists come from database.url");
+                *self.rests_until.lock() = Some(Instant::now() + REST);
+                None
+            }
+        }
+    }
+
+    async fn ask(&self, query: &Query) -> Result<Vec<Row>, StoreError> {
+        let mut line = self.connections.get().await?;
+        let rows = run(&mut line, query.clone()).await;
+        line.settle(rows)
+    }
+}

@@ -1,0 +1,60 @@
+//! Lists come from a standby where there is one, and from the database itself where it is away.
+
+use serde_json::json;
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
+
+use crate::postgres_cluster::OwnServer;
+use crate::service::{Service, Setup};
+
+async fn on(server: &OwnServer, statement: &str) {
+    let mut connection = PgConnection::connect(&server.url()).await.unwrap();
+    sqlx::raw_sql(AssertSqlSafe(statement.to_owned())).execute(&mut connection).await.unwrap();
+}
+
+async fn listed(service: &Service) -> usize {
+    service.get("/v1/runs").await.body["data"].as_array().unwrap().len()
+}
+
+async fn shows(service: &Service, runs: usize) {
+    for _ in 0..300 {
+        if listed(service).await == runs {
+            return;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    panic!("{} runs are listed, not {runs}", listed(service).await);
+}
+
+#[tokio::test]
+async fn lists_come_from_the_standby_and_what_must_be_fresh_does_not() {
+    let servers = tokio::task::spawn_blocking(|| {
+        let main = OwnServer::start();
+        let standby = main.standby();
+        (main, standby)
+    });
+    let (main, standby) = servers.await.unwrap();
+    let service = Setup::new()
+        .agent("quick", "model: scripted/quick\ninstructions: x\n")
+        .scenario("quick", "steps: [{text: done}]")
+        .variable("TOOLLOOP_DATABASE__READ_URL", &standby.url())
+        .start_on(main.url())
+        .await;
+    service.run("quick", &json!({})).await;
+    shows(&service, 1).await;
+
+    on(&standby, "SELECT pg_wal_replay_pause()").await;
+    let run = service.run("quick", &json!({})).await;
+    assert_eq!(listed(&service).await, 1, "the list is not the standby's");
+    let path = format!("/v1/runs/{}", run["run_id"].as_str().unwrap());
+    assert_eq!(service.get(&path).await.body["status"], "completed");
+    assert_eq!(service.get(&format!("{path}/messages")).await.status, 200);
+
+    on(&standby, "SELECT pg_wal_replay_resume()").await;
+    shows(&service, 2).await;
+
+    standby.stop();
+    service.run("quick", &json!({})).await;
+    assert_eq!(listed(&service).await, 3, "without the standby the list is the database's");
+    assert_eq!(service.get("/readyz").await.status, 200);
+    service.until_logged("database.read_url cannot be asked").await;
+}

@@ -219,7 +219,8 @@ fn checked(mut url: Url) -> Result<Url, NoAddress> {
 /// A name without the dot at its end.
 fn checked_name(name: &str) -> Result<&str, NoAddress> {
     let name = name.strip_suffix('.').unwrap_or(name);
-    let is_label = |label: &str| (1..=63).contains(&label.len());
+    let is_of_label = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    let is_label = |label: &str| (1..=63).contains(&label.len()) && label.bytes().all(is_of_label);
     if name.len() <= MAX_NAME && name.split('.').all(is_label) {
         return Ok(name);
     }

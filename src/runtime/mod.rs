@@ -292,6 +292,7 @@ impl Runtime {
     ) -> Result<Option<CancelOutcome>, StoreError> {
         let outcome = self.inner.store.request_cancel(tenant, run, subject, reason).await?;
         let Some(CancelOutcome::Requested(requested)) = outcome else { return Ok(outcome) };
+        self.inner.owned.cancel(run, reason);
         if let Some(control) = self.inner.live.get(run)
             && !control.cancel(reason.map(str::to_owned))
         {

@@ -30,6 +30,15 @@ struct OwnedRunsInner {
     /// Runs that were owned and not driven at the last look, each with the number of the first claim
     /// that began after it was missed first.
     missed: HashMap<Ownership, u64>,
+    /// Runs that were asked to cancel, with the reasons, before they were known by their ids: those of
+    /// `held`, and those that a claim under way may bring.
+    cancelled: HashMap<Uuid, Option<String>>,
+}
+
+impl OwnedRunsInner {
+    fn is_held(&self, run: Uuid) -> bool {
+        self.held.keys().any(|(held, _)| *held == run)
+    }
 }
 
 /// Guard: the run counts as driven until it is dropped.
@@ -75,6 +84,19 @@ impl OwnedRuns {
     pub(super) fn own(self: &Arc<Self>, run: Uuid, epoch: i64) -> OwnedRun {
         *self.lock().held.entry((run, epoch)).or_default() += 1;
         OwnedRun { owned: Arc::clone(self), run, epoch }
+    }
+
+    /// Notes that a run is to be cancelled, where it may be about to be driven.
+    pub(super) fn cancel(&self, run: Uuid, reason: Option<&str>) {
+        let mut holding = self.lock();
+        if !holding.claims.is_empty() || holding.is_held(run) {
+            holding.cancelled.insert(run, reason.map(str::to_owned));
+        }
+    }
+
+    /// Why a run is to be cancelled, where that was noted before it was known by its id.
+    pub(super) fn take_cancelled(&self, run: Uuid) -> Option<Option<String>> {
+        self.lock().cancelled.remove(&run)
     }
 
     fn claim(self: &Arc<Self>) -> Claim {
@@ -127,12 +149,21 @@ impl Drop for OwnedRun {
                 holding.held.remove(&(self.run, self.epoch));
             }
         }
+        if !holding.cancelled.is_empty() && !holding.is_held(self.run) {
+            holding.cancelled.remove(&self.run);
+        }
     }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        self.owned.lock().claims.remove(&self.number);
+        let mut holding = self.owned.lock();
+        holding.claims.remove(&self.number);
+        if holding.claims.is_empty() && !holding.cancelled.is_empty() {
+            let mut cancelled = std::mem::take(&mut holding.cancelled);
+            cancelled.retain(|run, _| holding.is_held(*run));
+            holding.cancelled = cancelled;
+        }
     }
 }
 

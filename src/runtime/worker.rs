@@ -195,8 +195,11 @@ impl DrivenRun {
         if let Registration::Pending(parent) = &mut self.registration {
             let known = parent.take().and_then(|parent| self.runtime.note_parent(*parent));
             self.registration = Registration::Done { _guard: known };
-            let control = Arc::clone(&self.run.control);
-            self.runtime.inner.live.insert(self.identity.new.id, self.identity.epoch, control);
+            let (id, control) = (self.identity.new.id, &self.run.control);
+            self.runtime.inner.live.insert(id, self.identity.epoch, Arc::clone(control));
+            if let Some(reason) = self.runtime.inner.owned.take_cancelled(id) {
+                control.cancel(reason);
+            }
         }
     }
 

@@ -16,7 +16,7 @@ use crate::service::{Answer, Db, Service, Setup, answer, command, on_both_stores
 on_both_stores! {
     without_runs_read_an_answer_is_the_status_alone,
     a_client_tools_result_comes_from_the_key_that_started_the_run,
-    a_dry_run_requires_reading_agents,
+    a_dry_run_shows_the_definition_to_who_may_read_it,
     a_run_without_the_scope_for_any_tool_is_refused,
     a_repeated_request_of_another_key_shows_it_no_run,
     edited_arguments_are_judged_before_the_approval_is_taken,
@@ -128,23 +128,30 @@ async fn a_client_tools_result_comes_from_the_key_that_started_the_run(db: Db) {
         let refused = post(&service, &other, &result, json!({"content": "forged"})).await;
         assert_eq!(refusal(&refused), (403, "FORBIDDEN"), "{:#}", refused.body);
         assert!(text(&refused.body, "detail").contains("runs:approve"), "{:#}", refused.body);
-        let given = post(&service, answers, &result, json!({"content": "yes"})).await;
+        let given =
+            post(&service, answers, &result, json!({"content": "yes", "is_error": null})).await;
         assert_eq!(given.status, 200, "{given:?}");
         assert_eq!(given.body.get("agent").is_some(), answers == &own, "{:#}", given.body);
         assert_eq!(ended(&service, &run).await["status"], "completed");
     }
 }
 
-async fn a_dry_run_requires_reading_agents(db: Db) {
+async fn a_dry_run_shows_the_definition_to_who_may_read_it(db: Db) {
     let service = editor().start(db).await;
-    let body = json!({"dry_run": true});
     let poor = key(&service, &["agents:invoke", "tools:execute"]).await;
-    let refused = post(&service, &poor, "/v1/agents/editor/invoke-iterative", body.clone()).await;
-    assert_eq!(refusal(&refused), (403, "FORBIDDEN"));
-    assert!(text(&refused.body, "detail").contains("agents:read"), "{:#}", refused.body);
     let rich = key(&service, &["agents:invoke", "tools:execute", "agents:read"]).await;
-    let shown = post(&service, &rich, "/v1/agents/editor/invoke-iterative", body).await;
-    assert_eq!((shown.status.as_u16(), &shown.body["dry_run"]), (200, &json!(true)));
+    for (path, body) in [
+        ("/v1/agents/editor/invoke-iterative", json!({"dry_run": true})),
+        ("/v1/agents/editor/dry-run", json!({})),
+    ] {
+        for (key, reads) in [(&poor, false), (&rich, true)] {
+            let shown = post(&service, key, path, body.clone()).await;
+            assert_eq!((shown.status.as_u16(), &shown.body["dry_run"]), (200, &json!(true)));
+            assert_eq!(shown.body["tools"][0]["name"], "file_ops");
+            assert_eq!(shown.body.get("messages").is_some(), reads, "{:#}", shown.body);
+            assert_eq!(shown.body["policy"].get("governance").is_some(), reads);
+        }
+    }
 }
 
 async fn a_run_without_the_scope_for_any_tool_is_refused(db: Db) {

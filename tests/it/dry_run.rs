@@ -83,7 +83,7 @@ async fn a_dry_run_shows_what_a_run_would_be_and_starts_none(db: Db) {
 }
 
 async fn a_dry_run_is_refused_like_a_run(db: Db) {
-    let service = setup().start(db).await;
+    let service = setup().agent("plain", "model: scripted/worker").start(db).await;
     for body in [
         json!({}),
         json!({"inputs": {"task": 1}}),
@@ -101,6 +101,12 @@ async fn a_dry_run_is_refused_like_a_run(db: Db) {
         }
         assert_eq!((status, &refused), (same_status, &same), "{body}");
         assert_eq!(status, 422, "{body}");
+    }
+    // Without tools it would be a single model call, of which this would be as wrong.
+    for choice in [json!("required"), json!({"tool": "none_such"})] {
+        let plain = service.post("/v1/agents/plain/dry-run", &json!({"tool_choice": choice})).await;
+        let pointer = &plain.body["errors"][0]["pointer"];
+        assert_eq!((plain.status.as_u16(), pointer), (422, &json!("/tool_choice")), "{choice}");
     }
     let real = json!({"inputs": {"task": "x"}, "dry_run": false, "max_attempts": 1});
     let (status, run) = invoke(&service, "invoke-iterative", real).await;

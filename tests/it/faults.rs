@@ -244,6 +244,10 @@ async fn a_database_that_restarts_under_load_loses_nothing_that_was_acknowledged
         (refused.status.as_u16(), &refused.body["code"]),
         (503, &json!("STORE_UNAVAILABLE"))
     );
+    let body = json!({"inputs": {"task": "x"}});
+    let late = service.post("/v1/agents/reader/invoke-iterative", &body).await;
+    assert_eq!((late.status.as_u16(), &late.body["code"]), (503, &json!("STORE_UNAVAILABLE")));
+    assert!(!late.body["detail"].to_string().contains("continues"), "{:#}", late.body);
     assert_eq!(service.get("/healthz").await.status, 200);
     assert_eq!(service.get("/readyz").await.status, 503);
     let postgres = tokio::task::spawn_blocking(move || {

@@ -1,5 +1,7 @@
 //! What a caller experiences, told through HTTP on both stores with the real binary.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
 use crate::service::{Db, Service, Setup, on_both_stores};
@@ -17,6 +19,7 @@ on_both_stores! {
     a_taken_run_id_harms_nobody,
     more_runs_than_there_is_room_for_are_refused,
     cancel_is_the_same_twice_and_after_the_end,
+    a_cancel_is_kept_or_the_end_is_told,
     a_killed_service_resumes_its_runs,
     a_terminated_service_hands_its_runs_on,
     tenants_see_nothing_of_one_another,
@@ -441,6 +444,30 @@ async fn cancel_is_the_same_twice_and_after_the_end(db: Db) {
         let answer = service.post(&format!("/v1/runs/{unknown}/cancel"), &json!({})).await;
         assert_eq!((answer.status.as_u16(), &answer.body["code"]), (404, &json!("NOT_FOUND")));
     }
+}
+
+/// Whenever the cancel comes, also while the end is being stored.
+async fn a_cancel_is_kept_or_the_end_is_told(db: Db) {
+    let service = Setup::new()
+        .agent("brief", "model: scripted/brief\nenable_double_confirmation: false")
+        .scenario("brief", "steps: [{delay_ms: 15, text: done}]")
+        .start(db)
+        .await;
+    let race = async |after: u64| {
+        let run = service.enqueue("brief").await;
+        tokio::time::sleep(Duration::from_millis(after)).await;
+        let answer = service.post(&format!("{run}/cancel"), &json!({})).await;
+        let ended = service.until(&run, |run| run["finished_at"].is_string()).await;
+        let events = service.get(&format!("{run}/events?limit=200")).await.body;
+        let noted = events["data"].as_array().unwrap().iter();
+        let noted = noted.filter(|event| event["type"] == "run.cancel_requested").count();
+        match answer.status.as_u16() {
+            202 => assert_eq!((&ended["status"], noted), (&json!("cancelled"), 1), "{ended:#}"),
+            200 => assert_eq!(answer.body["status"], ended["status"], "{:#}", answer.body),
+            other => panic!("{other}: {:#}", answer.body),
+        }
+    };
+    futures::future::join_all((0..60).map(|n| race(n / 2))).await;
 }
 
 const SLOW_READING: &str = r#"

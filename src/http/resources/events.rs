@@ -93,7 +93,9 @@ impl PartialSchema for JournalEntry {
     ),
     responses(
         (status = 200, description = "A page of events, in order; or an event stream.", content(
-            (Listing<JournalEntry> = "application/json"), (inline(EventStream) = "text/event-stream", example = json!(EXAMPLE_FRAME)),
+            (Listing<JournalEntry> = "application/json", example = json!({"data": [{
+                "seq": 2, "type": "attempt.started", "at": "2026-01-31T12:00:00Z",
+                "run_id": "01970000-0000-7000-8000-000000000000", "data": {"attempt": 1}}], "next_cursor": null})), (inline(EventStream) = "text/event-stream", example = json!(EXAMPLE_FRAME)),
         )),
         (status = 204, description = "The run has ended and the client has received all events."),
     ),

@@ -293,17 +293,19 @@ impl Runtime {
         let outcome = self.inner.store.request_cancel(tenant, run, subject, reason).await?;
         let Some(CancelOutcome::Requested(requested)) = outcome else { return Ok(outcome) };
         self.inner.owned.cancel(run, reason);
-        if let Some(control) = self.inner.live.get(run)
-            && !control.cancel(reason.map(str::to_owned))
-        {
-            let ended = self.wait(tenant, run, Instant::now() + END).await?;
-            return Ok(ended.map(|run| match run.status.is_terminal() {
+        let reached =
+            self.inner.live.get(run).map(|control| control.cancel(reason.map(str::to_owned)));
+        if requested.status == RunStatus::Running {
+            let until = match reached {
+                Some(true) => return Ok(Some(CancelOutcome::Requested(requested))),
+                Some(false) => Instant::now() + END, // it has ended, which may not be durable yet
+                None => Instant::now(),              // it is driven elsewhere, not yet or no more
+            };
+            let found = self.wait(tenant, run, until).await?;
+            return Ok(found.map(|run| match run.status.is_terminal() {
                 true => CancelOutcome::AlreadyEnded(run),
                 false => CancelOutcome::Requested(run),
             }));
-        }
-        if requested.status == RunStatus::Running {
-            return Ok(Some(CancelOutcome::Requested(requested)));
         }
         // It is not being driven: it is ended here, or by a replica that was faster.
         self.end_cancelled().await?;

@@ -22,8 +22,6 @@ pub(super) enum Unusable {
 pub(super) const MAX_CALLS: usize = 1024;
 /// Longest name of a called tool, in bytes; no tool has one as long, and the rest is dropped.
 const MAX_NAME: usize = 256;
-/// Largest arguments of one tool call, in bytes.
-pub(super) const MAX_ARGUMENTS: usize = 1 << 20;
 
 /// Most entries of any other list of an answer.
 pub(super) const MAX_PARTS: usize = 4096;
@@ -55,10 +53,6 @@ pub(super) fn bounded(mut completion: Completion) -> Result<Completion, Unusable
 impl Unusable {
     pub(super) fn too_many_calls() -> Self {
         Self::Malformed(format!("the answer has more than {MAX_CALLS} tool calls"))
-    }
-
-    pub(super) fn too_large_arguments() -> Self {
-        Self::Malformed("the arguments of a tool call are larger than 1 MiB".into())
     }
 }
 

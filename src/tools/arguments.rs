@@ -8,6 +8,8 @@ use crate::bounds::json::{self, Unreadable};
 use crate::bounds::schema::{Fault, Rejected, Schema};
 use crate::event::ValidationError;
 
+/// Bytes of the arguments of one call.
+const MAX_ARGUMENTS: usize = 1 << 20;
 /// Schema errors told to the model in one result.
 pub(super) const MAX_SCHEMA_ERRORS: usize = 8;
 
@@ -21,6 +23,10 @@ pub fn arguments_of(text: &str, schema: &Schema) -> Result<Value, String> {
 
 /// The arguments as an object. Some models write nothing where there is nothing to say.
 pub(super) fn parse(arguments: &str) -> Result<Value, String> {
+    if arguments.len() > MAX_ARGUMENTS {
+        let bytes = arguments.len();
+        return Err(format!("The arguments have {bytes} bytes, more than {MAX_ARGUMENTS}."));
+    }
     let text = if arguments.trim().is_empty() { "{}" } else { arguments };
     match json::read(text) {
         Ok(object @ Value::Object(_)) => Ok(object),

@@ -168,9 +168,6 @@ pub(super) fn completion(
             Block::ToolUse { .. } if tool_calls.len() == received::MAX_CALLS => {
                 return Err(Unusable::too_many_calls());
             }
-            Block::ToolUse { input, .. } if input.len() > received::MAX_ARGUMENTS => {
-                return Err(Unusable::too_large_arguments());
-            }
             Block::ToolUse { id, name, input } => {
                 tool_calls.push(received::tool_call(id, name, input, &tool_calls, step));
             }

@@ -114,9 +114,6 @@ impl Fold {
             if self.tool_calls.len() == received::MAX_CALLS {
                 return Err(Unusable::too_many_calls());
             }
-            if arguments.len() > received::MAX_ARGUMENTS {
-                return Err(Unusable::too_large_arguments());
-            }
             let id = call.id.unwrap_or_default();
             let call =
                 received::tool_call(id, call.function.name, arguments, &self.tool_calls, step);

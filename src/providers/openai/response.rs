@@ -135,9 +135,6 @@ impl Parts {
     /// The answer is empty and has no finish reason.
     pub(super) fn complete(self) -> Result<Completion, Unusable> {
         let Self { content, refusal, thinking, tool_calls, finish_reason: said, usage } = self;
-        if tool_calls.iter().any(|call| call.arguments.len() > received::MAX_ARGUMENTS) {
-            return Err(Unusable::too_large_arguments());
-        }
         let refusal = refusal.filter(|text| !text.trim().is_empty());
         let finish_reason =
             finish_reason(said.as_deref(), !tool_calls.is_empty(), refusal.is_some());

@@ -252,13 +252,6 @@ fn errors_and_nonsense_within_a_stream_end_it() {
     let many: Vec<Value> = (0..=1024).map(|index| call(index, None, Some("t"), "{}")).collect();
     let too_many = read([stream(&many, "tool_calls").as_bytes()], Deltas::default());
     assert_eq!(too_many, Err(Unusable::too_many_calls()));
-    let huge: Vec<Value> =
-        (0..5).map(|_| call(0, Some("a"), Some("t"), &"1".repeat(1 << 18))).collect();
-    let too_long = read([stream(&huge, "tool_calls").as_bytes()], Deltas::default());
-    assert_eq!(
-        too_long,
-        Err(Unusable::Malformed("the arguments of a tool call are larger than 1 MiB".into()))
-    );
 }
 
 #[test]

@@ -196,11 +196,6 @@ impl Output {
         opaque: Option<OpaqueBlocks>,
         usage: Option<Usage>,
     ) -> Result<Completion, Unusable> {
-        if self.tool_calls.iter().any(|call| call.arguments.len() > received::MAX_ARGUMENTS) {
-            return Err(Unusable::Malformed(
-                "the arguments of a tool call are larger than 1 MiB".into(),
-            ));
-        }
         let finish_reason = match cut {
             Some("content_filter") => FinishReason::Refusal,
             Some("max_output_tokens") => FinishReason::Length,

@@ -147,7 +147,7 @@ mod tests {
             description: String::new(),
             input_schema,
             effect: None,
-            destructive: None,
+            destructive: false,
         }
     }
 

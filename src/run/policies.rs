@@ -6,7 +6,7 @@ use serde_json::Value;
 use strum::IntoStaticStr;
 use utoipa::ToSchema;
 
-use super::{Action, ActionKind, Effect, Labels};
+use super::{Action, ActionKind, Effect};
 
 /// What expressions of interceptors of calls may use.
 pub const OF_CALLS: [&str; 5] = ["args", "inputs", "reads", "tool", "writes"];
@@ -155,20 +155,21 @@ pub struct ClientTool {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub effect: Option<Effect>,
-    /// Whether a call loses what exists. Where neither this nor `effect` is declared, it may, once the run
-    /// is untrusted.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(nullable = false)]
-    pub destructive: Option<bool>,
+    /// Whether a call loses what exists.
+    #[serde(
+        default,
+        deserialize_with = "null_as_default",
+        skip_serializing_if = "std::ops::Not::not"
+    )]
+    pub destructive: bool,
 }
 
 impl ClientTool {
-    /// What the gate judges of a call of a run with these labels.
-    pub fn action(&self, labels: Labels) -> Action {
+    /// What the gate judges of a call.
+    pub fn action(&self) -> Action {
         let effect = self.effect.unwrap_or(Effect::Once);
         let what = ActionKind::Call { tool: self.name.clone() };
-        let may_be = labels.untrusted && self.effect.is_none();
-        Action { destructive: self.destructive.unwrap_or(may_be), ..Action::new(what, effect) }
+        Action { destructive: self.destructive, ..Action::new(what, effect) }
     }
 }
 

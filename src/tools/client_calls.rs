@@ -59,7 +59,7 @@ impl Executor {
         approval: Option<Granted<'_>>,
     ) -> ClientCall {
         let lapsed = approval.and_then(|granted| granted.lapsed(None, scope.labels));
-        let actions: Arc<[Action]> = [tool.action(scope.labels)].into();
+        let actions: Arc<[Action]> = [tool.action()].into();
         let lapsed = lapsed.or_else(|| approval.and_then(|it| it.outgrown_by(&actions)));
         let approval = approval.filter(|_| lapsed.is_none());
         let edited = approval.and_then(|granted| granted.arguments).cloned();

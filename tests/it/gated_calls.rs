@@ -386,6 +386,7 @@ steps:
         ("reader", &clean, json!({"effect": "read", "destructive": true}), None),
         ("reader", &clean, json!({"effect": "read"}), Some("client")),
         ("keeper", &clean, json!({}), Some("client")),
+        ("keeper", &clean, json!({"description": null, "destructive": null}), Some("client")),
         ("keeper", &tainted, json!({}), Some("client")),
         ("keeper", &tainted, json!({"destructive": true}), Some("approval")),
         ("keeper", &clean, json!({"destructive": true}), Some("approval")),

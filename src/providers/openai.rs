@@ -66,18 +66,22 @@ impl Dialect for ChatCompletions {
 #[derive(Default)]
 struct Stream {
     answer: stream::Answer,
+    is_done: bool,
 }
 
 impl StreamedAnswer for Stream {
     fn push(&mut self, frame: &[u8], call: Call<'_>) -> Result<bool, Unusable> {
-        let is_done = frame.trim_ascii() == DONE;
-        if !is_done {
+        self.is_done = frame.trim_ascii() == DONE;
+        if !self.is_done {
             self.answer.take(frame, call.deltas)?;
         }
-        Ok(is_done)
+        Ok(self.is_done)
     }
 
     fn finish(self: Box<Self>, call: Call<'_>) -> Result<Completion, Unusable> {
+        if !self.is_done {
+            return Err(Unusable::Malformed("the stream broke off before [DONE]".into()));
+        }
         self.answer.finish(call.step)
     }
 }

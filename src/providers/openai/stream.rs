@@ -1,7 +1,7 @@
 //! Assembles a streamed Chat Completions answer and sends its deltas.
 //!
-//! Pure. An answer is complete with a finish reason, and only then: some servers never send `[DONE]`.
-//! Servers differ in how they cut tool calls: by index with the name in the first piece, as
+//! Pure. An answer is complete only with a finish reason; the caller checks that `[DONE]` ended the
+//! stream. Servers differ in how they cut tool calls: by index with the name in the first piece, as
 //! OpenAI does; whole calls in one chunk; without an index, or with the same one for every call.
 //! All of these give the same calls. [`response`](super::response) interprets the result.
 

@@ -302,7 +302,9 @@ impl Runtime {
                 None => Instant::now(),              // it is driven elsewhere, not yet or no more
             };
             let found = self.wait(tenant, run, until).await?;
-            return Ok(found.map(|run| match run.status.is_terminal() {
+            let is_too_late =
+                |status: RunStatus| status.is_terminal() && status != RunStatus::Cancelled;
+            return Ok(found.map(|run| match is_too_late(run.status) {
                 true => CancelOutcome::AlreadyEnded(run),
                 false => CancelOutcome::Requested(run),
             }));

@@ -33,7 +33,7 @@ pub async fn turn(bytes: u64) -> Option<Turn> {
 
 /// How many of these runs are read in one query, and how many bytes their journals have: one run at
 /// least, however large it is.
-pub fn piece(runs: &[Uuid], sizes: &HashMap<Uuid, u64>) -> (usize, u64) {
+pub(crate) fn piece(runs: &[Uuid], sizes: &HashMap<Uuid, u64>) -> (usize, u64) {
     let mut bytes = 0;
     for (read, run) in runs.iter().enumerate() {
         let more = sizes.get(run).copied().unwrap_or(0);

@@ -304,9 +304,12 @@ impl Runtime {
             let found = self.wait(tenant, run, until).await?;
             let is_too_late =
                 |status: RunStatus| status.is_terminal() && status != RunStatus::Cancelled;
-            return Ok(found.map(|run| match is_too_late(run.status) {
-                true => CancelOutcome::AlreadyEnded(run),
-                false => CancelOutcome::Requested(run),
+            return Ok(found.map(|run| {
+                if is_too_late(run.status) {
+                    CancelOutcome::AlreadyEnded(run)
+                } else {
+                    CancelOutcome::Requested(run)
+                }
             }));
         }
         // It is not being driven: it is ended here, or by a replica that was faster.

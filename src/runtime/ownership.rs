@@ -12,6 +12,7 @@ use parking_lot::{Mutex, MutexGuard};
 use uuid::Uuid;
 
 use super::Runtime;
+use crate::engine::RunControl;
 use crate::store::{ClaimedRun, GivenBack, StoreError};
 
 /// A run, and the epoch under which it is owned.
@@ -94,9 +95,11 @@ impl OwnedRuns {
         }
     }
 
-    /// Why a run is to be cancelled, where that was noted before it was known by its id.
-    pub(super) fn take_cancelled(&self, run: Uuid) -> Option<Option<String>> {
-        self.lock().cancelled.remove(&run)
+    /// Cancels a run that is known by its id now, where that was asked for before.
+    pub(super) fn cancel_if_noted(&self, run: Uuid, control: &RunControl) {
+        if let Some(reason) = self.lock().cancelled.remove(&run) {
+            control.cancel(reason);
+        }
     }
 
     fn claim(self: &Arc<Self>) -> Claim {

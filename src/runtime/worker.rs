@@ -197,9 +197,7 @@ impl DrivenRun {
             self.registration = Registration::Done { _guard: known };
             let (id, control) = (self.identity.new.id, &self.run.control);
             self.runtime.inner.live.insert(id, self.identity.epoch, Arc::clone(control));
-            if let Some(reason) = self.runtime.inner.owned.take_cancelled(id) {
-                control.cancel(reason);
-            }
+            self.runtime.inner.owned.cancel_if_noted(id, control);
         }
     }
 

@@ -134,7 +134,7 @@ pub(super) fn parse_with(
     items.iter().try_for_each(|item| output.take(item, step))?;
     let keeps = output.wants_back && !output.ids_made_up;
     let opaque = keeps.then(|| OpaqueBlocks { provider: provider.to_owned(), json: list(&items) });
-    output.complete(cut.as_deref(), opaque, answer.usage.and_then(usage))
+    Ok(output.complete(cut.as_deref(), opaque, answer.usage.and_then(usage)))
 }
 
 /// An error within an answer or a stream, with the HTTP status of its code.
@@ -195,7 +195,7 @@ impl Output {
         cut: Option<&str>,
         opaque: Option<OpaqueBlocks>,
         usage: Option<Usage>,
-    ) -> Result<Completion, Unusable> {
+    ) -> Completion {
         let finish_reason = match cut {
             Some("content_filter") => FinishReason::Refusal,
             Some("max_output_tokens") => FinishReason::Length,
@@ -207,14 +207,14 @@ impl Output {
             None => FinishReason::Stop,
         };
         let text = if self.text.is_empty() { self.refusal } else { self.text };
-        Ok(Completion {
+        Completion {
             text: received::text(text),
             thinking: Some(self.thinking).filter(|text| !text.is_empty()).map(received::text),
             tool_calls: self.tool_calls,
             opaque,
             finish_reason,
             usage,
-        })
+        }
     }
 }
 

@@ -86,6 +86,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn arguments_of_a_mebibyte_are_read_and_no_larger_ones() {
+        let of = |bytes: usize| format!("{{\"a\":\"{}\"}}", "x".repeat(bytes - 8));
+        assert!(parse(&of(MAX_ARGUMENTS)).is_ok());
+        let refused = parse(&of(MAX_ARGUMENTS + 1)).unwrap_err();
+        assert_eq!(refused, "The arguments have 1048577 bytes, more than 1048576.");
+    }
+
+    #[test]
     fn a_nul_is_found_wherever_it_is() {
         let table = [
             (json!({"path": "out/\0x"}), Some("/path")),

@@ -136,8 +136,6 @@ fn answers_without_anything_in_them_are_malformed() {
     }
     let many: Vec<Value> = (0..=1024).map(|id| call(&json!(id.to_string()), "{}")).collect();
     assert_eq!(completed(&json!(many)), Err(Unusable::too_many_calls()));
-    let huge = completed(&json!([call(&json!("a"), &"1".repeat((1 << 20) + 1))]));
-    assert!(matches!(huge, Err(Unusable::Malformed(_))));
 }
 
 #[test]

@@ -3,8 +3,6 @@
 //! It is looked up once, when the run is opened, and then stands in the run's journal: a run that
 //! goes on elsewhere reads it there.
 
-use std::collections::HashMap;
-
 use uuid::Uuid;
 
 use super::Runtime;
@@ -98,10 +96,7 @@ impl Runtime {
             let (read, rest) = left.split_at(count);
             let _turn = journals::turn(bytes).await;
             let events = store.journals(tenant, read).await?;
-            let by_run: HashMap<Uuid, &[Event]> = events
-                .chunk_by(|a, b| a.run_id == b.run_id)
-                .map(|journal| (journal[0].run_id, journal))
-                .collect();
+            let by_run = journals::by_run(&events);
             for journal in read.iter().filter_map(|run| by_run.get(run)) {
                 labels = labels.and(labels_of(journal));
                 history.add(journal);

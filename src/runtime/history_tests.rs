@@ -10,6 +10,7 @@ use crate::event::{
 };
 use crate::message::{AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, Usage};
 use crate::run::{Outcome, TerminationReason};
+use crate::runtime::journals::by_run;
 
 /// A journal under construction.
 struct Story {
@@ -210,11 +211,8 @@ fn told(stories: Vec<Vec<Event>>) -> (Vec<Event>, Vec<Uuid>) {
 
 /// What these runs give, the oldest first, within these bounds.
 fn history(journals: &[Event], ids: &[Uuid], bounds: HistorySection) -> History {
-    let mut history = History::within(bounds);
-    for id in ids.iter().rev() {
-        let own = journals.chunk_by(|a, b| a.run_id == b.run_id).find(|own| own[0].run_id == *id);
-        history.add(own.unwrap_or_default());
-    }
+    let (mut history, by_run) = (History::within(bounds), by_run(journals));
+    ids.iter().rev().for_each(|id| history.add(by_run[id]));
     history
 }
 

@@ -1,4 +1,4 @@
-//! Journals in memory: of so many bytes at the same time, whoever reads them.
+//! Journals in memory: of so many bytes at the same time, for all readers together.
 
 use std::collections::HashMap;
 
@@ -6,6 +6,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use uuid::Uuid;
 
 use crate::bounds::memory;
+use crate::event::Event;
 
 /// KiB of all journals that are in memory at the same time; a larger one is there alone. As events and
 /// turns they take several times as many.
@@ -13,7 +14,7 @@ const AT_ONCE: u32 = 16 << 10;
 /// Bytes that need no turn.
 const SMALL: u64 = 64 << 10;
 /// Bytes of journals that are read in one query, where they are several.
-pub const PIECE: u64 = 4 << 20;
+const PIECE: u64 = 4 << 20;
 
 static TURNS: Semaphore = Semaphore::const_new(AT_ONCE as usize);
 
@@ -43,6 +44,12 @@ pub(crate) fn piece(runs: &[Uuid], sizes: &HashMap<Uuid, u64>) -> (usize, u64) {
         bytes += more;
     }
     (runs.len(), bytes)
+}
+
+/// Each run's own of these events, where those of a run stand in one piece.
+pub(crate) fn by_run(events: &[Event]) -> HashMap<Uuid, &[Event]> {
+    let journals = events.chunk_by(|a, b| a.run_id == b.run_id);
+    journals.map(|journal| (journal[0].run_id, journal)).collect()
 }
 
 #[cfg(test)]

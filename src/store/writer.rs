@@ -293,7 +293,7 @@ struct Committer {
 }
 
 impl Committer {
-    /// How long this write is tried. Whoever starts a run learns soon that it cannot be stored.
+    /// How long this write is tried. The caller who starts a run learns soon that it cannot be stored.
     fn patience_of(&self, write: &RunWrite) -> Duration {
         let is_request = write.new.as_ref().is_some_and(|new| new.parent_run_id.is_none());
         if is_request { self.patience.min(START_PATIENCE) } else { self.patience }

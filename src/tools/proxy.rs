@@ -88,19 +88,29 @@ enum Judge {
 }
 
 /// A request that is sent, until it is known what became of it.
-enum Sent {
-    OfCall(Admitted),
+enum Sent<'a> {
+    OfCall(&'a Requests, Admitted),
     OfServer(Unanswered),
+}
+
+impl Sent<'_> {
+    /// What became of it.
+    fn settle(self, failure: Option<&str>) {
+        match self {
+            Self::OfCall(requests, admitted) => requests.settle(admitted, failure),
+            Self::OfServer(unanswered) => unanswered.settle(failure),
+        }
+    }
 }
 
 impl Judge {
     /// Whether a request is sent.
-    async fn admit(&self, method: &Method, target: Target) -> Result<Sent, Refusal> {
+    async fn admit(&self, method: &Method, target: Target) -> Result<Sent<'_>, Refusal> {
         match self {
             Self::Permit(permit, requests) => {
                 let ruling = permit.ruling_on(&target);
                 let admitted = requests.ask(method.as_str(), target, ruling).await;
-                admitted.map(Sent::OfCall).map_err(Refusal::forbidden)
+                admitted.map(|it| Sent::OfCall(requests, it)).map_err(Refusal::forbidden)
             }
             Self::Server { asking, refusals } => {
                 let (host, port) = (target.host.clone(), target.port);
@@ -117,17 +127,6 @@ impl Judge {
                     Refusal::forbidden(why)
                 })
             }
-        }
-    }
-
-    /// What became of it.
-    fn settle(&self, sent: Sent, failure: Option<&str>) {
-        match (self, sent) {
-            (Self::Permit(_, requests), Sent::OfCall(admitted)) => {
-                requests.settle(admitted, failure);
-            }
-            (_, Sent::OfServer(unanswered)) => unanswered.settle(failure),
-            (Self::Server { .. }, Sent::OfCall(_)) => {}
         }
     }
 }
@@ -305,7 +304,7 @@ impl Call {
         };
         let passed: Result<Answer, OutboundError> = passed.await;
         let failure = passed.as_ref().err().map(ToString::to_string);
-        self.judge.settle(sent, failure.as_deref());
+        sent.settle(failure.as_deref());
         Ok(passed?)
     }
 }

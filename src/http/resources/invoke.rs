@@ -282,7 +282,6 @@ async fn outcome(
     | Accepted::Known(run_id)
     | Accepted::Started(Started { run_id, .. })) = accepted;
     let waited = async || app.runtime.wait(&caller.tenant, run_id, until).await;
-    let mut is_stored = true;
     let run = match accepted {
         Accepted::Queued(_) | Accepted::Known(_) => waited().await.map_err(Problem::from),
         Accepted::Started(started) => {
@@ -290,11 +289,14 @@ async fn outcome(
                 Ok(Ok(run)) => Ok(Some(run)),
                 Ok(Err(WaitError::Detached(_))) if app.runtime.is_draining() => Ok(None),
                 // It was given back, or its beginning could not be stored.
-                Ok(Err(WaitError::Detached(_))) => {
-                    let found = waited().await;
-                    is_stored = !matches!(found, Ok(None));
-                    found.map_err(Problem::from)
-                }
+                Ok(Err(WaitError::Detached(_))) => match waited().await {
+                    Ok(None) => {
+                        let detail =
+                            "The run was not started: the store is temporarily unavailable.";
+                        return Err(Problem::new(Code::StoreUnavailable, detail));
+                    }
+                    found => found.map_err(Problem::from),
+                },
                 Ok(Err(WaitError::Parked(_))) => waited().await.map_err(Problem::from),
                 Err(_) if delivery.takes_accepted() => {
                     existing(app, &caller.tenant, run_id).await.map(Some)
@@ -303,10 +305,6 @@ async fn outcome(
             }
         }
     };
-    if !is_stored {
-        let detail = "The run was not started: the store is temporarily unavailable.";
-        return Err(Problem::new(Code::StoreUnavailable, detail));
-    }
     let answered = match run {
         Ok(run) => answer_with(app, delivery, run, is_queued).await,
         Err(problem) => Err(problem),

@@ -5,8 +5,6 @@
 //! one run, so that a page costs the journals that it shows, however long the session is. A page of
 //! large messages has fewer of them.
 
-use std::collections::HashMap;
-
 use axum::Json;
 use axum::extract::State;
 use chrono::{DateTime, Utc};
@@ -99,10 +97,7 @@ async fn messages_from(
         let ids: Vec<Uuid> = runs.iter().map(|run| run.id).collect();
         let _turn = journals::turn(bytes_read).await;
         let events = app.store.journals(tenant, &ids).await?;
-        let by_run: HashMap<Uuid, &[Event]> = events
-            .chunk_by(|a, b| a.run_id == b.run_id)
-            .filter_map(|journal| Some((journal.first()?.run_id, journal)))
-            .collect();
+        let by_run = journals::by_run(&events);
         for run in &runs {
             // The run of the cursor may be gone; then its messages are, and not those of the next.
             let skipped = place.filter(|place| place.run == run.id).map_or(0, |place| place.index);

@@ -19,7 +19,7 @@ use crate::http::edge::problem::{Code, Problem};
 use crate::http::state::App;
 use crate::http::state::Shared;
 use crate::run::{RunStatus, TerminationReason};
-use crate::runtime::own_turns;
+use crate::runtime::{journals, own_turns};
 use crate::store::{ListedSession, Page, RunFilter, RunRecord, SessionDeleted};
 
 /// How many of a session's newest runs are shown.
@@ -198,11 +198,8 @@ async fn messages_of_runs(
     for chunk in runs.chunks(CHUNK) {
         let ids: Vec<Uuid> = chunk.iter().map(|run| run.id).collect();
         let events = app.store.journals(tenant, &ids).await?;
-        let journals: Vec<_> = events.chunk_by(|a, b| a.run_id == b.run_id).collect();
-        for id in ids {
-            let Some(journal) = journals.iter().find(|journal| journal[0].run_id == id) else {
-                continue;
-            };
+        let by_run = journals::by_run(&events);
+        for journal in ids.iter().filter_map(|id| by_run.get(id)) {
             let own = own_turns(journal).map_err(|error| Problem::internal(error.to_string()))?;
             messages.extend(messages_of(&own.turns));
         }

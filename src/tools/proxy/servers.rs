@@ -2,7 +2,7 @@
 //! asked for.
 //!
 //! Such a request belongs to no run, so it is in no run's budget. What was asked is noted here for the
-//! audit log, by server, host and outcome, until somebody takes it.
+//! audit log, by server, host and outcome, until it is taken.
 
 use std::fmt;
 use std::sync::Arc;

@@ -106,7 +106,7 @@ impl StartRun for Children {
     async fn start_run(&self, call: ChildCall) -> Result<ChildResult, ChildFailed> {
         let gone = || ChildFailed("The run that calls is not driven here any more.".into());
         let runtime = Runtime { inner: self.0.upgrade().ok_or_else(gone)? };
-        let parent = runtime.inner.parents.lock().get(&call.parent).cloned().ok_or_else(gone)?;
+        let parent = runtime.parent(call.parent).ok_or_else(gone)?;
         let agent = call.agent.clone();
         let has_read = call.has_read.clone();
         let waits = Arc::clone(&parent);
@@ -510,9 +510,9 @@ impl Runtime {
         }
     }
 
-    /// The place of a run that is driven here and can start others.
-    pub(super) fn parent_slot(&self, run: Uuid) -> Option<ParentSlot> {
-        self.inner.parents.lock().get(&run).map(|parent| parent.slot.clone())
+    /// A run that is driven here and can start others.
+    pub(super) fn parent(&self, run: Uuid) -> Option<Arc<Parent>> {
+        self.inner.parents.lock().get(&run).cloned()
     }
 }
 

@@ -16,8 +16,11 @@ use crate::store::RunWrite;
 #[derive(Debug)]
 pub(super) struct Probation {
     place: Arc<Semaphore>,
-    holder: Mutex<Option<(Uuid, OwnedSemaphorePermit)>>,
+    holder: Mutex<Option<(Claim, OwnedSemaphorePermit)>>,
 }
+
+/// A run and the epoch of its claim: what else has the run's id has no part in its place.
+type Claim = (Uuid, i64);
 
 impl Default for Probation {
     fn default() -> Self {
@@ -27,20 +30,20 @@ impl Default for Probation {
 
 impl Probation {
     /// Resolves when no other suspect is driven here. Cancel-safe.
-    pub(super) async fn enter(&self, run: Uuid) {
+    pub(super) async fn enter(&self, run: Uuid, epoch: i64) {
         #[cfg(test)]
         if super::simulation::has(super::simulation::Fault::SuspectsTogether) {
             return;
         }
         // The semaphore is never closed.
         if let Ok(permit) = Arc::clone(&self.place).acquire_owned().await {
-            *self.lock() = Some((run, permit));
+            *self.lock() = Some(((run, epoch), permit));
         }
     }
 
     /// Makes room for the next suspect, if this run has the place.
-    pub(super) fn leave(&self, run: Uuid) {
-        self.lock().take_if(|(holder, _)| *holder == run);
+    pub(super) fn leave(&self, run: Uuid, epoch: i64) {
+        self.lock().take_if(|(holder, _)| *holder == (run, epoch));
     }
 
     /// A write is durable.
@@ -49,11 +52,11 @@ impl Probation {
         if self.place.available_permits() == 0
             && write.events.iter().any(|event| is_answer(&event.what))
         {
-            self.leave(write.run_id);
+            self.leave(write.run_id, write.epoch);
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<(Uuid, OwnedSemaphorePermit)>> {
+    fn lock(&self) -> MutexGuard<'_, Option<(Claim, OwnedSemaphorePermit)>> {
         self.holder.lock()
     }
 }

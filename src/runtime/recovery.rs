@@ -424,17 +424,19 @@ impl DrivenRun {
         let Resumption { claimed, has_crashed, is_alone } = resumption;
         if is_alone {
             self.slot.leave(); // it may wait for long
-            if let Some(parent) = self.identity.new.parent_run_id {
-                self.runtime.inner.probation.leave(parent); // which waits for this one
+            let parent = self.identity.new.parent_run_id;
+            if let Some(parent) = parent.and_then(|id| self.runtime.parent(id)) {
+                let RunIdentity { new, epoch, .. } = &parent.identity;
+                self.runtime.inner.probation.leave(new.id, *epoch); // it waits for this run
             }
             tokio::select! {
                 biased;
                 () = self.run.control.cancelled() => return Ok(()), // it is ended at once
-                () = self.runtime.inner.probation.enter(self.identity.new.id) => {}
+                () = self.runtime.inner.probation.enter(self.identity.new.id, self.identity.epoch) => {}
             }
-            let parent_slot =
-                self.identity.new.parent_run_id.and_then(|id| self.runtime.parent_slot(id));
-            let slot = self.runtime.inner.slots.of_parent_or_free(parent_slot.as_ref());
+            let parent = parent.and_then(|id| self.runtime.parent(id));
+            let parent_slot = parent.as_ref().map(|parent| &parent.slot);
+            let slot = self.runtime.inner.slots.of_parent_or_free(parent_slot);
             self.slot.take(&slot.ok_or(ResumeError::NoFreeSlot)?);
         }
         if has_crashed {

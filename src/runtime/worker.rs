@@ -201,6 +201,16 @@ impl DrivenRun {
         }
     }
 
+    /// Takes back what it has here, unless the run is driven here again by now.
+    fn unregister(&self, is_parked: bool) {
+        let (inner, id) = (&self.runtime.inner, self.identity.new.id);
+        inner.live.remove(id, &self.run.control);
+        inner.probation.leave(id, self.identity.epoch);
+        if inner.live.get(id).is_none() {
+            inner.loaded.run_left(id, is_parked);
+        }
+    }
+
     /// Drives the run in a detached task, and notifies the given channels.
     pub(super) fn spawn(
         mut self,
@@ -219,9 +229,9 @@ impl DrivenRun {
                 () = control.lost() => Ok(Err(Stopped::Journal(AppendFailed::Fenced).into())),
                 ended = AssertUnwindSafe(self.store_and_drive(stored, is_followed)).catch_unwind() => ended,
             };
-            self.runtime.inner.live.remove(id, &control);
-            self.runtime.inner.probation.leave(id);
-            self.runtime.inner.loaded.run_left(id, matches!(ended, Ok(Ok(Driven::Parked))));
+            if self.is_registered() {
+                self.unregister(matches!(ended, Ok(Ok(Driven::Parked))));
+            }
             match ended {
                 Ok(Ok(Driven::Parked)) => {
                     // A child may have ended since it was looked at.

@@ -49,9 +49,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// With `victims`, also parents whose children kill their replica: a run that is driven alone at that time
-    /// can still be blamed for the death, once in some hundred schedules.
-    pub(super) fn of(drawn: &Drawn, victims: bool) -> Self {
+    pub(super) fn of(drawn: &Drawn) -> Self {
         let short = Duration::from_secs(2);
         let mut leases = [short; REPLICAS];
         if drawn.percent(20) {
@@ -70,7 +68,7 @@ impl Plan {
         }
         if drawn.percent(20) {
             // What dies beside it must be nothing but what it kills.
-            let agent = if drawn.percent(50) || !victims { POISON } else { "victim" };
+            let agent = if drawn.percent(50) { POISON } else { "victim" };
             happenings.push(start(drawn, agent, 2500));
             happenings.sort_by_key(|(at, _)| *at);
             return Self { leases, happenings };

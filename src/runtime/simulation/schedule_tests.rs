@@ -100,7 +100,7 @@ impl Laboratory {
         self.ledger.clear();
         let told = Arc::<Told>::default();
         let drawn = Drawn::from(seed.wrapping_mul(0x1234_5678_9ABC_DEF1));
-        let plan = Plan::of(&drawn.fork(), fault.is_some());
+        let plan = Plan::of(&drawn.fork());
         let replica = |(number, lease): (usize, Duration)| Replica {
             process: None,
             lease,

@@ -8,7 +8,7 @@
 //! | crash of the browser | `a_browser_that_was_killed_is_started_again` |
 //! | no browser | `a_missing_browser_is_told` |
 //! | crash of the service | `a_killed_service_leaves_no_browser` |
-//! | parked runs | `a_page_waits_for_its_parked_run` |
+//! | parked runs, another start with the run's id | `a_page_waits_for_its_parked_run` |
 //! | downloads | `downloads.rs` |
 //! | hostile pages | `hostile_pages.rs` |
 //! | sessions, tenants, replicas, streaming | as any tool: a page is known to its run alone |
@@ -513,6 +513,9 @@ async fn a_page_waits_for_its_parked_run() {
     let parked = service.until(&run, |run| run["status"] == "awaiting_approval").await;
     let call = parked["pending"][0]["call_id"].as_str().unwrap();
     let id = run.rsplit('/').next().unwrap();
+    let other = json!({"run_id": id, "inputs": {"what": "else"}});
+    let refused = service.post("/v1/agents/surfer/invoke-iterative", &other).await;
+    assert_eq!(refused.status, 409, "it has no part in that run's page: {:#}", refused.body);
     let answer = service.post(&format!("{run}/tool-calls/{call}/approve"), &json!({})).await;
     assert!(answer.status.is_success(), "{:#}", answer.body);
     service.until(&run, |run| run["status"] == "completed").await;

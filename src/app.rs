@@ -31,8 +31,8 @@ use crate::providers::router::OnTry;
 use crate::run::Caller;
 use crate::runtime::jwt::IdentityProvider;
 use crate::runtime::{
-    self, Approver, AuditKey, ChildIds, HeartbeatStore, PolicyBench, Runtime, Settings, Webhooks,
-    keys,
+    self, Approver, AuditKey, ChildIds, HeartbeatStore, PolicyBench, Runtime, Settings, Sharing,
+    Webhooks, WorkspaceSettings, keys,
 };
 use crate::store::RunLimits;
 use crate::store::writer::OnDurable;
@@ -316,15 +316,7 @@ impl Parts {
             },
             rate_limit: rate_limit(config),
             webhooks: Webhooks::of(&config.webhooks, Client::new()),
-            workspace: config.tools.workspace.dir.clone(),
-            quarantine_retention: config.tools.workspace.quarantine_retention,
-            is_workspace_shared: config.tools.workspace.store == WorkspaceStore::Shared,
-            objects: config.objects.as_ref().map(objects).transpose()?,
-            quota: Arc::new(Quota::new(QuotaLimits {
-                max_file: config.tools.file_ops.max_file as u64,
-                bytes: config.tools.file_ops.workspace_quota as u64,
-                files: config.tools.file_ops.workspace_files,
-            })),
+            workspaces: workspaces(config)?,
             sample_ratio: config
                 .telemetry
                 .otlp_endpoint
@@ -406,6 +398,26 @@ impl Parts {
 }
 
 /// What one key may have open, so that something is left for the others.
+fn workspaces(config: &Config) -> Result<WorkspaceSettings, AppError> {
+    let section = &config.tools.workspace;
+    let sharing = match &config.objects {
+        Some(place) => Sharing::Objects(objects(place)?),
+        None if section.store == WorkspaceStore::Shared => Sharing::Volume,
+        None => Sharing::None,
+    };
+    let files = &config.tools.file_ops;
+    Ok(WorkspaceSettings {
+        root: section.dir.clone(),
+        sharing,
+        quota: Arc::new(Quota::new(QuotaLimits {
+            max_file: files.max_file as u64,
+            bytes: files.workspace_quota as u64,
+            files: files.workspace_files,
+        })),
+        quarantine_retention: section.quarantine_retention,
+    })
+}
+
 fn requests_per_key(server: &config::Server) -> usize {
     let most = http::affordable_connections(server.max_connections);
     server.max_requests_per_key.min(most - most.div_ceil(5)).max(1)

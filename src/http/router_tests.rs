@@ -72,11 +72,12 @@ async fn state(auth: Auth) -> HttpState {
         approver: runtime::Approver::Any,
         rate_limit: crate::store::RateLimit { per_minute: 300, burst: 60 },
         webhooks: None,
-        quota: std::sync::Arc::default(),
-        workspace: std::env::temp_dir(),
-        quarantine_retention: None,
-        is_workspace_shared: false,
-        objects: None,
+        workspaces: runtime::WorkspaceSettings {
+            root: std::env::temp_dir(),
+            sharing: runtime::Sharing::None,
+            quota: std::sync::Arc::default(),
+            quarantine_retention: None,
+        },
         sample_ratio: 0.0,
     };
     let router = Arc::new(crate::providers::router::Router::default());

@@ -1,8 +1,8 @@
 //! What a run that was claimed brings along, and why it cannot go on.
 
+use super::workspaces::OpenError;
 use crate::engine::{FoldError, Stopped};
 use crate::store::{ClaimedRun, StoreError};
-use crate::tools::workspace::WorkspaceError;
 
 /// Why a claimed run cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -16,9 +16,8 @@ pub(super) enum ResumeError {
     /// It goes back to the queue.
     #[error("there is no place for it")]
     NoFreeSlot,
-    /// The same: another replica may be able to drive it.
-    #[error("this replica has no workspace: {0}")]
-    NoWorkspace(WorkspaceError),
+    #[error(transparent)]
+    Workspace(#[from] OpenError),
 }
 
 impl From<FoldError> for ResumeError {

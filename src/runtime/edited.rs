@@ -70,7 +70,8 @@ impl Runtime {
         journal.iter().try_for_each(|event| state.apply(event)).map_err(ResumeError::from)?;
         let pending = state.open_call(asked.call_id).ok_or(AnswerError::NotAwaited)?;
         let directory = loaded.agent.workspace_of(run.id, run.session_id.as_deref());
-        let workspace = self.workspace(&run.tenant, &directory).await?;
+        let workspace = self.inner.workspaces.open(&run.tenant, &directory).await;
+        let workspace = workspace.map_err(ResumeError::from)?;
         let standing = RunControl::default().standing(Arc::clone(&self.inner.lease));
         let scope = run_scope(&identity_of(&claimed, 0.0), &plan, workspace, &state, standing);
         let shown = state.waiting().find(|awaited| awaited.call_id == asked.call_id);

@@ -13,9 +13,9 @@ use tokio::sync::Semaphore;
 use uuid::Uuid;
 
 use super::Runtime;
-use super::claimed::ResumeError;
 use super::loaded::LoadedAgent;
 use super::uploads::FileOwner;
+use super::workspaces::OpenError;
 use crate::agents::Agent;
 use crate::fairness;
 use crate::store::{RunRecord, StoreError};
@@ -291,7 +291,7 @@ impl Runtime {
 
     /// Bytes of a file that is written.
     pub fn max_file(&self) -> u64 {
-        self.inner.settings.quota.max_file()
+        self.inner.workspaces.quota().max_file()
     }
 
     /// A new file that has no place yet, beneath the directory of a tenant.
@@ -299,8 +299,8 @@ impl Runtime {
     /// # Errors
     /// What the system says.
     pub async fn stage_file(&self, tenant: &str) -> io::Result<(Staged, File)> {
-        let unavailable = |why: String| io::Error::other(why);
-        let tenant = self.directory(tenant, ".").await.map_err(|e| unavailable(e.to_string()))?;
+        let tenant = self.inner.workspaces.local(tenant, ".").await;
+        let tenant = tenant.map_err(|error| io::Error::other(error.to_string()))?;
         let staged = fairness::blocking(move || Staged::create(&tenant.root())).await;
         staged.map_err(|failed| io::Error::other(failed.to_string()))?
     }
@@ -317,10 +317,10 @@ impl Runtime {
         agent: LoadedAgent,
         users: FileUsers,
     ) -> Result<Option<Files>, FilesError> {
-        let workspace = match self.workspace(tenant, directory).await {
+        let workspace = match self.inner.workspaces.open(tenant, directory).await {
             Ok(workspace) => workspace,
-            Err(ResumeError::NoWorkspace(error)) => return Err(io::Error::other(error).into()),
-            Err(_) => return Ok(None),
+            Err(OpenError::NotHere(error)) => return Err(io::Error::other(error).into()),
+            Err(OpenError::Unusable(_)) => return Ok(None),
         };
         Ok(Some(self.files_of_workspace(workspace, agent, users)))
     }
@@ -331,7 +331,7 @@ impl Runtime {
         agent: LoadedAgent,
         users: FileUsers,
     ) -> Files {
-        let stored = Arc::clone(&self.inner.files);
+        let stored = self.inner.workspaces.stored();
         Files { workspace, executor: agent.executor, stored, users }
     }
 }

@@ -15,15 +15,12 @@ mod dry_run;
 mod edited;
 mod files;
 mod follow;
-mod forgotten_files;
-mod health;
 mod heartbeat;
 mod history;
 mod input_labels;
 mod journal_poller;
 pub mod journals;
 pub mod jwt;
-mod kept_files;
 pub mod keys;
 mod live;
 mod loaded;
@@ -44,7 +41,6 @@ mod retention;
 mod revoking;
 mod server_requests;
 mod sessions;
-mod shared_volume;
 mod slots;
 mod start;
 mod transcript;
@@ -53,8 +49,8 @@ mod uploads;
 mod waiting;
 mod webhooks;
 mod worker;
+mod workspaces;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -68,16 +64,13 @@ use crate::agents::{Catalogue, Definition, DefinitionError, Skills};
 use crate::engine::{FoldError, Handlers, Lease, Room, Rules, State};
 use crate::event::Event;
 use crate::message::Conversation;
-use crate::objects::Objects;
 use crate::providers::router::Router;
 use crate::run::RunStatus;
 use crate::store::RunLimits;
 use crate::store::writer::{OnDurable, Writer};
 use crate::store::{CancelOutcome, RateLimit, RunWrite, Store, StoreError};
 use crate::tools::Tool;
-use crate::tools::quota::Quota;
 use crate::tools::registry::Registry;
-use crate::tools::stored_files::StoredFiles;
 use crate::tools::use_skill::UseSkill;
 
 pub use audit_chain::{AuditChain, AuditKey};
@@ -88,19 +81,18 @@ pub use files::{FileUsers, Files, FilesError};
 pub use follow::Follower;
 pub use heartbeat::HeartbeatStore;
 pub use history::{RunTurns, TurnSource, own_turns, turn_sources};
-pub use kept_files::object_store_fault;
 pub use logins::{Logins, Refusal};
 pub use memory::recollection;
 pub use policy_cases::{Decided, PolicyBench, PolicyCase};
 pub use queue::Backlog;
 pub use rate_limits::{Allowance, RateLimits};
 pub use replay::{Change, NewDecisions, PolicyReplay, Replay, ReplayError, ReplayQuery};
-pub use shared_volume::shared_volume_fault;
 pub use start::{Accepted, Mode, StartError, StartRequest, Started, WaitError};
 pub use transcript::{KeptTurn, Transcript, transcript};
 pub use uploads::{FileCopy, FileOwner, Upload, UploadError, Uploads};
 pub use waiting::{AnswerError, Approver, CallPlace, Found, status_of};
 pub use webhooks::{WebhookSender, Webhooks};
+pub use workspaces::{Sharing, WorkspaceSettings, object_store_fault, shared_volume_fault};
 
 /// How long a cancel request waits for the end of a run that is not being driven.
 const END: Duration = Duration::from_secs(2);
@@ -135,16 +127,8 @@ pub struct Settings {
     pub rate_limit: RateLimit,
     /// What webhooks are sent with; absent: there are none.
     pub webhooks: Option<Webhooks>,
-    /// The directory that all runs' files lie beneath.
-    pub workspace: PathBuf,
-    /// How long what was taken out of a workspace is kept; for ever where absent.
-    pub quarantine_retention: Option<Duration>,
-    /// Whether it has to be one volume for all replicas.
-    pub is_workspace_shared: bool,
-    /// Where the files are kept, if not there.
-    pub objects: Option<Objects>,
-    /// How much each workspace may hold.
-    pub quota: Arc<Quota>,
+    /// Where the files of runs are.
+    pub workspaces: WorkspaceSettings,
     /// The share of traces that are recorded, of those that begin here; 0..=1.
     pub sample_ratio: f64,
 }
@@ -162,12 +146,7 @@ struct Inner {
     live: live::Live,
     owned: Arc<ownership::OwnedRuns>,
     probation: Arc<probation::Probation>,
-    health: health::Health,
-    /// Known where the workspace has to be one volume for all replicas.
-    shared_volume: Option<shared_volume::SharedVolume>,
-    /// Known where files are kept in an object store.
-    kept_files: Option<Arc<kept_files::KeptFiles>>,
-    files: Arc<StoredFiles>,
+    workspaces: Arc<workspaces::Workspaces>,
     child_ids: ChildIds,
     logins: Arc<Logins>,
     audit_chain: Arc<AuditChain>,
@@ -232,9 +211,12 @@ impl Runtime {
             Arc::new(tell) as OnDurable
         };
         let patience = settings.store_patience;
-        let kept_files = settings.objects.clone().map(|objects| {
-            kept_files::KeptFiles::new(objects, Arc::clone(&store), Arc::clone(&owner), &settings)
-        });
+        let workspaces = Arc::new(workspaces::Workspaces::new(
+            &settings.workspaces,
+            Arc::clone(&store),
+            &owner,
+            patience,
+        ));
         let logins = Arc::new(Logins::new(Arc::clone(&store)));
         let rate_limits = Arc::new(RateLimits::new(Arc::clone(&store), settings.rate_limit));
         let audit_chain = Arc::new(AuditChain::new(
@@ -259,14 +241,11 @@ impl Runtime {
             queue,
             webhooks,
             lease: Arc::new(Lease::new(settings.lease)),
-            kept_files,
-            shared_volume: settings.is_workspace_shared.then(shared_volume::SharedVolume::default),
+            workspaces,
             settings,
             owner,
             live: live::Live::default(),
             owned: Arc::default(),
-            health: health::Health::default(),
-            files: Arc::default(),
             probation,
             child_ids,
             logins,
@@ -316,6 +295,11 @@ impl Runtime {
         self.end_cancelled().await?;
         let ended = self.wait(tenant, run, Instant::now() + END).await?;
         Ok(ended.map(CancelOutcome::Requested))
+    }
+
+    /// Whether this replica can drive runs, as of the last look at its workspace.
+    pub fn has_workspace(&self) -> bool {
+        self.inner.workspaces.fault().is_none()
     }
 
     /// The child run that a dispatched call means, where it leaves work to another agent.

@@ -18,10 +18,10 @@ use super::claimed::{ResumeError, Resumption, unreadable, unusable};
 use super::journals;
 use super::loaded::LoadedAgent;
 use super::ownership::{OwnedRun, Reclaimed};
-use super::shared_volume::SharedVolume;
 use super::slots::RunSlot;
 use super::waiting::expiry;
 use super::worker::{DrivenRun, Notify, RunIdentity, write};
+use super::workspaces::OpenError;
 use crate::agents::prompt::ActiveSkill;
 use crate::clock;
 use crate::engine::{Disposal, Entry, FoldError, Plan, Rules, State, Stopped};
@@ -31,10 +31,7 @@ use crate::store::writer::AppendError;
 use crate::store::{
     ClaimedRun, DefinitionSnapshot, GivenBack, NewRun, QueuePlace, RunRecord, StoreError,
 };
-use crate::tools::Workspace;
-use crate::tools::keeping::NotKept;
 use crate::tools::results::lost;
-use crate::tools::workspace::{WorkspaceError, normalise};
 
 /// Journal entries read at once during recovery.
 const PAGE: u32 = 500;
@@ -109,12 +106,12 @@ impl Runtime {
                 self.requeue_uncounted(ownership, GivenBack::After(ELSEWHERE)).await;
             }
             #[cfg(test)]
-            ResumeError::NoWorkspace(error)
+            ResumeError::Workspace(error @ OpenError::NotHere(_))
                 if super::simulation::has(super::simulation::Fault::WorkspaceBlamedOnRuns) =>
             {
                 self.interrupt(identity, ownership, error.to_string()).await;
             }
-            ResumeError::NoWorkspace(error) => {
+            ResumeError::Workspace(error @ OpenError::NotHere(_)) => {
                 tracing::warn!(run_id = %ownership.run(), %error, "run is left to other replicas");
                 self.requeue_uncounted(ownership, GivenBack::After(ELSEWHERE)).await;
             }
@@ -216,7 +213,7 @@ impl Runtime {
             if slot.has_place() { slot } else { slot.with_place(self.inner.places.of_begun(row)) };
         let (loaded, plan) = planned?;
         let directory = loaded.agent.workspace_of(row.id, row.session_id.as_deref());
-        let workspace = self.workspace(&row.tenant, &directory).await?;
+        let workspace = self.inner.workspaces.open(&row.tenant, &directory).await?;
         identity.lineage = self.lineage(row).await?;
         let Recovered { state, events, audit, .. } = recovered;
         let executor = loaded.executor;
@@ -266,49 +263,6 @@ impl Runtime {
             recovered.record(RunEvent::RunCancelRequested { reason })?;
         }
         Ok(())
-    }
-
-    /// The directory of a run, where it is not this replica that lacks it.
-    pub(super) async fn workspace(
-        &self,
-        tenant: &str,
-        directory: &str,
-    ) -> Result<Workspace, ResumeError> {
-        let root = &self.inner.settings.workspace;
-        let is_elsewhere = |volume: &SharedVolume| volume.is_elsewhere(root);
-        if self.inner.shared_volume.as_ref().is_some_and(is_elsewhere) {
-            self.look_at_workspace().await;
-            return Err(ResumeError::NoWorkspace(WorkspaceError::NotShared));
-        }
-        let Some(kept) = &self.inner.kept_files else {
-            return self.directory(tenant, directory).await;
-        };
-        let plain = normalise(directory).map_err(|error| unusable(&error))?;
-        // Known before the directory is opened, so that it is not taken for idle.
-        let keeper = kept.keeper(tenant, &plain);
-        let workspace = self.directory(tenant, &plain).await?.kept_by(keeper);
-        match workspace.refresh().await {
-            Ok(()) => Ok(workspace),
-            Err(error) => Err(ResumeError::NoWorkspace(error.into())),
-        }
-    }
-
-    /// The same without the files that are kept elsewhere.
-    pub(super) async fn directory(
-        &self,
-        tenant: &str,
-        directory: &str,
-    ) -> Result<Workspace, ResumeError> {
-        if self.inner.kept_files.as_ref().is_some_and(|kept| !kept.is_ready()) {
-            return Err(ResumeError::NoWorkspace(NotKept::Unavailable.into()));
-        }
-        match Workspace::open(&self.inner.settings.workspace, tenant, directory) {
-            Ok(workspace) => Ok(workspace.within(&self.inner.settings.quota)),
-            Err(error @ WorkspaceError::Io { .. }) if !self.look_at_workspace().await => {
-                Err(ResumeError::NoWorkspace(error))
-            }
-            Err(error) => Err(unusable(&error)),
-        }
     }
 
     fn free_slot(&self, was_begun: bool) -> Option<RunSlot> {

@@ -54,13 +54,7 @@ impl Runtime {
             orphans = self.sweep(&gone).await?;
         }
         self.start_heartbeat(heartbeat);
-        if inner.shared_volume.is_some() {
-            self.look_first().await;
-        }
-        tokio::spawn(self.clone().watch_workspace());
-        if let Some(kept) = &inner.kept_files {
-            tokio::spawn(Arc::clone(kept).collect(inner.stop.clone()));
-        }
+        inner.workspaces.start(&inner.stop).await;
         let runtime = self.clone();
         tokio::spawn(async move {
             runtime.decide(orphans).await;
@@ -71,9 +65,6 @@ impl Runtime {
         }
         if let Some(retention) = inner.settings.audit_retention {
             tokio::spawn(self.clone().forget_after(retention, Kept::Audit));
-        }
-        if let Some(retention) = inner.settings.quarantine_retention {
-            tokio::spawn(self.clone().empty_quarantine(retention));
         }
         tokio::spawn(Arc::clone(&inner.audit_chain).close(inner.stop.clone()));
         tokio::spawn(Arc::clone(&inner.logins).write(inner.stop.clone()));

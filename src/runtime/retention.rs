@@ -8,10 +8,10 @@
 use std::time::Duration;
 
 use chrono::TimeDelta;
+use tokio::time::{Interval, MissedTickBehavior};
 
 use super::Runtime;
 use crate::store::{DeletedRun, StoreError};
-use crate::tools::quarantine;
 
 /// Runs or entries that are deleted in one transaction, at most.
 const BATCH: u32 = 500;
@@ -29,11 +29,17 @@ pub(super) enum Kept {
     Audit,
 }
 
+/// When to look for what has been kept for that long.
+pub(super) fn looks(retention: Duration) -> Interval {
+    let mut looks = tokio::time::interval((retention / 10).clamp(Duration::from_secs(1), LOOK));
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    looks
+}
+
 impl Runtime {
     /// Deletes what is older than this, until the service stops.
     pub(super) async fn forget_after(self, retention: Duration, what: Kept) {
-        let mut look = tokio::time::interval((retention / 10).clamp(Duration::from_secs(1), LOOK));
-        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut look = looks(retention);
         let mut batch = BATCH;
         loop {
             tokio::select! {
@@ -51,27 +57,6 @@ impl Runtime {
         }
     }
 
-    /// Deletes what has been in the quarantine for longer than this, until the service stops.
-    pub(super) async fn empty_quarantine(self, retention: Duration) {
-        let mut look = tokio::time::interval((retention / 10).clamp(Duration::from_secs(1), LOOK));
-        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                () = self.inner.stop.cancelled() => return,
-                _ = look.tick() => {}
-            }
-            let workspaces = self.inner.settings.workspace.clone();
-            let forget = move || quarantine::forget(&workspaces, retention);
-            match tokio::task::spawn_blocking(forget).await {
-                Ok(Ok(0)) | Err(_) => {}
-                Ok(Ok(deleted)) => {
-                    tracing::info!(deleted, "kept in the quarantine for long enough");
-                }
-                Ok(Err(error)) => tracing::warn!(%error, "the quarantine cannot be read"),
-            }
-        }
-    }
-
     async fn forget(
         &self,
         retention: Duration,
@@ -82,6 +67,7 @@ impl Runtime {
         // The store's own time: a replica whose clock is ahead must not delete what has just ended.
         let now = self.inner.store.now().await?;
         let Some(before) = now.checked_sub_signed(retention) else { return Ok(0) };
+        let workspaces = &self.inner.workspaces;
         let mut deleted = 0;
         while !self.inner.stop.is_cancelled() {
             let asked = *batch;
@@ -89,14 +75,14 @@ impl Runtime {
                 // They would leave their files.
                 Kept::Runs if !self.has_workspace() => 0,
                 Kept::Runs => {
-                    let throw_away = |runs: &[DeletedRun]| self.throw_away(runs);
+                    let throw_away = |runs: &[DeletedRun]| workspaces.throw_away(runs);
                     self.inner.store.delete_ended(before, asked, &throw_away).await?
                 }
                 Kept::Audit => self.inner.store.delete_audit(before, asked).await?,
             };
             deleted += gone;
             if gone > 0 && matches!(what, Kept::Runs) {
-                self.empty_bin().await;
+                workspaces.empty_bin().await;
             }
             if gone < u64::from(asked) {
                 break;

@@ -1,21 +1,47 @@
-//! Which run of a session goes on, and what becomes of one that finds it taken.
+//! Which run of a session goes on, what becomes of one that finds it taken, and how a session is
+//! deleted.
 //!
 //! That one run at a time holds a session is decided by the store; here a request is placed by what
 //! the session looks like, and placed anew where that has changed meanwhile. Who waits is claimed
 //! from the queue like any other queued run, so a client that disconnects costs no run its turn.
 
+use std::io;
+
 use uuid::Uuid;
 
-use super::Runtime;
 use super::start::{Accepted, Checked, Mode, StartError};
+use super::{FilesError, Runtime};
 use crate::agents::definition::HistorySection;
 use crate::run::{Caller, OnSessionBusy};
-use crate::store::{NewRun, SessionPlace, SessionRecord, StoreError};
+use crate::store::{DeletedRun, NewRun, SessionDeleted, SessionPlace, SessionRecord, StoreError};
 
 /// How often a request is placed anew because its session has changed meanwhile.
 const TRIES: usize = 8;
 
 impl Runtime {
+    /// Deletes a session with its runs and files.
+    ///
+    /// # Errors
+    /// [`FilesError`]; nothing was deleted then.
+    pub async fn delete_session(
+        &self,
+        tenant: &str,
+        session: &str,
+        subject: &str,
+    ) -> Result<SessionDeleted, FilesError> {
+        let workspaces = &self.inner.workspaces;
+        if let Some(fault) = workspaces.fault() {
+            return Err(io::Error::other(fault).into());
+        }
+        let throw_away = |runs: &[DeletedRun]| workspaces.throw_away(runs);
+        let store = &self.inner.store;
+        let deleted = store.delete_session(tenant, session, subject, &throw_away).await?;
+        if deleted == SessionDeleted::Gone {
+            workspaces.empty_bin().await;
+        }
+        Ok(deleted)
+    }
+
     /// Starts a run in its session: at once where that is free, else by the policy for busy ones.
     pub(super) async fn begin_in(
         &self,

@@ -13,12 +13,12 @@ use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use super::background::SkillError;
-use super::claimed::ResumeError;
 use super::delegation::Lineage;
 use super::loaded::LoadedAgent;
 use super::slots::RunSlot;
 use super::uploads::{UploadError, Uploads};
 use super::worker::{DrivenRun, Notify, RunIdentity, write};
+use super::workspaces::OpenError;
 use super::{Follower, Runtime};
 use crate::agents::Agent;
 use crate::agents::prompt::{ActiveSkill, Background, Opening};
@@ -307,7 +307,7 @@ impl Runtime {
             self.receive(&checked).await?;
             return self.enqueue(checked).await.map(Accepted::Queued);
         }
-        if inner.health.fault().is_some() {
+        if inner.workspaces.fault().is_some() {
             return Err(StartError::NoWorkspace);
         }
         let place = self.place_of(&checked.caller).await?;
@@ -417,8 +417,8 @@ impl Runtime {
         let run_id = new.id;
         self.refuse_known(run_id)?;
         let directory = plan.agent.workspace_of(run_id, new.session_id.as_deref());
-        let workspace = match self.workspace(&caller.tenant, &directory).await {
-            Err(ResumeError::NoWorkspace(_)) => return Err(StartError::NoWorkspace),
+        let workspace = match self.inner.workspaces.open(&caller.tenant, &directory).await {
+            Err(OpenError::NotHere(_)) => return Err(StartError::NoWorkspace),
             opened => opened.map_err(|e| broken(&new.agent, &e))?,
         };
         let state = State::new(plan.rules.clone());

@@ -17,7 +17,6 @@ use super::Runtime;
 use super::files::{FileUsers, Files, FilesError, READS};
 use super::loaded::LoadedAgent;
 use super::start::Checked;
-use crate::tools::Workspace;
 use crate::tools::quota::{Growth, OverQuota};
 use crate::tools::staged::Staged;
 use crate::tools::stored_files::{ChangeError, NewFile, StoredFiles};
@@ -175,7 +174,7 @@ impl Runtime {
             return Ok(Vec::new());
         }
         let directory = loaded.agent.workspace_of(new.id, new.session_id.as_deref());
-        if self.workspace_found(&caller.tenant, &directory).await?.is_none() {
+        if self.inner.workspaces.find(&caller.tenant, &directory).await?.is_none() {
             // Refused before the workspace is made: an empty one would never be removed.
             let asked = given.iter().map(|Given { pointer, upload, .. }| {
                 (pointer.clone(), upload.path.clone(), upload.size)
@@ -207,10 +206,9 @@ impl Runtime {
             asked.push((copied_to(number), copy.path, size));
         }
         let directory = loaded.agent.workspace_of(new.id, new.session_id.as_deref());
-        match self.workspace_found(&caller.tenant, &directory).await? {
+        match self.inner.workspaces.find(&caller.tenant, &directory).await? {
             None => self.judge_unmade(loaded, &directory, asked),
             Some(workspace) => {
-                let workspace = workspace.within(&self.inner.settings.quota);
                 let files =
                     self.files_of_workspace(workspace, loaded.clone(), FileUsers::default());
                 files
@@ -221,19 +219,6 @@ impl Runtime {
                     .await
             }
         }
-    }
-
-    /// What is kept elsewhere is brought here first.
-    async fn workspace_found(
-        &self,
-        tenant: &str,
-        directory: &str,
-    ) -> io::Result<Option<Workspace>> {
-        if self.inner.kept_files.is_some() {
-            let opened = self.workspace(tenant, directory).await;
-            return opened.map(Some).map_err(|error| io::Error::other(error.to_string()));
-        }
-        Workspace::find(&self.inner.settings.workspace, tenant, directory).map_err(io::Error::other)
     }
 
     /// Refuses files that a workspace could not have which is not made yet.
@@ -248,7 +233,7 @@ impl Runtime {
         let directories = Growth::of_directories(above.collect::<BTreeSet<_>>().len());
         let files = sizes.iter().map(|(_, size)| Growth::of_file(None, *size));
         let growths = files.chain([directories]);
-        Ok(self.inner.settings.quota.has_room(None, growths).map_err(ChangeError::from)?)
+        Ok(self.inner.workspaces.quota().has_room(None, growths).map_err(ChangeError::from)?)
     }
 
     /// A file that is to be copied, and its size.

@@ -16,7 +16,9 @@ use super::work::{Ledger, Model, Writing, info};
 use crate::agents::Catalogue;
 use crate::clock::simulated;
 use crate::providers::router::{ProviderEntry, Router};
-use crate::runtime::{Approver, ChildIds, HeartbeatStore, Runtime, Settings};
+use crate::runtime::{
+    Approver, ChildIds, HeartbeatStore, Runtime, Settings, Sharing, WorkspaceSettings,
+};
 use crate::store::simulated::{Answer, Fate, Network, SharedDatabase, is_claim};
 use crate::store::{RateLimit, RunLimits, Wakeup};
 use crate::tools::registry::Registry;
@@ -234,11 +236,12 @@ fn settings(lease: Duration, workspace: &Path) -> Settings {
         approver: Approver::Any,
         rate_limit: RateLimit { per_minute: 100_000, burst: 100_000 },
         webhooks: None,
-        quota: Arc::default(),
-        workspace: workspace.to_owned(),
-        quarantine_retention: None,
-        is_workspace_shared: false,
-        objects: None,
+        workspaces: WorkspaceSettings {
+            root: workspace.to_owned(),
+            sharing: Sharing::None,
+            quota: Arc::default(),
+            quarantine_retention: None,
+        },
         sample_ratio: 0.0,
     }
 }

@@ -27,7 +27,6 @@ use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
 use self::gate::Gate;
-use super::Settings;
 use crate::objects::{Objects, ObjectsError};
 use crate::store::{KeptContent, Store, StoreError};
 use crate::tools::Workspace;
@@ -139,15 +138,17 @@ impl KeptFiles {
         objects: Objects,
         store: Arc<Store>,
         owner: Arc<str>,
-        settings: &Settings,
+        root: PathBuf,
+        quota: Arc<Quota>,
+        patience: Duration,
     ) -> Arc<Self> {
         Arc::new(Self {
             objects,
             store,
-            root: settings.workspace.clone(),
+            root,
             owner,
-            patience: settings.store_patience,
-            quota: Arc::clone(&settings.quota),
+            patience,
+            quota,
             tenants: Mutex::default(),
             transfers: Semaphore::new(TRANSFERS),
             lock: OnceLock::new(),

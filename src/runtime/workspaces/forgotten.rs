@@ -7,13 +7,17 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::sync::Arc;
+use std::time::Duration;
 
 use serde::Deserialize;
+use tokio_util::sync::CancellationToken;
 
-use super::{FilesError, Runtime};
+use super::super::retention;
+use super::Workspaces;
 use crate::agents::directories::left_alone;
-use crate::store::{DeletedRun, LeftFiles, SessionDeleted};
-use crate::tools::Workspace;
+use crate::store::{DeletedRun, LeftFiles};
+use crate::tools::{Workspace, quarantine};
 
 /// What of a definition is needed here.
 #[derive(Deserialize)]
@@ -21,34 +25,12 @@ struct Kept {
     workspace: String,
 }
 
-impl Runtime {
-    /// Deletes a session with its runs and files.
-    ///
-    /// # Errors
-    /// [`FilesError`]; nothing was deleted then.
-    pub async fn delete_session(
-        &self,
-        tenant: &str,
-        session: &str,
-        subject: &str,
-    ) -> Result<SessionDeleted, FilesError> {
-        if let Some(fault) = self.inner.health.fault() {
-            return Err(io::Error::other(fault).into());
-        }
-        let throw_away = |runs: &[DeletedRun]| self.throw_away(runs);
-        let store = &self.inner.store;
-        let deleted = store.delete_session(tenant, session, subject, &throw_away).await?;
-        if deleted == SessionDeleted::Gone {
-            self.empty_bin().await;
-        }
-        Ok(deleted)
-    }
-
+impl Workspaces {
     /// Takes the directories of runs out of their places.
-    pub(super) fn throw_away(&self, runs: &[DeletedRun]) -> LeftFiles {
+    pub(in crate::runtime) fn throw_away(&self, runs: &[DeletedRun]) -> LeftFiles {
         let directories: BTreeSet<(&str, String)> =
             runs.iter().filter_map(|run| Some((run.tenant.as_str(), left_by(run)?))).collect();
-        if let Some(kept) = &self.inner.kept_files {
+        if let Some(kept) = self.kept_files() {
             let dropped = |(tenant, directory): (&str, String)| {
                 kept.drop_directory(tenant, &directory);
                 (tenant.to_owned(), directory)
@@ -56,7 +38,7 @@ impl Runtime {
             let kept = directories.into_iter().map(dropped).collect();
             return LeftFiles { directories: 0, kept };
         }
-        let root = &self.inner.settings.workspace;
+        let root = &self.root;
         let thrown = directories.into_iter().filter(|(tenant, directory)| {
             Workspace::throw_away(root, tenant, directory).unwrap_or_else(|error| {
                 tracing::warn!(%error, "files of a run that is forgotten are left");
@@ -67,11 +49,31 @@ impl Runtime {
     }
 
     /// Deletes what was thrown away.
-    pub(super) async fn empty_bin(&self) {
-        let root = self.inner.settings.workspace.clone();
+    pub(in crate::runtime) async fn empty_bin(&self) {
+        let root = self.root.clone();
         let emptied = tokio::task::spawn_blocking(move || Workspace::empty_bin(&root)).await;
         if let Err(error) = emptied.map_err(io::Error::other).flatten() {
             tracing::warn!(%error, "files that were forgotten are not deleted yet");
+        }
+    }
+
+    /// Deletes what has been in the quarantine for longer than this, until the service stops.
+    pub(super) async fn empty_quarantine(
+        self: Arc<Self>,
+        retention: Duration,
+        stop: CancellationToken,
+    ) {
+        let mut looks = retention::looks(retention);
+        while stop.run_until_cancelled(looks.tick()).await.is_some() {
+            let root = self.root.clone();
+            let forget = move || quarantine::forget(&root, retention);
+            match tokio::task::spawn_blocking(forget).await {
+                Ok(Ok(0)) | Err(_) => {}
+                Ok(Ok(deleted)) => {
+                    tracing::info!(deleted, "kept in the quarantine for long enough");
+                }
+                Ok(Err(error)) => tracing::warn!(%error, "the quarantine cannot be read"),
+            }
         }
     }
 }

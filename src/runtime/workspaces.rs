@@ -1,0 +1,271 @@
+//! The directories in which runs work: opened for a run or a caller, looked at, and taken away with
+//! the runs that are forgotten.
+//!
+//! A replica that cannot write there, whose directory is not the volume that the replicas share, or
+//! that cannot keep files in the object store, lives but takes no runs and says that it is not
+//! ready, so that others take them. It finds out by writing a file every now and then, and before
+//! it blames a run.
+
+mod forgotten;
+mod kept_files;
+mod shared_volume;
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use self::kept_files::KeptFiles;
+use self::shared_volume::SharedVolume;
+use crate::objects::Objects;
+use crate::store::Store;
+use crate::tools::Workspace;
+use crate::tools::keeping::NotKept;
+use crate::tools::quota::Quota;
+use crate::tools::stored_files::StoredFiles;
+use crate::tools::workspace::{WorkspaceError, normalise};
+
+pub use kept_files::object_store_fault;
+pub use shared_volume::shared_volume_fault;
+
+/// The pause between two looks.
+const LOOK: Duration = Duration::from_secs(2);
+/// A file system that takes longer for one small file hangs.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Where the files of runs are.
+#[derive(Debug, Clone)]
+pub struct WorkspaceSettings {
+    /// The directory that all of them lie beneath.
+    pub root: PathBuf,
+    /// How other replicas see them.
+    pub sharing: Sharing,
+    /// How much each workspace may hold.
+    pub quota: Arc<Quota>,
+    /// How long what was taken out of a workspace is kept; for ever where absent.
+    pub quarantine_retention: Option<Duration>,
+}
+
+/// How the replicas share files.
+#[derive(Debug, Clone)]
+pub enum Sharing {
+    /// Each replica has directories of its own.
+    None,
+    /// The directory is one volume for all replicas.
+    Volume,
+    /// Files are kept in an object store, and brought from there.
+    Objects(Objects),
+}
+
+/// What is known of how they share them.
+enum Shared {
+    No,
+    Volume(SharedVolume),
+    Objects(Arc<KeptFiles>),
+}
+
+/// The directories of all runs, as this replica has them.
+pub(super) struct Workspaces {
+    root: PathBuf,
+    shared: Shared,
+    quota: Arc<Quota>,
+    quarantine_retention: Option<Duration>,
+    stored: Arc<StoredFiles>,
+    store: Arc<Store>,
+    /// Why no runs can be driven here, as of the last look.
+    fault: Mutex<Option<String>>,
+}
+
+/// Why a directory cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum OpenError {
+    /// This replica lacks it; another one may have it.
+    #[error("this replica has no workspace: {0}")]
+    NotHere(WorkspaceError),
+    #[error(transparent)]
+    Unusable(WorkspaceError),
+}
+
+impl Workspaces {
+    pub(super) fn new(
+        settings: &WorkspaceSettings,
+        store: Arc<Store>,
+        owner: &Arc<str>,
+        patience: Duration,
+    ) -> Self {
+        let WorkspaceSettings { root, sharing, quota, quarantine_retention } = settings.clone();
+        let shared = match sharing {
+            Sharing::None => Shared::No,
+            Sharing::Volume => Shared::Volume(SharedVolume::default()),
+            Sharing::Objects(objects) => {
+                let (store, owner) = (Arc::clone(&store), Arc::clone(owner));
+                let quota = Arc::clone(&quota);
+                let kept = KeptFiles::new(objects, store, owner, root.clone(), quota, patience);
+                Shared::Objects(kept)
+            }
+        };
+        Self {
+            root,
+            shared,
+            quota,
+            quarantine_retention,
+            stored: Arc::default(),
+            store,
+            fault: Mutex::default(),
+        }
+    }
+
+    /// The directory of a run, with what other replicas have changed in it.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub(super) async fn open(&self, tenant: &str, directory: &str) -> Result<Workspace, OpenError> {
+        match &self.shared {
+            Shared::No => self.local(tenant, directory).await,
+            Shared::Volume(volume) if volume.is_elsewhere(&self.root) => {
+                self.look().await;
+                Err(OpenError::NotHere(WorkspaceError::NotShared))
+            }
+            Shared::Volume(_) => self.local(tenant, directory).await,
+            Shared::Objects(kept) => {
+                let invalid = || WorkspaceError::InvalidDirectory(directory.to_owned());
+                let plain = normalise(directory).map_err(|_| OpenError::Unusable(invalid()))?;
+                // Known before the directory is opened, so that it is not taken for idle.
+                let keeper = kept.keeper(tenant, &plain);
+                let workspace = self.local(tenant, &plain).await?.kept_by(keeper);
+                let refreshed = workspace.refresh().await;
+                refreshed.map_err(|error| OpenError::NotHere(error.into()))?;
+                Ok(workspace)
+            }
+        }
+    }
+
+    /// The same without the files that are kept elsewhere.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub(super) async fn local(
+        &self,
+        tenant: &str,
+        directory: &str,
+    ) -> Result<Workspace, OpenError> {
+        if self.kept_files().is_some_and(|kept| !kept.is_ready()) {
+            return Err(OpenError::NotHere(NotKept::Unavailable.into()));
+        }
+        match Workspace::open(&self.root, tenant, directory) {
+            Ok(workspace) => Ok(workspace.within(&self.quota)),
+            Err(error @ WorkspaceError::Io { .. }) if !self.look().await => {
+                Err(OpenError::NotHere(error))
+            }
+            Err(error) => Err(OpenError::Unusable(error)),
+        }
+    }
+
+    /// A directory that may not have been made yet. What is kept elsewhere is brought first.
+    ///
+    /// # Errors
+    /// Where it cannot be looked at.
+    pub(super) async fn find(
+        &self,
+        tenant: &str,
+        directory: &str,
+    ) -> io::Result<Option<Workspace>> {
+        if self.kept_files().is_some() {
+            let opened = self.open(tenant, directory).await;
+            return opened.map(Some).map_err(|error| io::Error::other(error.to_string()));
+        }
+        let found = Workspace::find(&self.root, tenant, directory).map_err(io::Error::other)?;
+        Ok(found.map(|workspace| workspace.within(&self.quota)))
+    }
+
+    pub(super) fn quota(&self) -> &Quota {
+        &self.quota
+    }
+
+    /// What knows which files are being changed.
+    pub(super) fn stored(&self) -> Arc<StoredFiles> {
+        Arc::clone(&self.stored)
+    }
+
+    /// What keeps the files in an object store, where they are kept there.
+    fn kept_files(&self) -> Option<&Arc<KeptFiles>> {
+        match &self.shared {
+            Shared::No | Shared::Volume(_) => None,
+            Shared::Objects(kept) => Some(kept),
+        }
+    }
+
+    /// Why no runs can be driven here, if they cannot, as of the last look.
+    pub(super) fn fault(&self) -> Option<String> {
+        self.fault.lock().clone()
+    }
+
+    /// Makes the directory, and looks at it until the service stops. A volume that hangs is known
+    /// afterwards, before the first run is driven.
+    pub(super) async fn start(self: &Arc<Self>, stop: &CancellationToken) {
+        if let Err(error) = std::fs::create_dir_all(&self.root) {
+            tracing::debug!(%error, "the workspace cannot be made");
+        }
+        match &self.shared {
+            Shared::No => {}
+            Shared::Volume(_) => drop(timeout(2 * PATIENCE, self.look()).await),
+            Shared::Objects(kept) => drop(tokio::spawn(Arc::clone(kept).collect(stop.clone()))),
+        }
+        tokio::spawn(Arc::clone(self).watch(stop.clone()));
+        if let Some(retention) = self.quarantine_retention {
+            tokio::spawn(Arc::clone(self).empty_quarantine(retention, stop.clone()));
+        }
+    }
+
+    async fn watch(self: Arc<Self>, stop: CancellationToken) {
+        loop {
+            self.look().await;
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(LOOK) => {}
+            }
+        }
+    }
+
+    /// Whether files can be written now, where all replicas see them if they have to.
+    async fn look(&self) -> bool {
+        let root = self.root.clone();
+        let mut look = tokio::task::spawn_blocking(move || Workspace::probe(&root));
+        let answer = if let Ok(answer) = timeout(PATIENCE, &mut look).await {
+            answer
+        } else {
+            self.found(Some("it does not answer".to_owned()));
+            look.await // one that hangs is not asked again and again
+        };
+        let fault = match answer {
+            Ok(Ok(())) => match &self.shared {
+                Shared::No => None,
+                Shared::Volume(volume) => volume.fault(&self.store, &self.root).await,
+                Shared::Objects(kept) => kept.fault().await,
+            },
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(failed) => Some(failed.to_string()),
+        };
+        let is_usable = fault.is_none();
+        self.found(fault);
+        is_usable
+    }
+
+    fn found(&self, fault: Option<String>) {
+        let before = std::mem::replace(&mut *self.fault.lock(), fault.clone());
+        match (before, fault) {
+            (None, Some(fault)) => {
+                tracing::error!(
+                    fault,
+                    "not ready: the workspace cannot be used; runs are left to other replicas"
+                );
+            }
+            (Some(_), None) => tracing::info!("the workspace can be used again"),
+            _ => {}
+        }
+    }
+}

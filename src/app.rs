@@ -43,8 +43,10 @@ use crate::telemetry::{
 use crate::tools::quota::{Quota, QuotaLimits};
 use crate::tools::registry::Registry;
 
-use check::missing_keys;
-pub use check::{Scenarios, check, due_restarts, missing_scenarios, scenarios, told};
+pub use check::{
+    Scenarios, check, check_admin_key, due_restarts, missing_scenarios, scenarios, told,
+};
+use check::{missing_keys, unknown_variables};
 pub use models::router;
 pub use objects::objects;
 pub use tools::{mcp_servers, sandbox};
@@ -217,6 +219,11 @@ impl Local {
         self.router.clone()
     }
 
+    /// Whether this process alone has the database while it runs.
+    pub fn is_alone(&self) -> bool {
+        self.parts.store.kind() == "sqlite"
+    }
+
     /// Registers this process as a replica, so that it can execute runs.
     ///
     /// # Errors
@@ -277,10 +284,13 @@ impl Parts {
         let recollection = runtime::recollection(Arc::clone(&store));
         let tools = tools::configured(config, recollection, sandbox);
         let catalogue = Arc::new(tools::load_agents(config, &router, &tools));
-        let registry = tools.registry;
+        let registry = Arc::clone(&tools.registry);
         let _ = loaded.set(Arc::downgrade(&catalogue));
         for problem in catalogue.problems() {
-            tracing::error!(file = problem.file, error = problem.error, "agent not loaded");
+            tracing::error!(file = problem.file, error = problem.error, "definition not loaded");
+        }
+        for unknown in unknown_variables(config, &tools) {
+            tracing::warn!("{unknown}");
         }
         for DefinitionProblem { file, error: part } in tools.left_out {
             tracing::warn!(file, part, "a tool is without a part of its operation");

@@ -18,11 +18,12 @@ mod sources;
 pub mod tables;
 mod unset;
 mod values;
+mod variables;
 mod web_fetch;
 pub mod webhooks;
 mod workspace;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -53,6 +54,7 @@ use tables::ModelPrice;
 pub use unset::{STAND_IN, UnsetVariables};
 pub use values::parse_duration;
 use values::{count, duration, some_duration, some_size};
+pub use variables::about_unknown;
 pub use web_fetch::WebFetch;
 use webhooks::WebhookSettings;
 pub use webhooks::Webhooks;
@@ -115,6 +117,8 @@ pub struct Config {
     pub admin_key: Option<SecretString>,
     /// Sorted names of the variables and flags that are set; never their values.
     pub overrides: Vec<String>,
+    /// Names of variables that begin like settings, and are none and named by none.
+    pub unknown_variables: BTreeSet<String>,
 }
 
 /// `[database]`
@@ -472,6 +476,7 @@ fn resolve(
         telemetry: settings.telemetry,
         admin_key: env.get("TOOLLOOP_ADMIN_KEY").map(|key| key.as_str().into()),
         overrides: sources.overrides(),
+        unknown_variables: variables::unknown(env.keys(), sources.values()),
     };
     Ok((config, sources, unset))
 }

@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use crate::bounds::glob::means;
+use crate::bounds::yaml;
 use crate::run::{
     Autonomy, Budget, Delegation, FlowRule, GovernanceMode, Limits, OnInjection, OnLimit,
     OnSessionBusy, Period, Sampling, Thinking, ToolChoicePolicy,
@@ -44,7 +45,7 @@ pub struct Definition {
     #[schemars(length(min = 1, max = 64))]
     pub version: String,
     /// One line.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "yaml::text")]
     pub description: String,
     /// `provider/model`.
     #[schemars(regex(pattern = r"^[A-Za-z0-9_-]+/[^\s\x00-\x1f\x7f]+$"))]
@@ -58,7 +59,7 @@ pub struct Definition {
     #[schemars(inner(length(min = 1, max = 256)), length(max = 64), extend("uniqueItems" = true))]
     pub models: Vec<String>,
     /// Template over `inputs` and `agent`.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "yaml::text")]
     pub instructions: String,
     /// Template of the first user message; absent: the inputs as JSON.
     #[serde(default, skip_serializing_if = "Option::is_none")]

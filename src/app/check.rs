@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use secrecy::ExposeSecret;
+use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
 
 use super::restart::SINCE_START;
-use super::{router, tools};
+use super::tools::Tools;
+use super::{AppError, router, tools};
 use crate::agents::{Agent, Catalogue, DefinitionError, DefinitionProblem};
 use crate::bounds::glob::Glob;
-use crate::config::{Config, Model, UnsetVariables};
+use crate::config::{Config, Model, UnsetVariables, about_unknown};
 use crate::governance::mistake_of_rule;
 use crate::providers::scripted::Scripted;
 use crate::run::Delegation;
@@ -42,14 +43,22 @@ pub struct Findings {
     pub warnings: Vec<String>,
 }
 
+/// Whether the first admin key is one.
+///
+/// # Errors
+/// It is not.
+pub fn check_admin_key(config: &Config) -> Result<(), AppError> {
+    let malformed = |key: &&SecretString| keys::parse(key.expose_secret()).is_none();
+    match config.admin_key.as_ref().filter(malformed) {
+        Some(_) => Err(keys::KeyError::MalformedAdminKey.into()),
+        None => Ok(()),
+    }
+}
+
 /// Looks through the configured agents and models. Variables in `unset` are told, and those that
 /// tools need besides.
 pub fn check(config: &Config, mut unset: UnsetVariables) -> Findings {
     let mut findings = Findings::default();
-    let malformed_key =
-        config.admin_key.as_ref().filter(|key| keys::parse(key.expose_secret()).is_none());
-    let malformed_key = malformed_key.map(|_| keys::KeyError::MalformedAdminKey.to_string());
-    findings.problems.extend(malformed_key);
     match router(config) {
         Ok(router) => {
             let tools = tools::without_secrets(config, &mut unset);
@@ -71,11 +80,18 @@ pub fn check(config: &Config, mut unset: UnsetVariables) -> Findings {
             findings.warnings.extend(broken_flow_rules(&agents).into_iter().map(line));
             findings.warnings.extend(idle_skills(&agents, &tools.registry));
             findings.warnings.extend(tools.left_out.iter().cloned().map(line));
+            findings.warnings.extend(unknown_variables(config, &tools));
         }
         Err(error) => findings.problems.push(error.to_string()),
     }
     findings.warnings.extend(told(&unset));
     findings
+}
+
+/// What is said of variables that begin like settings, and are none and named by no file of tools.
+pub(super) fn unknown_variables(config: &Config, tools: &Tools) -> impl Iterator<Item = String> {
+    let unknown = config.unknown_variables.iter();
+    unknown.filter(|name| !tools.variables.contains_key(*name)).map(|name| about_unknown(name))
 }
 
 /// What a service that runs at the configured address says of files that it read at its start.

@@ -67,6 +67,8 @@ pub(super) struct Tools {
     pub(super) also_wrong: Vec<DefinitionProblem>,
     /// What imported operations do without.
     pub(super) left_out: Vec<DefinitionProblem>,
+    /// The environment variables that files of tools ask for, each with the first of them.
+    pub(super) variables: BTreeMap<String, String>,
 }
 
 impl Tools {
@@ -91,7 +93,7 @@ pub(super) fn without_secrets(config: &Config, unset: &mut UnsetVariables) -> To
         })
     };
     let tools = configured_with(config, no_memory(), sandbox(config), &variable);
-    let named_by = config.tools_dir.display().to_string();
+    let broken = mistakes(config);
     let asked = asked.into_inner();
     for (server, settings) in &config.mcp {
         let McpConnection::Program { env, .. } = &settings.connection else { continue };
@@ -99,8 +101,10 @@ pub(super) fn without_secrets(config: &Config, unset: &mut UnsetVariables) -> To
             unset.entry(name.clone()).or_insert_with(|| format!("mcp.{server}.env"));
         }
     }
-    for name in asked {
-        unset.entry(name).or_insert_with(|| named_by.clone());
+    for (name, file) in tools.variables.iter().filter(|(name, _)| asked.contains(*name)) {
+        let is_needed = broken.contains_key(file);
+        let without = if is_needed { ": its tools are left out until it is" } else { "" };
+        unset.entry(name.clone()).or_insert_with(|| format!("{file}{without}"));
     }
     tools
 }
@@ -136,17 +140,17 @@ fn configured_with(
     for tool in declared.tools {
         registry.add(tool);
     }
-    let problem = |(file, error): (String, String)| DefinitionProblem {
-        file: format!("tools/{file}"),
-        error,
-    };
+    let shown = |file: String| format!("tools/{file}");
+    let problem = |(file, error): (String, String)| DefinitionProblem { file: shown(file), error };
     let (mut broken, mut also_wrong) = (Vec::new(), Vec::new());
     for BrokenFile { file, error, others } in declared.broken {
         also_wrong.extend(others.into_iter().map(|error| problem((file.clone(), error))));
         broken.push(problem((file, error)));
     }
-    let left_out = declared.left_out.into_iter().map(problem);
-    Tools { registry: Arc::new(registry), skills, broken, also_wrong, left_out: left_out.collect() }
+    let left_out = declared.left_out.into_iter().map(problem).collect();
+    let variables = declared.variables.into_iter().map(|(name, file)| (name, shown(file)));
+    let (registry, variables) = (Arc::new(registry), variables.collect());
+    Tools { registry, skills, broken, also_wrong, left_out, variables }
 }
 
 /// The MCP servers; none of them is started.

@@ -15,7 +15,9 @@ use minijinja::value::Serde;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior};
 use serde_json::Value;
 
+use super::text::quoted;
 use super::{json, on_large_stack};
+use rewritten::Used;
 
 /// Bytes of a template.
 const MAX_SOURCE: usize = 1024 * 1024;
@@ -112,6 +114,7 @@ impl Templates {
     pub fn add(&mut self, name: &'static str, source: &str) -> Result<Vec<String>, TemplateError> {
         let compiled =
             self.compiled(source, false, |syntax| rewritten::template(name, source, syntax))?;
+        self.know(&compiled.uses)?;
         let is_global = |name: &str| self.environment.globals().any(|(global, _)| global == name);
         let asked = compiled.asks.into_iter().filter(|name| !is_global(name));
         let asked = asked.map(str::to_owned).collect();
@@ -163,13 +166,30 @@ impl Templates {
         self.rendered("<string>", source, variables)
     }
 
-    /// Whether a source compiles.
+    /// Whether a source compiles, and all filters and tests that it uses are known.
     ///
     /// # Errors
     /// [`TemplateError`].
     pub fn check(&self, source: &str) -> Result<(), TemplateError> {
-        self.compiled(source, false, |syntax| rewritten::template("<string>", source, syntax))
-            .map(drop)
+        let compiled =
+            self.compiled(source, false, |syntax| rewritten::template("<string>", source, syntax))?;
+        self.know(&compiled.uses)
+    }
+
+    fn know(&self, uses: &[Used<'_>]) -> Result<(), TemplateError> {
+        let mut state = self.environment.empty_state();
+        let mut is_known = |used: &Used<'_>| {
+            let known = state.perform_test(used.kind, &[minijinja::Value::from(used.name)]);
+            known.unwrap_or_default()
+        };
+        match uses.iter().find(|used| !is_known(used)) {
+            Some(Used { kind, name, line }) => Err(TemplateError {
+                line: Some(*line),
+                kind: format!("unknown {kind}"),
+                detail: Some(format!("there is no {kind} {}", quoted(name))),
+            }),
+            None => Ok(()),
+        }
     }
 
     /// Whether a source is one expression.

@@ -64,6 +64,7 @@ fn plain(key: String, message: String) -> (String, String) {
         "externally tagged enum expected scalar or mapping" => {
             "must be a name, or a section with one key"
         }
+        message if message.ends_with(", expected a text") => "must be a text",
         _ => match message.strip_prefix("invalid ") {
             Some("u8" | "u16" | "u32" | "u64" | "usize") => {
                 "must be a whole number, not less than 0"
@@ -74,6 +75,32 @@ fn plain(key: String, message: String) -> (String, String) {
         },
     };
     (key, wanted.to_owned())
+}
+
+/// Reads a text where a number or a truth value would be a mistake: the parser makes texts of both.
+/// Nothing is an empty text.
+///
+/// # Errors
+/// It is something else.
+pub fn text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    struct Text;
+
+    impl Visitor<'_> for Text {
+        type Value = String;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a text")
+        }
+
+        fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<String, E> {
+            Ok(text.to_owned())
+        }
+
+        fn visit_unit<E: serde::de::Error>(self) -> Result<String, E> {
+            Ok(String::new())
+        }
+    }
+    deserializer.deserialize_any(Text)
 }
 
 /// The message with the name that was probably meant, where it lists the known ones.

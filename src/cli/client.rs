@@ -182,6 +182,11 @@ impl Client {
         }
     }
 
+    /// Whether no service can have the database while this command has it.
+    pub(super) fn is_alone(&self) -> bool {
+        matches!(self, Self::Local(local) if local.is_alone())
+    }
+
     /// `path` is below `/v1` and includes the query.
     pub(super) async fn get(&self, path: &str) -> Result<Value, ClientError> {
         self.ask(Method::GET, path, None).await

@@ -113,6 +113,7 @@ enum Command {
     #[command(subcommand)]
     Tools(tools::ToolsCommand),
     /// Check configuration and agent definitions
+    #[command(after_help = CHECK_CODES)]
     Check(JsonArg),
     /// Check the setup and the reachability of database and models, with advice for each problem
     Doctor(JsonArg),
@@ -130,6 +131,9 @@ enum Command {
         shell: clap_complete::Shell,
     },
 }
+
+const CHECK_CODES: &str = "\
+Exit codes: 0 all is valid · 1 a definition, a scenario or a file of tools is not · 2 a setting is not";
 
 const COMPLETION_EXAMPLES: &str = "\
 Examples:
@@ -251,6 +255,7 @@ async fn check(flags: &Flags, json: bool) -> anyhow::Result<ExitCode> {
         }
     };
     let config = &config;
+    app::check_admin_key(config)?;
     let mut findings = app::check(config, unset);
     findings.warnings.extend(app::due_restarts(config).await);
     let problems = &findings.problems;

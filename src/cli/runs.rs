@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::client::{Client, TargetArgs};
 use super::event_follower::EventFollower;
 use super::invoke::exit_code;
-use super::output::{line, one_line, print, print_json};
+use super::output::{line, one_line, print, print_json, print_notice};
 use super::progress::{describe, parse_event};
 use super::run_view::{pending_text, run_table, run_text};
 use super::{JsonArg, UsageError};
@@ -187,7 +187,7 @@ async fn list(client: &Client, args: &ListArgs, query: &str) -> anyhow::Result<E
     if args.output.json {
         print_json(&json!({"data": runs, "next_cursor": next_cursor}))?;
     } else if runs.is_empty() {
-        super::output::print_notice("No runs match.");
+        print_notice("No runs match.");
     } else {
         print(&run_table(&runs))?;
     }
@@ -209,15 +209,42 @@ async fn show(client: &Client, args: &RunArgs) -> anyhow::Result<ExitCode> {
 }
 
 async fn watch(client: &Client, args: &RunArgs) -> anyhow::Result<ExitCode> {
+    if client.is_alone() {
+        let run = client.get(&format!("/runs/{}", args.id)).await?;
+        if run.get("finished_at").is_none_or(Value::is_null) {
+            return show_so_far(client, args, &run).await;
+        }
+    }
     let mut following = EventFollower::existing(client, args.id);
     loop {
         let entry = following.next().await?;
-        let shown = if args.output.json { entry.0.to_string() } else { event_line(&entry.0) };
-        line(&shown)?;
+        show_event(args, &entry.0)?;
         if let Some(answer) = entry.answer() {
             return Ok(exit_code(answer));
         }
     }
+}
+
+/// The events that there are of a run, to which none is added while this command has the database.
+async fn show_so_far(client: &Client, args: &RunArgs, run: &Value) -> anyhow::Result<ExitCode> {
+    let id = args.id;
+    let (events, _) = client.list(&format!("/runs/{id}/events?"), usize::MAX).await?;
+    events.iter().try_for_each(|event| show_event(args, event))?;
+    let waiting = pending_text(run);
+    let status = run.get("status").and_then(Value::as_str).unwrap_or_default();
+    print_notice(&if waiting.is_empty() {
+        format!(
+            "Run {id} is {status}, and no service can continue it while this command has the database. Start one, \
+             `toolloop serve`, and follow the run there: `toolloop runs watch {id} --server URL`."
+        )
+    } else {
+        format!("Run {id} waits for an answer:\n{waiting}")
+    });
+    Ok(exit_code(run))
+}
+
+fn show_event(args: &RunArgs, event: &Value) -> std::io::Result<()> {
+    line(&if args.output.json { event.to_string() } else { event_line(event) })
 }
 
 /// Sequence number, time, type and description of an event.
@@ -257,16 +284,19 @@ async fn decide(
         return Ok(ExitCode::SUCCESS);
     }
     let waiting = pending_text(&run);
-    print(&match (waiting.is_empty(), client) {
-        (false, _) => format!("Answer accepted. The run still waits:\n{waiting}"),
-        (true, Client::Local(_)) => {
+    print(&match client {
+        _ if !waiting.is_empty() => format!("Answer accepted. The run still waits:\n{waiting}"),
+        Client::Remote(_) => {
+            format!("Answer accepted. Run {id} continues: `toolloop runs watch {id}`.")
+        }
+        Client::Local(_) if client.is_alone() => {
             format!(
                 "Answer accepted. Run {id} continues when the service is started: `toolloop serve`."
             )
         }
-        (true, Client::Remote(_)) => {
-            format!("Answer accepted. Run {id} continues: `toolloop runs watch {id}`.")
-        }
+        Client::Local(_) => format!(
+            "Answer accepted. Run {id} continues as soon as a service has this database: `toolloop runs watch {id}`."
+        ),
     })?;
     Ok(ExitCode::SUCCESS)
 }

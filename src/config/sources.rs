@@ -293,6 +293,11 @@ impl Sources {
         }
     }
 
+    /// All values.
+    pub(super) fn values(&self) -> &Value {
+        &self.root
+    }
+
     /// Sorted names of the variables and flags that are set.
     pub(super) fn overrides(&self) -> Vec<String> {
         let names = self.origins.values().filter_map(|origin| match origin {

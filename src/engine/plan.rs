@@ -34,6 +34,7 @@ use crate::run::{
     Thinking, ToolChoicePolicy,
 };
 use crate::tools::executor::Executor;
+use crate::tools::mcp::Unlisted;
 use crate::tools::use_skill;
 
 /// What an acceptable output is.
@@ -223,7 +224,9 @@ impl Plan {
         let contract = contract(definition, overrides, kind, &mut offers);
         let single_shot = single || offers.is_empty();
         if single_shot && !single {
-            warnings.push(DEGRADED.to_owned());
+            let down = executor.unlisted().iter().map(Unlisted::why);
+            let told: Vec<String> = std::iter::once(DEGRADED.to_owned()).chain(down).collect();
+            warnings.push(told.join(" "));
         }
         let tool_choice =
             tool_choice(overrides, &definition.tool_choice, &contract, &offers, kind, single_shot)?;
@@ -240,7 +243,8 @@ impl Plan {
             thinking: definition.thinking,
             parallel_tool_calls,
             longest_call_seconds: overrides.tool_call_timeout_seconds,
-            names: WireNames::new(offers.iter().map(|offer| offer.name.as_str())),
+            names: WireNames::new(offers.iter().map(|offer| offer.name.as_str()))
+                .beginning(executor.unlisted().iter().map(Unlisted::beginning)),
             rules: Rules {
                 single_shot,
                 contract,

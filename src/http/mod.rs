@@ -47,11 +47,12 @@ pub fn router(state: HttpState, settings: HttpSettings) -> Router {
         ended: EndedSessions::default(),
     });
     let (routes, _) = table().split_for_parts();
-    let routes = routes.method_not_allowed_fallback(wrong_method);
+    let routes = routes.merge(pages(expose)).method_not_allowed_fallback(wrong_method);
+    let door = if expose.console { front::routes() } else { Router::new() };
     Router::new()
         .nest("/v1", routes.clone())
         .merge(routes)
-        .merge(pages(expose).method_not_allowed_fallback(wrong_method))
+        .merge(door.method_not_allowed_fallback(wrong_method))
         .fallback(unknown_path)
         .layer(middleware::from_fn_with_state(app.clone(), layer::edge))
         .with_state(app)
@@ -130,8 +131,7 @@ fn table() -> OpenApiRouter<App> {
 /// The web pages; they are not part of the API.
 fn pages(expose: Exposed) -> Router<App> {
     let docs = if expose.docs { docs::routes() } else { Router::new() };
-    let console =
-        if expose.console { console::routes().merge(front::routes()) } else { Router::new() };
+    let console = if expose.console { console::routes() } else { Router::new() };
     docs.merge(console)
 }
 

@@ -16,6 +16,8 @@ const MAX: usize = 64;
 pub struct WireNames {
     to_wire: BTreeMap<String, String>,
     to_ours: BTreeMap<String, String>,
+    /// How names begin of which the rest is not known.
+    beginnings: Vec<String>,
 }
 
 impl WireNames {
@@ -35,6 +37,12 @@ impl WireNames {
         map
     }
 
+    /// The same, where names may begin so and go on in ways that are not known.
+    #[must_use]
+    pub fn beginning(self, beginnings: impl IntoIterator<Item = String>) -> Self {
+        Self { beginnings: beginnings.into_iter().collect(), ..self }
+    }
+
     /// The wire name. A name outside the definition (an unknown tool called earlier in the
     /// conversation) is sanitised the same way.
     pub fn to_wire(&self, name: &str) -> Cow<'_, str> {
@@ -45,9 +53,16 @@ impl WireNames {
         Cow::Owned(if wire.len() > MAX || wire.is_empty() { with_hash(name, &wire) } else { wire })
     }
 
-    /// Our name; an unknown wire name is returned unchanged.
+    /// Our name; an unknown wire name is returned unchanged, but for a beginning that is known.
     pub fn to_ours(&self, wire: &str) -> String {
-        self.to_ours.get(wire).map_or_else(|| wire.to_owned(), Clone::clone)
+        if let Some(ours) = self.to_ours.get(wire) {
+            return ours.clone();
+        }
+        let begun = self.beginnings.iter().find_map(|beginning| {
+            let rest = wire.strip_prefix(&sanitise(beginning))?;
+            Some(format!("{beginning}{rest}"))
+        });
+        begun.unwrap_or_else(|| wire.to_owned())
     }
 }
 
@@ -93,5 +108,9 @@ mod tests {
         }
         assert_ne!(names.to_wire("a:b"), names.to_wire("a/b"));
         assert_eq!(names.to_ours("nobody"), "nobody");
+        assert_eq!(names.to_ours("mcp__docs__find__all"), "mcp__docs__find__all");
+        let names = names.beginning(["mcp:docs/".to_owned()]);
+        assert_eq!(names.to_ours("mcp__docs__find__all"), "mcp:docs/find__all");
+        assert_eq!(names.to_ours("mcp__time__now"), "mcp:time/now");
     }
 }

@@ -144,6 +144,7 @@ pub enum OnInjection {
 #[serde(deny_unknown_fields)]
 pub struct ClientTool {
     /// `^[A-Za-z0-9_-]{1,64}$`, and no tool of the agent.
+    #[schema(min_length = 1, max_length = 64, pattern = "^[A-Za-z0-9_-]{1,64}$")]
     pub name: String,
     /// Description for the model.
     #[serde(default, deserialize_with = "null_as_default")]

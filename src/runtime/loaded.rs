@@ -225,7 +225,8 @@ pub(super) fn executor(
         definition.tools.iter().find(means).cloned()
     };
     let executor = Executor::new(tools, gate, options).map_err(|e| error(&e))?;
-    Ok(executor.listed(entry).intercepted(interceptors))
+    let unlisted = registry.unlisted(&definition.tools);
+    Ok(executor.listed(entry).intercepted(interceptors).beside(unlisted))
 }
 
 /// Each is there, and for a host that the agent's programs may ask.
@@ -281,7 +282,11 @@ fn check_tool_settings(
                 format!("{name:?} means none of this agent's tools, which are: {there}"),
             ));
         }
-        if options.cache.is_some() && !meant.any(|tool| tool.info().may_only_read()) {
+        let may_only_read = |tool: &Arc<dyn Tool>| match tool.info().name.as_str() {
+            shell::NAME => has_reading_commands(&definition.governance.commands),
+            _ => tool.info().may_only_read(),
+        };
+        if options.cache.is_some() && !meant.any(may_only_read) {
             let message = format!("{name:?} has no calls that only read");
             return Err(at(&format!("{key}.cache"), message));
         }
@@ -301,6 +306,11 @@ fn check_tool_settings(
         }
     }
     Ok(())
+}
+
+/// Whether there are commands that only read.
+fn has_reading_commands(CommandsSection { allow, require_approval, .. }: &CommandsSection) -> bool {
+    allow.iter().chain(require_approval).any(|rule| rule.effect == Effect::Read)
 }
 
 /// An argument that no tool has would leave its rules without effect.

@@ -45,6 +45,7 @@ mod slots;
 mod start;
 mod transcript;
 mod tree_budget;
+mod turns;
 mod uploads;
 mod waiting;
 mod webhooks;
@@ -154,6 +155,7 @@ struct Inner {
     rate_limits: Arc<RateLimits>,
     slots: slots::RunSlots,
     places: places::Places,
+    turns: turns::Turns,
     /// Memory for the conversations of all runs under way.
     room: Arc<Room>,
     queue: Arc<queue::Queue>,
@@ -237,6 +239,7 @@ impl Runtime {
             handlers: Arc::default(),
             slots: slots::RunSlots::new(settings.max_concurrent_runs, settings.queue_workers),
             places: places::Places::new(settings.run_limits),
+            turns: turns::Turns::default(),
             room: Arc::default(),
             queue,
             webhooks,

@@ -220,14 +220,18 @@ impl Runtime {
             return self.begin(request).await;
         };
         let caller = Arc::clone(&request.caller);
+        let _turn = self.inner.turns.of(&caller.tenant, &idempotency.key).await;
         if let Some(known) = self.known(&caller, &idempotency).await? {
             return Ok(Accepted::Known(known));
         }
         match self.begin(request).await {
-            // The same request may have come twice at the same time, and the other one was faster.
-            Err(taken @ (StartError::RunIdTaken(_) | StartError::SessionBusy(_))) => {
-                self.known(&caller, &idempotency).await?.map(Accepted::Known).ok_or(taken)
-            }
+            // The same request may have come to another replica at the same time, which was faster.
+            Err(
+                taken @ (StartError::RunIdTaken(_)
+                | StartError::SessionBusy(_)
+                | StartError::Overloaded
+                | StartError::TooManyRuns(_)),
+            ) => self.known(&caller, &idempotency).await?.map(Accepted::Known).ok_or(taken),
             outcome => outcome,
         }
     }

@@ -104,6 +104,18 @@ impl Store {
         self.list(self.labelled(query, filter), &RUNS, page).await
     }
 
+    /// Those of these runs that there are, as in a list; in no order.
+    pub async fn runs_of_ids(
+        &self,
+        tenant: &str,
+        ids: &[Uuid],
+    ) -> Result<Vec<RunRecord>, StoreError> {
+        let these = filtered(&COLUMNS_OF_LISTS, tenant, &RunFilter::default());
+        let these = these.push(" AND runs.id IN :ids").bind("ids", ids);
+        let rows = self.backend.read(Work::Lists, these).await?;
+        Ok(readable(&rows).collect())
+    }
+
     /// Runs that wait for child runs, at any depth, which have one of these statuses; newest first.
     pub async fn runs_above(
         &self,

@@ -57,17 +57,7 @@ impl Store {
         agent: Option<&str>,
         page: &Page<RunCursor>,
     ) -> Result<Vec<ListedSession>, StoreError> {
-        let all = "SELECT l.id, l.session_id, l.agent, l.created_at AS last_run_at, \
-             (SELECT count(*) FROM runs r WHERE r.tenant = :tenant AND r.session_id = l.session_id \
-             AND r.parent_run_id IS NULL) AS run_count, \
-             (SELECT min(r.created_at) FROM runs r WHERE r.tenant = :tenant \
-             AND r.session_id = l.session_id AND r.parent_run_id IS NULL) AS created_at \
-             FROM runs l WHERE l.tenant = :tenant AND l.session_id IS NOT NULL \
-             AND l.parent_run_id IS NULL AND NOT EXISTS (SELECT 1 FROM runs n \
-             WHERE n.tenant = :tenant AND n.session_id = l.session_id AND n.parent_run_id IS NULL \
-             AND (n.created_at, n.id) > (l.created_at, l.id))";
-        let mut list =
-            Query::new(all).bind("tenant", tenant).and("l.agent = :agent", "agent", agent);
+        let mut list = listed(tenant).and("l.agent = :agent", "agent", agent);
         if let Some(after) = &page.after {
             let id = Uuid::parse_str(&after.id).unwrap_or_default();
             list = list.push(" AND (l.created_at, l.id) < (:after, :after_id)");
@@ -76,6 +66,17 @@ impl Store {
         let list = list.push(" ORDER BY l.created_at DESC, l.id DESC LIMIT :limit");
         let rows = self.backend.read(Work::Lists, list.bind("limit", page.limit)).await?;
         rows.iter().map(Record::read).collect()
+    }
+
+    /// One session, as it is listed.
+    pub async fn listed_session(
+        &self,
+        tenant: &str,
+        session: &str,
+    ) -> Result<Option<ListedSession>, StoreError> {
+        let one = listed(tenant).and("l.session_id = :session", "session", Some(session));
+        let rows = self.backend.read(Work::Data, one).await?;
+        rows.first().map(Record::read).transpose()
     }
 
     /// The runs of a session from a place on, the oldest first, without those that they started.
@@ -144,4 +145,25 @@ impl Store {
         tx.commit().await?;
         Ok(SessionDeleted::Gone)
     }
+}
+
+/// Runs of a session that a list shows.
+const LISTED_RUNS: u32 = 10;
+
+/// Sessions, each by its newest run.
+fn listed(tenant: &str) -> Query {
+    let all = "SELECT l.id, l.session_id, l.agent, l.created_at AS last_run_at, \
+         (SELECT count(*) FROM runs r WHERE r.tenant = :tenant AND r.session_id = l.session_id \
+         AND r.parent_run_id IS NULL) AS run_count, \
+         (SELECT CAST({json_array}(id ORDER BY created_at, id) AS text) FROM (\
+         SELECT r.id, r.created_at FROM runs r WHERE r.tenant = :tenant \
+         AND r.session_id = l.session_id AND r.parent_run_id IS NULL \
+         ORDER BY r.created_at DESC, r.id DESC LIMIT :listed_runs) newest) AS newest_runs, \
+         (SELECT min(r.created_at) FROM runs r WHERE r.tenant = :tenant \
+         AND r.session_id = l.session_id AND r.parent_run_id IS NULL) AS created_at \
+         FROM runs l WHERE l.tenant = :tenant AND l.session_id IS NOT NULL \
+         AND l.parent_run_id IS NULL AND NOT EXISTS (SELECT 1 FROM runs n \
+         WHERE n.tenant = :tenant AND n.session_id = l.session_id AND n.parent_run_id IS NULL \
+         AND (n.created_at, n.id) > (l.created_at, l.id))";
+    Query::new(all).bind("tenant", tenant).bind("listed_runs", LISTED_RUNS)
 }

@@ -448,12 +448,13 @@ table! {
 }
 
 table! {
-    /// A session in a list; the id is that of its newest run.
+    /// A session in a list; the id is that of its newest run. Of the newest ones, the oldest is first.
     read ListedSession {
         id: Uuid,
         session_id: String,
         agent: String,
         run_count: i64,
+        newest_runs: Vec<Uuid>,
         created_at: DateTime<Utc>,
         last_run_at: DateTime<Utc>,
     }

@@ -16,6 +16,7 @@ mod script;
 mod script_output;
 pub mod written;
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -95,6 +96,8 @@ pub struct Declared {
     pub broken: Vec<BrokenFile>,
     /// What imported operations do without, each with the file that names them.
     pub left_out: Vec<(String, String)>,
+    /// The environment variables that are asked for, each with the first file that names it.
+    pub variables: BTreeMap<String, String>,
 }
 
 impl Declared {
@@ -103,6 +106,12 @@ impl Declared {
         let mut declared = Self::default();
         let mut sets: BTreeMap<String, String> = BTreeMap::new();
         for file in list(dir) {
+            let asked = RefCell::new(Vec::new());
+            let environment = |name: &str| {
+                asked.borrow_mut().push(name.to_owned());
+                (surroundings.environment)(name)
+            };
+            let surroundings = Surroundings { environment: &environment, ..surroundings };
             let stem = file.rsplit_once('.').map_or(file.as_str(), |(stem, _)| stem).to_owned();
             let read = match sets.get(&stem) {
                 Some(other) => Err(vec![format!("{other} defines the set {stem:?} already")]),
@@ -119,6 +128,9 @@ impl Declared {
                     let (error, file) = (mistakes.next().unwrap_or_default(), file.clone());
                     declared.broken.push(BrokenFile { file, error, others: mistakes.collect() });
                 }
+            }
+            for name in asked.into_inner() {
+                declared.variables.entry(name).or_insert_with(|| file.clone());
             }
             sets.entry(stem).or_insert(file);
         }
@@ -212,6 +224,9 @@ impl Declared {
                 Self::http(&key, &service, entry, environment)?
             };
             made.push(tool);
+        }
+        if base_url.is_some() {
+            service?; // what it says is looked at where no tool needs it, too
         }
         Ok(made)
     }

@@ -21,6 +21,7 @@ use super::changed::Changes;
 use super::declared_paths::actions_of;
 use super::guarded::{Failure, audited, guarded};
 use super::interceptors::{Intercepted, Interceptors, Returned, Seen};
+use super::mcp::Unlisted;
 pub use super::ready::Ready;
 use super::results::{
     FatalToolError, Finished, awaiting_child, blocked, blocking, error_text, escalated, fatal,
@@ -49,6 +50,7 @@ pub struct Executor {
     tools: Vec<Offered>,
     gate: Gate,
     pub(super) interceptors: Interceptors,
+    unlisted: Vec<Unlisted>,
 }
 
 struct Offered {
@@ -199,6 +201,7 @@ impl Executor {
             tools: tools.into_iter().map(offer).collect::<Result<_, _>>()?,
             gate,
             interceptors: Interceptors::default(),
+            unlisted: Vec::new(),
         })
     }
 
@@ -215,6 +218,17 @@ impl Executor {
             offered.entry = entry(&offered.tool.info().name);
         }
         self
+    }
+
+    /// The same, beside servers whose tools are not known.
+    #[must_use]
+    pub fn beside(self, unlisted: Vec<Unlisted>) -> Self {
+        Self { unlisted, ..self }
+    }
+
+    /// The servers whose tools are not known.
+    pub fn unlisted(&self) -> &[Unlisted] {
+        &self.unlisted
     }
 
     /// Judges a call, which is not executed.
@@ -276,7 +290,9 @@ impl Executor {
     ) -> Result<Prepared, FatalToolError> {
         let offered = self.offered(&call.name, scope);
         let Some((index, offered)) = offered else {
-            let message = format!("Unknown tool {}", call.name);
+            let unlisted = self.unlisted.iter().find(|server| server.has(&call.name));
+            let message =
+                unlisted.map_or_else(|| format!("Unknown tool {}", call.name), Unlisted::why);
             return Ok(Prepared::Answered(refused(call, CallFailure::UnknownTool, &message)));
         };
         let lapsed = approval.and_then(|it| it.lapsed(Some(&offered.hash), scope.labels));

@@ -164,17 +164,58 @@ impl Servers {
 
     /// Whether a name or glob may mean tools of these servers, whatever they list at the moment.
     pub fn may_have(&self, pattern: &str) -> bool {
-        let literal = pattern.split(['*', '?', '[', '{']).next().unwrap_or_default();
-        self.by_name.keys().any(|server| {
-            let beginning = format!("{PREFIX}{server}/");
-            beginning.starts_with(literal) && pattern != literal || literal.starts_with(&beginning)
-        })
+        self.by_name.keys().any(|server| may_mean(pattern, server))
+    }
+
+    /// The servers that have not listed anything, of which a glob may mean tools.
+    pub fn unlisted(&self, pattern: &str) -> impl Iterator<Item = Unlisted> {
+        let meant = self.by_name.values().filter(move |server| {
+            pattern.contains('*') && !server.is_listed() && may_mean(pattern, server.name())
+        });
+        meant
+            .map(move |server| Unlisted { pattern: pattern.to_owned(), server: Arc::clone(server) })
     }
 
     /// The tools that a name with `*` in it means, as they are listed at the moment.
     pub fn meant<'a>(&self, pattern: &'a str) -> impl Iterator<Item = Arc<dyn Tool>> + use<'a> {
         self.tools().into_iter().filter(move |tool| means(pattern, &tool.info().name))
     }
+}
+
+/// A server that has not listed anything, and what a definition calls its tools.
+pub struct Unlisted {
+    pattern: String,
+    server: Arc<Server>,
+}
+
+impl Unlisted {
+    /// How the names of its tools begin.
+    pub fn beginning(&self) -> String {
+        beginning(self.server.name())
+    }
+
+    /// Whether a tool of that name would be one of those.
+    pub fn has(&self, name: &str) -> bool {
+        name.starts_with(&self.beginning()) && means(&self.pattern, name)
+    }
+
+    /// Why its tools cannot be called: a sentence.
+    pub fn why(&self) -> String {
+        let name = self.server.name();
+        let since = || format!("The MCP server {name} was not there when this run began.");
+        self.server.fault().unwrap_or_else(since)
+    }
+}
+
+/// How the names of a server's tools begin.
+fn beginning(server: &str) -> String {
+    format!("{PREFIX}{server}/")
+}
+
+fn may_mean(pattern: &str, server: &str) -> bool {
+    let literal = pattern.split(['*', '?', '[', '{']).next().unwrap_or_default();
+    let beginning = beginning(server);
+    beginning.starts_with(literal) && pattern != literal || literal.starts_with(&beginning)
 }
 
 fn missing(server: &Arc<Server>, own_name: &str) -> Arc<dyn Tool> {

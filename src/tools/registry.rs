@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::credentials::Credential;
 use super::file_ops::FileOps;
-use super::mcp::Servers;
+use super::mcp::{Servers, Unlisted};
 use super::proxy::{Proxy, ServerRequests};
 use super::recall::Recall;
 use super::sandbox::Sandbox;
@@ -99,6 +99,12 @@ impl Registry {
     /// Whether a name or glob may mean tools that are not there at the moment.
     pub fn may_have(&self, pattern: &str) -> bool {
         self.servers.as_ref().is_some_and(|servers| servers.may_have(pattern))
+    }
+
+    /// The servers that have not listed anything, of which a list of names and globs may mean tools.
+    pub fn unlisted(&self, names: &[String]) -> Vec<Unlisted> {
+        let servers = self.servers.iter();
+        servers.flat_map(|it| names.iter().flat_map(|name| it.unlisted(name))).collect()
     }
 
     /// Adds a tool, in place of one of the same name.

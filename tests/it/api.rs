@@ -98,6 +98,65 @@ async fn key(service: &Service, scopes: &[&str]) -> String {
     made.body["key"].as_str().unwrap().to_owned()
 }
 
+#[test]
+fn the_document_has_all_that_is_answered() {
+    let document = document();
+    for (path, item) in document["paths"].as_object().unwrap() {
+        let is_file = path.ends_with("/files/{path}");
+        assert_eq!(item.get("head").is_some(), is_file, "{path}");
+        if is_file {
+            let (head, get) = (&item["head"], &item["get"]);
+            let id = get["operationId"].as_str().unwrap().replace("get_", "head_");
+            assert_eq!(head["operationId"], *id);
+            assert_eq!(head["x-scopes"], get["x-scopes"]);
+            assert!(head["responses"]["200"].get("content").is_none(), "{path}");
+            assert!(head["responses"].get("206").is_none(), "{path}");
+            let parameters = head["parameters"].as_array().unwrap();
+            assert!(parameters.iter().all(|it| it["name"] != "Range"), "{path}");
+        }
+        for (method, operation) in item.as_object().unwrap() {
+            let forbidden = operation["responses"]["403"]["$ref"].as_str().unwrap_or_default();
+            assert!(forbidden.contains("ForeignOrigin"), "{method} {path}: {forbidden}");
+        }
+    }
+}
+
+#[test]
+fn request_bodies_have_the_bounds_of_the_service() {
+    let document = document();
+    for (pointer, least, most) in [
+        ("InvokeIterativeRequest/properties/temperature", "minimum 0", "maximum 2"),
+        ("InvokeIterativeRequest/properties/max_iterations", "minimum 1", ""),
+        ("InvokeIterativeRequest/properties/max_iterations_per_attempt", "minimum 1", ""),
+        ("InvokeIterativeRequest/properties/max_attempts", "minimum 1", ""),
+        ("InvokeIterativeRequest/properties/max_tool_calls_per_iteration", "minimum 1", ""),
+        ("InvokeIterativeRequest/properties/tool_call_timeout_seconds", "minimum 1", ""),
+        ("InvokeIterativeRequest/properties/error_threshold", "minimum 1", ""),
+        ("InvokeIterativeRequest/properties/tools", "", "maxItems 64"),
+        ("InvokeIterativeRequest/properties/client_tools", "", "maxItems 128"),
+        ("BudgetOverrides/properties/max_iterations", "minimum 1", ""),
+        ("BudgetOverrides/properties/max_duration_seconds", "minimum 1", ""),
+        ("BudgetOverrides/properties/max_total_tokens", "minimum 1", ""),
+        ("InvokeIterativeRequest/properties/model", "", "maxLength 256"),
+        ("InvokeIterativeRequest/properties/session_id", "minLength 1", "maxLength 256"),
+        ("InvokeRequest/properties/model", "", "maxLength 256"),
+        ("RunMetadata", "", "maxProperties 64"),
+        ("RunMetadata/propertyNames", "minLength 1", "maxLength 128"),
+        ("RunMetadata/additionalProperties", "", "maxLength 1024"),
+        ("ClientTool/properties/name", "minLength 1", "maxLength 64"),
+        ("CancelRequest/properties/reason", "", "maxLength 1000"),
+        ("ApproveRequest/properties/reason", "", "maxLength 1000"),
+        ("KeyRequest/properties/name", "minLength 1", "maxLength 200"),
+    ] {
+        let schema = document.pointer(&format!("/components/schemas/{pointer}"));
+        let schema = schema.unwrap_or_else(|| panic!("{pointer}"));
+        for bound in [least, most] {
+            let Some((keyword, number)) = bound.split_once(' ') else { continue };
+            assert_eq!(schema[keyword].as_f64(), number.parse().ok(), "{pointer}: {bound}");
+        }
+    }
+}
+
 async fn every_route_requires_its_scope_and_names_it(db: Db) {
     let service = reader().start(db).await;
     let run = uuid::Uuid::from_u128(5).to_string();
@@ -105,6 +164,9 @@ async fn every_route_requires_its_scope_and_names_it(db: Db) {
     let mut held = BTreeMap::new();
     for operation in operations() {
         let Some(scope) = operation.scope() else { continue };
+        if operation.method == Method::HEAD {
+            continue; // as GET, without a body
+        }
         let url = service.url(&operation.path(&run));
         let ask = |key: Option<&str>| {
             let request = service.http.request(operation.method.clone(), &url);
@@ -144,7 +206,7 @@ async fn responses_match_the_document(db: Db) {
     for operation in operations() {
         let (status, body) = match (operation.method.as_str(), operation.path.as_str()) {
             ("GET", "/metrics") => continue, // text, see the tests of telemetry
-            ("GET", path) if path.ends_with("/files/{path}") => continue, // see the tests of files
+            ("GET" | "HEAD", path) if path.ends_with("/files/{path}") => continue, // see the tests of files
             ("GET", "/sessions/{id}/files") => continue, // this agent keeps none for a session
             ("GET", _) => ("200", service.get(&operation.path(run)).await),
             (
@@ -384,6 +446,25 @@ async fn agents_and_tools_are_listed_and_found_by_name(db: Db) {
     }
     service.key = key(&service, &["agents:read"]).await;
     assert_eq!(service.get("/v1/agents").await.status, 200);
+}
+
+#[tokio::test]
+async fn a_definition_is_shown_with_its_defaults() {
+    let service = reader().start(Db::Sqlite).await;
+    let run = service.run("reader", &json!({"inputs": {"task": "x"}})).await;
+    let run = service.get(&format!("/v1/runs/{}", run["run_id"].as_str().unwrap())).await.body;
+    let agent = service.get("/v1/agents/reader").await.body;
+    for (section, of_run) in [
+        (&agent["limits"], &run["limits"]),
+        (&agent["governance"]["budget"], &run["budget"]["limits"]),
+    ] {
+        for (name, value) in of_run.as_object().unwrap() {
+            assert!(value.is_null() || section[name] == *value, "{name}: {value} {section:#}");
+        }
+    }
+    assert_eq!(agent["limits"]["tool_call_timeout_seconds"], 60, "{:#}", agent["limits"]);
+    let budget = &agent["governance"]["budget"];
+    assert_eq!(budget["max_files_modified"], 50, "{budget:#}");
 }
 
 async fn a_rejected_body_keeps_the_connection_open(db: Db) {

@@ -77,6 +77,8 @@ async fn check_names_file_line_and_key() {
     let bad = directory(&[("agents/echo.yaml", &format!("{ECHO}tools: [file_ops, teleport]\n"))]);
     let bad = toolloop(bad.path(), &["check"]).await;
     assert_eq!(bad.code, Some(1), "{}", bad.err);
+    let help = toolloop(good.path(), &["check", "--help"]).await.out;
+    assert!(help.contains("1 a definition") && help.contains("2 a setting"), "{help}");
     assert!(bad.out.contains("echo.yaml") && bad.out.contains("teleport"), "{}", bad.out);
     let unknown =
         directory(&[("toolloop.toml", "[server]\nlisten = \"127.0.0.1:0\"\nlissen = 1\n")]);
@@ -160,4 +162,58 @@ async fn the_first_start_prints_one_key_and_the_second_none() {
     };
     assert_eq!(start().await.matches("TOOLLOOP_KEY=tl_").count(), 1);
     assert_eq!(start().await.matches("tl_").count(), 0);
+}
+
+#[tokio::test]
+async fn variables_that_no_setting_has_are_told() {
+    let tools = "base_url: http://a.example\nheaders: {A: '{{ env.TOOLLOOP_TICKETS }}'}\ntools: [{name: a, method: GET, path: /}]\n";
+    let dir = directory(&[
+        (
+            "toolloop.toml",
+            "tools_dir = \"tools\"\n[models.own]\nkind = \"openai\"\nbase_url = \"http://127.0.0.1:9\"\napi_key_env = \"TOOLLOOP_OWN\"\n",
+        ),
+        ("tools/set.yaml", tools),
+    ]);
+    let variables = [
+        ("TOOLLOOP_AGENT_DIR", "x"),
+        ("TOOLLOOP_FOO", "a secret"),
+        // Those that mean something, and those that Kubernetes makes for a service of that name.
+        ("TOOLLOOP_KEY", "x"),
+        ("TOOLLOOP_OWN", "x"),
+        ("TOOLLOOP_TICKETS", "x"),
+        ("TOOLLOOP_LOG", "warn"),
+        ("TOOLLOOP_SERVICE_HOST", "10.0.0.1"),
+        ("TOOLLOOP_PORT_8080_TCP_ADDR", "10.0.0.1"),
+        ("TOOLLOOP_POSTGRES_SERVICE_PORT_SQL", "5432"),
+    ];
+    let checked = command(dir.path()).arg("check").envs(variables).output().await.unwrap();
+    let said = String::from_utf8(checked.stdout).unwrap();
+    assert_eq!(checked.status.code(), Some(0), "{said}");
+    let told: Vec<&str> = said.lines().filter(|line| line.contains("TOOLLOOP_")).collect();
+    let expected = [
+        "warning: the environment variable TOOLLOOP_AGENT_DIR is no setting (did you mean `TOOLLOOP_AGENTS_DIR`?)",
+        "warning: the environment variable TOOLLOOP_FOO is no setting",
+    ];
+    assert_eq!(told, expected, "{said}");
+    let mut child = command(dir.path())
+        .args(["serve", "--listen", "127.0.0.1:0"])
+        .envs(variables)
+        .spawn()
+        .unwrap();
+    let stderr = tokio::io::BufReader::new(child.stderr.take().unwrap());
+    let mut lines = tokio::io::AsyncBufReadExt::lines(stderr);
+    let mut log = String::new();
+    while let Some(line) = lines.next_line().await.unwrap() {
+        log.push_str(&line);
+        log.push('\n');
+        if line.contains("draining") {
+            break;
+        }
+        if line.contains("TOOLLOOP_FOO") {
+            crate::service::send(&child, crate::service::Signal::TERM);
+        }
+    }
+    child.wait().await.unwrap();
+    assert!(log.contains("TOOLLOOP_AGENT_DIR") && !log.contains("a secret"), "{log}");
+    assert!(!log.contains("TOOLLOOP_TICKETS"), "{log}");
 }

@@ -1,14 +1,17 @@
 //! How many runs a replica drives at once: each has a place, whatever way it came.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 
-use crate::service::{Answer, Db, Service, Setup, on_both_stores};
+use crate::service::{Answer, Db, Service, Setup, answer, on_both_stores};
 
 on_both_stores! {
     runs_from_the_queue_take_places,
     a_parked_run_has_no_place,
     children_take_turns_in_the_place_of_their_parent,
     a_chain_of_runs_needs_one_place,
+    one_request_sent_many_times_at_once_is_one_run,
 }
 
 const AGENT: &str = "
@@ -150,4 +153,29 @@ async fn a_chain_of_runs_needs_one_place(db: Db) {
     let run = service.enqueue("one").await;
     let ended = service.until(&run, |run| run["finished_at"].is_string()).await;
     assert_eq!(ended["output"], json!({"result": "done!!"}), "{ended:#}");
+}
+
+async fn one_request_sent_many_times_at_once_is_one_run(db: Db) {
+    let service = Setup::new()
+        .agent("slow", &agent("slow"))
+        .scenario("slow", "steps: [{delay_ms: 500, text: done}]")
+        .config("[runtime]\nmax_concurrent_runs = 1")
+        .start(db)
+        .await;
+    let url = service.url("/v1/agents/slow/invoke-iterative");
+    let ask = || {
+        let request = service.http.post(&url).bearer_auth(&service.key);
+        answer(request.header("Idempotency-Key", "once").json(&json!({})))
+    };
+    let answers = futures::future::join_all((0..8).map(|_| ask())).await;
+    let runs: BTreeSet<&str> = answers
+        .iter()
+        .map(|answer| {
+            assert_eq!(answer.status, 200, "{:#}", answer.body);
+            assert_eq!(answer.body["output"]["result"], "done", "{:#}", answer.body);
+            answer.body["run_id"].as_str().unwrap()
+        })
+        .collect();
+    assert_eq!(runs.len(), 1, "{runs:?}");
+    assert_eq!(count(&service.get("/v1/runs").await.body), 1);
 }

@@ -608,6 +608,18 @@ async fn a_resumed_stream_neither_loses_nor_repeats_events() {
 }
 
 #[tokio::test]
+async fn the_console_is_beneath_the_prefix_too() {
+    let service = setup().start(Db::Sqlite).await;
+    let browser = Chromium::start().await;
+    browser.open(&service.url("/v1/console#/agents")).await;
+    browser.until("document.activeElement.id === 'key'").await;
+    browser.write(ADMIN_KEY).await;
+    browser.press("Enter").await;
+    browser.until_text("extractor").await;
+    browser.close(&service.url("/")).await;
+}
+
+#[tokio::test]
 async fn the_api_document_page_loads_nothing_from_the_internet() {
     let service = setup().start(Db::Sqlite).await;
     let browser = Chromium::start().await;
@@ -617,6 +629,8 @@ async fn the_api_document_page_loads_nothing_from_the_internet() {
     browser.click("[id$=list_runs] .opblock-summary-control").await;
     browser.until("document.querySelector('[id$=list_runs] .parameters')").await;
     browser.screenshot("docs").await;
+    browser.open(&service.url("/v1/docs")).await;
+    browser.until("document.querySelectorAll('.opblock').length > 15").await;
     browser.close(&service.url("/")).await;
 }
 
@@ -633,6 +647,11 @@ async fn pages_have_a_content_security_policy_and_can_be_disabled() {
         ("/docs", "text/html; charset=utf-8"),
         ("/docs/swagger-ui.css", "text/css; charset=utf-8"),
         ("/docs/", "text/html; charset=utf-8"),
+        ("/v1/console", "text/html; charset=utf-8"),
+        ("/v1/console/console.js", "text/javascript; charset=utf-8"),
+        ("/v1/docs", "text/html; charset=utf-8"),
+        ("/v1/docs/", "text/html; charset=utf-8"),
+        ("/v1/docs/swagger-ui.css", "text/css; charset=utf-8"),
     ] {
         let page = get(&service, path).await;
         assert_eq!(page.status, StatusCode::OK, "{path}");
@@ -661,7 +680,8 @@ async fn pages_have_a_content_security_policy_and_can_be_disabled() {
     assert_eq!(written.headers["allow"], "GET,HEAD");
 
     let bare = setup().config("[server]\nexpose = []").start(Db::Sqlite).await;
-    for path in ["/console", "/console/", "/console/console.js", "/docs", "/docs/swagger-ui.css"] {
+    for path in ["/console", "/console/", "/console/console.js", "/docs", "/v1/docs", "/v1/console"]
+    {
         assert_eq!(get(&bare, path).await.body["code"], "NOT_FOUND", "{path}");
     }
 }

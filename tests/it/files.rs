@@ -140,6 +140,11 @@ async fn a_file_is_put_read_replaced_and_deleted(db: Db) {
 
     let head = ask(&service, Method::HEAD, &path, &[], b"").await;
     assert_eq!((head.status, head.bytes.len(), head.header("content-length")), (200, 0, "17"));
+    for range in ["bytes=3-5", "bytes=17-"] {
+        let head = ask(&service, Method::HEAD, &path, &[("range", range)], b"").await;
+        assert_eq!((head.status, head.header("content-length")), (200, "17"), "{range}");
+        assert!(!head.headers.contains_key("content-range"), "{range}");
+    }
     for (range, status, content) in [
         ("bytes=3-5", 206, b"012".as_slice()),
         ("bytes=-4", 206, b"</b>"),

@@ -100,6 +100,7 @@ mod reclaims;
 mod redaction;
 mod references;
 mod refusals;
+mod repeating;
 mod replicas;
 mod retention;
 mod retries;

@@ -28,6 +28,7 @@ on_both_stores! {
     effects_are_the_operators,
     servers_end_with_the_service,
     a_server_may_be_down_and_come_back,
+    globs_of_a_server_that_is_down_say_so,
 }
 
 const SERVER: &str = include_str!("mcp/server.py");
@@ -454,6 +455,28 @@ async fn a_server_may_be_down_and_come_back(db: Db) {
     let told = results(&service, &run).await;
     assert!(told[0].contains("\"args\": {\"n\": 1}"), "{told:?}");
     assert!(told[1].contains("has no tool mcp:odd/other"), "{told:?}");
+}
+
+async fn globs_of_a_server_that_is_down_say_so(db: Db) {
+    let config = "[mcp.odd]\ncommand = \"./bin/server\"\n";
+    let calls = [("mcp:odd/echo", json!({"n": 1})), ("mcp:other/echo", json!({}))];
+    let setup = with(Setup::new().config(config), "['mcp:odd/*', file_ops]", FULL, &calls)
+        .agent("alone", "model: scripted/alone\ntools: ['mcp:odd/*']\n")
+        .scenario("alone", "steps: [{text: done}]");
+    let service = setup.start(db).await;
+    let run = service.run("worker", &json!({})).await;
+    let calls = format!("/v1/runs/{}/tool-calls", run["run_id"].as_str().unwrap());
+    let calls = service.get(&calls).await.body;
+    let first = &calls["data"][0];
+    assert_eq!((&first["tool"], &first["is_error"]), (&json!("mcp:odd/echo"), &json!(true)));
+    let result = first["result"].as_str().unwrap();
+    assert!(result.starts_with("Error: The MCP server odd is not available: "), "{result}");
+    let other = &calls["data"][1];
+    assert_eq!(other["result"], "Error: Unknown tool mcp__other__echo");
+    let alone = service.run("alone", &json!({})).await;
+    let warning = alone["warnings"][0].as_str().unwrap();
+    assert!(warning.contains("single model call"), "{warning}");
+    assert!(warning.contains("The MCP server odd is not available: "), "{warning}");
 }
 
 #[tokio::test]

@@ -187,3 +187,87 @@ async fn check_tells_every_mistake_of_settings_scenarios_and_tools() {
         assert!(line.contains("toolloop.toml:"), "with its line: {line}");
     }
 }
+
+#[tokio::test]
+async fn what_a_template_cannot_know_is_told_before_a_run() {
+    let part = "output: {schema: {type: object}, reflection: {template: '{{ output|nosuch }}'}}\n";
+    let dir = Setup::new()
+        .agent("filter", "model: scripted/x\ninstructions: |\n  Hello.\n  {{ inputs.x | nosuch }}\n")
+        .agent("test", "model: scripted/x\nprompt: \"{% if inputs.x is nosuch %}a{% endif %}\"\n")
+        .agent("call", "model: scripted/x\nprompt: \"{{ nosuch(inputs.x) }}\"\n")
+        .agent("shown", &format!("model: scripted/x\n{part}"))
+        .agent("fine", "model: scripted/x\nprompt: \"{{ inputs.x | default('a') | upper if inputs.x is defined }}\"\n")
+        .scenario("x", "steps: [{text: \"{{ inputs.x|nosuch }}\"}]")
+        .lay_out();
+    let checked = command(dir.path()).arg("check").output().await.unwrap();
+    assert_eq!(checked.status.code(), Some(1));
+    let said = String::from_utf8(checked.stdout).unwrap();
+    for part in [
+        "filter.yaml: line 3, column 1: instructions: is not a valid template: line 2: unknown filter: there is no filter \"nosuch\"",
+        "test.yaml: line 3, column 1: prompt: is not a valid template: line 1: unknown test: there is no test \"nosuch\"",
+        "call.yaml: line 3, column 1: prompt: is not a valid template: unknown variable \"nosuch\"",
+        "output.reflection.template: is not a valid template: line 1: unknown filter",
+        "x.yaml: line 1, column 10: steps[0].text: there is no filter \"nosuch\" (line 1",
+    ] {
+        assert!(said.contains(part), "{part}\n{said}");
+    }
+    let service = Setup::new().start_in(dir, Db::Sqlite).await;
+    let agents = service.get("/v1/agents").await.body;
+    let names: Vec<_> = agents["data"].as_array().unwrap().iter().map(|it| &it["name"]).collect();
+    assert_eq!(names, ["fine"]);
+}
+
+#[tokio::test]
+async fn a_file_of_tools_is_checked_as_it_is_loaded() {
+    let dir = Setup::new()
+        .tools("empty", "base_url: x\n")
+        .tools("header", "base_url: http://a.example\nheaders: {'a b': c}\n")
+        .tools("secret", "base_url: http://a.example\nheaders: {A: '{{ env.NOT_SET_HERE }}'}\ntools: [{name: a, method: GET, path: /}]\n")
+        .lay_out();
+    let checked = command(dir.path()).arg("check").output().await.unwrap();
+    assert_eq!(checked.status.code(), Some(1));
+    let said = String::from_utf8(checked.stdout).unwrap();
+    assert!(said.contains("tools/empty.yaml: line 1, column 1: base_url: "), "{said}");
+    assert!(said.contains("tools/header.yaml: "), "{said}");
+    let told = "warning: the environment variable NOT_SET_HERE is not set (tools/secret.yaml: its tools are left out until it is)";
+    assert!(said.contains(told), "{said}");
+    let service = Setup::new().start_in(dir, Db::Sqlite).await;
+    let log = service.log();
+    let told = |file: &str| {
+        let mut lines = log.lines().filter(|line| line.contains(file));
+        lines.find(|line| line.contains("not loaded")).unwrap_or_default().to_owned()
+    };
+    for file in ["tools/empty.yaml", "tools/header.yaml", "tools/secret.yaml"] {
+        let line = told(file);
+        assert!(!line.is_empty() && !line.contains("agent"), "{file}: {line}\n{log}");
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_cached_or_is_no_text_is_told() {
+    let shell = |commands: &str| {
+        format!(
+            "model: scripted/x\ntools: [shell]\ntool_options: {{shell: {{cache: attempt}}}}\ngovernance: {{commands: {commands}}}\n"
+        )
+    };
+    let dir = Setup::new()
+        .agent("writes", &shell("{allow: [{command: git}]}"))
+        .agent("none", &shell("{allow: [{command: git}], deny: [{command: git, effect: read}]}"))
+        .agent("reads", &shell("{allow: [{command: git, args: '^log', effect: read}]}"))
+        .agent("asks", &shell("{require_approval: [{command: git, effect: read}]}"))
+        .agent("number", "model: scripted/x\ndescription: 5\n")
+        .agent("text", "model: scripted/x\ndescription: '5'\nversion: 1.2.0\n")
+        .scenario("x", "steps: [{text: fine}]")
+        .lay_out();
+    let checked = command(dir.path()).arg("check").output().await.unwrap();
+    let said = String::from_utf8(checked.stdout).unwrap();
+    assert_eq!(checked.status.code(), Some(1), "{said}");
+    for told in [
+        "writes.yaml: line 4, column 24: tool_options.shell.cache: ",
+        "none.yaml: line 4, column 24: tool_options.shell.cache: ",
+        "number.yaml: line 3, column 1: description: must be a text",
+    ] {
+        assert!(said.contains(told), "{told}\n{said}");
+    }
+    assert_eq!(said.lines().count(), 3, "{said}");
+}

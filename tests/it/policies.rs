@@ -116,6 +116,24 @@ async fn a_stricter_policy_is_told_with_its_runs(db: Db) {
     let done = run(&service, "approve").await;
     let stricter = format!("name: writer\n{}", WRITER.replace("'out/**'", "'other/**'"));
     let replay = replay(&service, "writer", &json!({"definition": stricter})).await;
+    let mut written = service.get("/v1/agents/writer").await.body;
+    for field in ["hash", "loaded_at"] {
+        written.as_object_mut().unwrap().remove(field);
+    }
+    written["governance"]["paths"]["write"] = json!(["other/**"]);
+    let path = "/v1/agents/writer/policy/replay";
+    let by_object = service.post(path, &json!({"definition": written})).await;
+    assert_eq!(
+        (by_object.status.as_u16(), &by_object.body),
+        (200, &replay),
+        "{:#}",
+        by_object.body
+    );
+    for neither in [json!(5), json!(["name: writer"]), json!(true)] {
+        let refused = service.post(path, &json!({"definition": neither})).await;
+        assert_eq!(refused.status, 422, "{neither}");
+        assert_eq!(refused.body["errors"][0]["pointer"], "/definition", "{:#}", refused.body);
+    }
     assert_eq!(
         replay["newly"],
         json!({"blocked": 1, "escalated": 0, "warned": 0, "allowed": 0}),

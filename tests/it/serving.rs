@@ -145,10 +145,23 @@ async fn sessions_are_listed_newest_first(db: Db) {
     let newest = &all.body["data"][0];
     assert_eq!((&newest["agent"], &newest["run_count"]), (&json!("chat"), &json!(2)));
     let one = service.get("/v1/sessions/a").await.body;
-    for field in ["created_at", "last_run_at"] {
+    for field in ["session_id", "agent", "run_count", "runs", "created_at", "last_run_at"] {
         assert_eq!(newest[field], one[field], "{field}");
     }
-    assert!(newest.get("messages").is_none() && newest.get("runs").is_none(), "{newest}");
+    assert_eq!(newest["runs"].as_array().unwrap().len(), 2, "{newest}");
+    assert!(newest.get("messages").is_none(), "{newest}");
+    for run in 1..=11 {
+        say(&service, "chat", &run.to_string(), "b").await;
+    }
+    let all = service.get("/v1/sessions").await;
+    let (many, one) = (&all.body["data"][0], service.get("/v1/sessions/b").await.body);
+    let (newest, of_one) = (many["runs"].as_array().unwrap(), one["runs"].as_array().unwrap());
+    assert_eq!((&many["run_count"], &one["run_count"]), (&json!(12), &json!(12)));
+    assert_eq!((&newest[..], of_one.len()), (&of_one[2..], 12), "the newest ten");
+    assert_eq!(all.body["data"][1]["runs"].as_array().unwrap().len(), 2);
+    say(&service, "chat", "x", "a").await;
+    say(&service, "other", "x", "c").await;
+    say(&service, "chat", "x", "a").await;
     assert_eq!(ids(&service.get("/v1/sessions?agent=chat").await), ["a", "b"]);
     assert_eq!(ids(&service.get("/v1/sessions?agent=nobody").await), [""; 0]);
     let mut path = "/v1/sessions?limit=1".to_owned();

@@ -14,10 +14,19 @@ use minijinja::{Error, ErrorKind, Value};
 
 use super::made::{MADE, Raw, TIMES};
 
-/// What is run, and the variables that it asks for.
+/// What is run, the variables that it asks for, and what of the environment it uses.
 pub(super) struct Compiled<'s> {
     pub(super) instructions: Instructions<'s>,
     pub(super) asks: BTreeSet<&'s str>,
+    pub(super) uses: Vec<Used<'s>>,
+}
+
+/// A filter or a test that a template names.
+pub(super) struct Used<'s> {
+    /// `filter` or `test`, which is also the test for whether there is one.
+    pub(super) kind: &'static str,
+    pub(super) name: &'s str,
+    pub(super) line: usize,
 }
 
 pub(super) fn template<'s>(
@@ -30,7 +39,7 @@ pub(super) fn template<'s>(
     let whole = writer.stmt(&whole)?;
     let mut generator = CodeGenerator::new(name, source);
     generator.compile_stmt(&whole);
-    Ok(Compiled { instructions: generator.finish().0, asks: writer.asks })
+    Ok(Compiled { instructions: generator.finish().0, asks: writer.asks, uses: writer.uses })
 }
 
 pub(super) fn expression(source: &str) -> Result<Instructions<'_>, Error> {
@@ -45,6 +54,7 @@ struct Writer<'s> {
     /// Names that are bound around the place that is looked at.
     bound: Vec<&'s str>,
     asks: BTreeSet<&'s str>,
+    uses: Vec<Used<'s>>,
 }
 
 type Made<T> = Result<T, Error>;
@@ -211,11 +221,17 @@ impl<'s> Writer<'s> {
                 Expr::IfExpr(Spanned::new(made, span))
             }
             Expr::Filter(it) => {
+                self.uses.push(Used {
+                    kind: "filter",
+                    name: it.name,
+                    line: span.start_line.into(),
+                });
                 let expr = self.optional(it.expr.as_ref())?;
                 let made = Filter { name: it.name, expr, args: self.args(&it.args)? };
                 looked_at(Expr::Filter(Spanned::new(made, span)))
             }
             Expr::Test(it) => {
+                self.uses.push(Used { kind: "test", name: it.name, line: span.start_line.into() });
                 let expr = self.expr(&it.expr)?;
                 Expr::Test(Spanned::new(
                     Test { name: it.name, expr, args: self.args(&it.args)? },

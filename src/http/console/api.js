@@ -1,7 +1,9 @@
 // The service as the page sees it: who is signed in, requests and problems. The session is in a cookie that no script sees.
 
-const ROOT = new URL("v1/", document.baseURI);
-const SESSION = new URL("console/session", document.baseURI);
+/** Where the page is, which may be beneath the prefix itself. */
+const HERE = new URL(".", document.baseURI).href;
+const ROOT = new URL(HERE.endsWith("/v1/") ? "." : "v1/", HERE);
+const SESSION = new URL("console/session", HERE);
 /** Says that a request comes from a page of the console; pages of other sites cannot. */
 const MARK = { "X-Toolloop-Console": "1" };
 

@@ -43,7 +43,7 @@ export async function session(main, id, signal) {
   }
 
   main.append(el("p", { class: "meta" }, el("span", {}, "with ", el("a", { href: `#/agents/${part(about.agent)}` }, visible(about.agent))),
-    el("span", {}, plural(about.runs.length, "run")), el("span", {}, "since ", time(about.created_at))), talk);
+    el("span", {}, plural(about.run_count, "run")), el("span", {}, "since ", time(about.created_at))), talk);
   await load();
   const busy = about.runs.at(-1);
   const next = composer(agent, id, about, talk, async () => {

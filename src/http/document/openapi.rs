@@ -102,6 +102,7 @@ pub(crate) fn document(mut api: OpenApi) -> Value {
     let named = |(path, item): (String, PathItem)| (path.replace("{*", "{"), item);
     api.paths.paths = paths.into_iter().map(named).collect();
     for item in api.paths.paths.values_mut() {
+        item.head = item.get.as_ref().and_then(head_of_file);
         let methods =
             [&mut item.get, &mut item.head, &mut item.put, &mut item.post, &mut item.delete];
         for operation in methods.into_iter().flatten() {
@@ -123,6 +124,26 @@ pub(crate) fn document(mut api: OpenApi) -> Value {
     schemas::adjust(&mut api);
     drop_event_example(&mut api);
     api
+}
+
+/// `HEAD` of a file, which is answered as `GET` is, without a content and so without a range of it.
+fn head_of_file(get: &Operation) -> Option<Operation> {
+    let of_what = get.operation_id.as_ref()?.strip_prefix("get_")?;
+    if !of_what.ends_with("_file") {
+        return None;
+    }
+    let mut head = get.clone();
+    head.operation_id = Some(format!("head_{of_what}"));
+    head.summary = head.summary.map(|summary| summary.replacen("Get", "Look at", 1));
+    head.description = Some("What `GET` answers, without the content.".to_owned());
+    let is_range = |parameter: &RefOr<Parameter>| matches!(parameter, RefOr::T(Parameter { name, .. }) if name == "Range");
+    head.parameters.iter_mut().for_each(|all| all.retain(|parameter| !is_range(parameter)));
+    head.responses.responses.remove("206");
+    if let Some(RefOr::T(response)) = head.responses.responses.get_mut("200") {
+        "The file is there.".clone_into(&mut response.description);
+        response.content.clear();
+    }
+    Some(head)
 }
 
 /// A page of events has no example: a linter judges examples by discriminators, and has none for a
@@ -203,6 +224,7 @@ fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
             Code::IdentityProviderUnavailable,
         ]);
     }
+    codes.push(Code::ForeignOrigin);
     if takes(ParameterIn::Path) {
         codes.push(Code::NotFound);
     }

@@ -65,7 +65,7 @@ words! {
 }
 
 macro_rules! open_objects {
-    ($($(#[doc = $about:literal])+ $name:ident of $values:expr, like $example:expr;)*) => {$(
+    ($($(#[doc = $about:literal])+ $name:ident like $example:expr;)*) => {$(
         $(#[doc = $about])+
         pub(crate) struct $name;
 
@@ -77,7 +77,7 @@ macro_rules! open_objects {
 
         impl PartialSchema for $name {
             fn schema() -> RefOr<Schema> {
-                open_object(concat!($($about),+).trim(), $values, $example)
+                open_object(concat!($($about),+).trim(), $example)
             }
         }
     )*};
@@ -85,22 +85,47 @@ macro_rules! open_objects {
 
 open_objects! {
     /// The inputs of an agent, which match its input schema.
-    RunInputs of None, like json!({"task": "What is in here?"});
-    /// Labels of a run: at most 64, with keys of 1 to 128 and values of at most 1024 characters.
-    RunMetadata of Some(Type::String), like json!({"ticket": "42"});
+    RunInputs like json!({"task": "What is in here?"});
     /// The data of an event; its fields depend on the event's type.
-    EventData of None, like json!({"attempt": 1});
+    EventData like json!({"attempt": 1});
     /// An OpenAPI 3.1 document.
-    OpenApiDocument of None, like json!({"openapi": "3.1.0"});
+    OpenApiDocument like json!({"openapi": "3.1.0"});
     /// A JSON Schema (2020-12).
-    JsonSchema of None, like json!({"type": "object"});
+    JsonSchema like json!({"type": "object"});
 }
 
-fn open_object(about: &str, values: Option<Type>, example: Value) -> RefOr<Schema> {
-    let values = match values {
-        Some(kind) => AdditionalProperties::RefOr(ObjectBuilder::new().schema_type(kind).into()),
-        None => AdditionalProperties::FreeForm(true),
-    };
+fn open_object(about: &str, example: Value) -> RefOr<Schema> {
+    let values = AdditionalProperties::FreeForm(true);
     let object = ObjectBuilder::new().schema_type(Type::Object).additional_properties(Some(values));
     object.description(Some(about)).examples([example]).into()
+}
+
+/// Labels of a run.
+pub(crate) struct RunMetadata;
+
+impl RunMetadata {
+    pub(crate) const MOST: usize = 64;
+    /// Characters of a key, which has one at least.
+    pub(crate) const MAX_KEY: usize = 128;
+    /// Characters of a value.
+    pub(crate) const MAX_VALUE: usize = 1024;
+}
+
+impl ToSchema for RunMetadata {}
+
+impl PartialSchema for RunMetadata {
+    fn schema() -> RefOr<Schema> {
+        let text = || ObjectBuilder::new().schema_type(Type::String);
+        let key = text().min_length(Some(1)).max_length(Some(Self::MAX_KEY));
+        let value = text().max_length(Some(Self::MAX_VALUE));
+        let object = ObjectBuilder::new().schema_type(Type::Object).property_names(Some(key));
+        let about = format!(
+            "Labels of a run: at most {}, with keys of 1 to {} and values of at most {} characters.",
+            Self::MOST,
+            Self::MAX_KEY,
+            Self::MAX_VALUE
+        );
+        let object = object.additional_properties(Some(value)).max_properties(Some(Self::MOST));
+        object.description(Some(about)).examples([json!({"ticket": "42"})]).into()
+    }
 }

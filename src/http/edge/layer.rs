@@ -41,8 +41,6 @@ const TARGET_BYTES: usize = 16 << 10;
 /// Maximum number of headers, and their maximum total size in bytes.
 const HEADERS: usize = 100;
 const HEADER_BYTES: usize = 64 << 10;
-/// Maximum length of the path in a problem's `instance`, in bytes.
-const INSTANCE_BYTES: usize = 1 << 10;
 
 /// When a handler must have answered.
 #[derive(Debug, Clone, Copy)]
@@ -93,8 +91,8 @@ pub(crate) async fn edge(State(app): State<App>, mut request: Request, next: Nex
         Err(problem) => problem.into_response(),
     };
     if let Some(problem) = response.extensions_mut().remove::<Problem>() {
-        let instance = &uri.path()[..uri.path().floor_char_boundary(INSTANCE_BYTES)];
-        response = problem.finish(response, request_id.to_str().unwrap_or_default(), instance);
+        let request_id = request_id.to_str().unwrap_or_default();
+        response = problem.finish(response, request_id, uri.path());
     }
     let route = route_label(route.as_ref());
     (app.metrics.on_response)(route, method, response.status(), since.elapsed());

@@ -18,6 +18,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::bounds::secrets::redacted;
+use crate::bounds::text::{MAX_REPEATED, shortened};
 use crate::event::ValidationError;
 use crate::runtime::{AnswerError, FilesError, StartError, UploadError};
 use crate::store::{RateLimit, StoreError};
@@ -212,13 +213,11 @@ pub(crate) struct ProblemBody<'a> {
 
 /// Refusals with no longer pause between them belong to one outage.
 const SAME_OUTAGE: Duration = Duration::from_secs(30);
-/// Maximum length of a detail, a message or a pointer, in bytes.
-const MAX_TEXT: usize = 600;
 
 #[derive(Debug, Clone)]
 pub(crate) struct Problem {
     code: Code,
-    detail: String,
+    detail: Cow<'static, str>,
     errors: Vec<ValidationError>,
     run_id: Option<Uuid>,
     /// Seconds; overrides the default of the code.
@@ -227,9 +226,12 @@ pub(crate) struct Problem {
 }
 
 impl Problem {
-    pub(crate) fn new(code: Code, detail: impl Into<String>) -> Self {
-        let mut detail = detail.into();
-        cut(&mut detail);
+    /// A detail that is not written in the source as it stands may repeat what was sent.
+    pub(crate) fn new(code: Code, detail: impl Into<Cow<'static, str>>) -> Self {
+        let detail = match detail.into() {
+            Cow::Owned(made) => Cow::Owned(repeatable(&made)),
+            written => written,
+        };
         Self { code, detail, errors: Vec::new(), run_id: None, retry_after: None, cause: None }
     }
 
@@ -254,14 +256,17 @@ impl Problem {
         Self::new(Code::NotFound, format!("There is no such {what}."))
     }
 
-    /// Validation errors; the first one becomes the detail.
+    /// Validation errors; the first one becomes the detail, without its pointer where that is long.
     pub(crate) fn invalid(code: Code, mut errors: Vec<ValidationError>) -> Self {
         for error in &mut errors {
-            cut(&mut error.pointer);
-            cut(&mut error.message);
+            error.pointer = repeatable(&error.pointer);
+            error.message = repeatable(&error.message);
         }
+        let is_long = |pointer: &str| pointer.chars().count() > MAX_REPEATED / 2;
         let detail = match errors.first() {
-            Some(first) if first.pointer.is_empty() => first.message.clone(),
+            Some(first) if first.pointer.is_empty() || is_long(&first.pointer) => {
+                first.message.clone()
+            }
             Some(first) => format!("{}: {}", first.pointer, first.message),
             None => String::new(),
         };
@@ -307,13 +312,14 @@ impl Problem {
 
     /// Logs the cause and writes the body of the response that carried the problem.
     pub(crate) fn finish(self, bare: Response, request_id: &str, path: &str) -> Response {
+        let path = redacted(path);
+        let path = &path[..path.floor_char_boundary(MAX_REPEATED)];
         let (code, status, title) = self.code.meaning();
         if let Some(cause) = &self.cause
             && (self.code != Code::StoreUnavailable || is_first_of_outage())
         {
             tracing::error!(request_id, path, status = status.as_u16(), cause, "request failed");
         }
-        let path = &redacted(path);
         let body = ProblemBody {
             kind: format!("urn:toolloop:problem:{code}"),
             title,
@@ -347,15 +353,10 @@ fn sentence(clause: &str) -> String {
     first.into_iter().chain(clause.chars().skip(1)).chain(['.']).collect()
 }
 
-/// Cuts a text that repeats more than a refusal may, or a secret; our own words are neither.
-fn cut(text: &mut String) {
-    if let Cow::Owned(redacted) = redacted(text) {
-        *text = redacted;
-    }
-    if text.len() > MAX_TEXT {
-        text.truncate(text.floor_char_boundary(MAX_TEXT));
-        text.push('…');
-    }
+/// What a refusal says of a text that may repeat what was sent: no secret, and no more of it than
+/// a refusal may repeat.
+fn repeatable(text: &str) -> String {
+    shortened(&redacted(text))
 }
 
 impl IntoResponse for Problem {

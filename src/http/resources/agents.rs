@@ -12,6 +12,7 @@ use utoipa::openapi::schema::Schema;
 use utoipa::{PartialSchema, ToSchema};
 
 use super::page::{Listing, PARTS, PartParams, by_number};
+use crate::agents::definition::GovernanceSection;
 use crate::agents::{Agent, Definition};
 use crate::http::document::openapi::{one_object, properties};
 use crate::http::edge::auth::{AgentsRead, Scoped};
@@ -93,6 +94,14 @@ impl PartialSchema for AgentDetail {
     }
 }
 
+/// With the bounds written out that hold where none is written.
+fn shown(definition: Definition) -> Definition {
+    let limits = definition.limits.shown(None);
+    let budget = definition.governance.budget.clone().shown();
+    let governance = GovernanceSection { budget, ..definition.governance };
+    Definition { limits, governance, ..definition }
+}
+
 /// The fields that are present even for a minimal definition.
 fn always_present() -> Vec<String> {
     let shortest = Definition::deserialize(json!({"name": "", "model": ""}));
@@ -152,5 +161,5 @@ pub(crate) async fn get_agent(
     params.finish()?;
     let agent = app.catalogue.agent(&name).ok_or_else(|| Problem::not_found("agent"))?;
     let version = LoadedVersion { hash: agent.hash.clone(), loaded_at: agent.loaded_at };
-    Ok(Json(AgentDetail { definition: agent.definition.clone(), version }))
+    Ok(Json(AgentDetail { definition: shown(agent.definition.clone()), version }))
 }

@@ -13,10 +13,10 @@ use axum::body::Body;
 use axum::extract::{FromRequestParts, Path, State};
 use axum::http::header::{
     ACCEPT_RANGES, CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG,
-    LAST_MODIFIED, LOCATION,
+    LAST_MODIFIED, LOCATION, RANGE,
 };
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode};
 use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Utc};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
@@ -237,9 +237,13 @@ macro_rules! files_of {
             caller: Scoped<FilesRead>,
             names: Names,
             params: Params,
-            headers: HeaderMap,
+            method: Method,
+            mut headers: HeaderMap,
         ) -> Result<Response, Problem> {
             params.finish()?;
+            if method == Method::HEAD {
+                headers.remove(RANGE); // a range is one of what a GET answers
+            }
             get(&app, &caller, Place::of(OwnerKind::$of, names)?, &headers).await
         }
 

@@ -241,20 +241,23 @@ fn overrides(kind: RunKind, body: Map<String, Value>) -> Result<Overrides, Probl
 }
 
 fn check(session_id: Option<&str>, metadata: &BTreeMap<String, String>) -> Result<(), Problem> {
-    let refused = |pointer: String, why| Err(Problem::at(Code::InvalidOverride, pointer, why));
+    let refused =
+        |pointer: String, why: String| Err(Problem::at(Code::InvalidOverride, pointer, why));
     if session_id.is_some_and(|id| !(1..=256).contains(&id.chars().count())) {
-        return refused("/session_id".into(), "must have 1 to 256 characters");
+        return refused("/session_id".into(), "must have 1 to 256 characters".into());
     }
-    if metadata.len() > 64 {
-        return refused("/metadata".into(), "must have at most 64 entries");
+    let (most, max_key, max_value) =
+        (RunMetadata::MOST, RunMetadata::MAX_KEY, RunMetadata::MAX_VALUE);
+    if metadata.len() > most {
+        return refused("/metadata".into(), format!("must have at most {most} entries"));
     }
     for (key, value) in metadata {
-        if !(1..=128).contains(&key.chars().count()) || value.chars().count() > 1024 {
+        if !(1..=max_key).contains(&key.chars().count()) || value.chars().count() > max_value {
             let pointer = format!("/metadata/{}", escaped_key(key));
-            return refused(
-                pointer,
-                "must have a key of 1 to 128 and a value of at most 1024 characters",
+            let why = format!(
+                "must have a key of 1 to {max_key} and a value of at most {max_value} characters"
             );
+            return refused(pointer, why);
         }
     }
     Ok(())

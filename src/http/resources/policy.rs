@@ -6,7 +6,7 @@ use axum::Json;
 use axum::extract::State;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use tokio::sync::Semaphore;
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -40,9 +40,9 @@ static JUDGING: Semaphore = Semaphore::const_new(4);
 #[serde(default, deny_unknown_fields)]
 #[schema(example = json!({"since": "2026-01-01T00:00:00Z", "limit": 1000}))]
 pub(crate) struct PolicyReplayRequest {
-    /// The definition that judges, as the text of its file; default: the agent's own. At most 64 KiB,
-    /// with 1000 entries in all of its lists.
-    definition: Option<String>,
+    /// The definition that judges, as the text of its file or as an object; default: the agent's own.
+    /// At most 64 KiB, with 1000 entries in all of its lists.
+    definition: Option<PolicyDefinition>,
     /// Runs created after this time.
     since: Option<DateTime<Utc>>,
     /// Runs created before this time.
@@ -52,6 +52,26 @@ pub(crate) struct PolicyReplayRequest {
     limit: Option<u32>,
     /// The `next_cursor` of an answer: the runs behind those are looked at.
     cursor: Option<String>,
+}
+
+/// A definition as YAML, or as the same in JSON.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(untagged, expecting = "must be the text of a definition, or an object")]
+#[schema(example = "name: repo-guide\nmodel: scripted/repo-guide\n")]
+enum PolicyDefinition {
+    Text(String),
+    #[schema(value_type = Object)]
+    Object(Map<String, Value>),
+}
+
+impl PolicyDefinition {
+    /// As the text of a file.
+    fn into_text(self) -> String {
+        match self {
+            Self::Text(text) => text,
+            Self::Object(fields) => Value::Object(fields).to_string(),
+        }
+    }
 }
 
 /// What a definition would have decided on recorded tool calls.
@@ -209,7 +229,7 @@ async fn query(
     }
     let agent = match request.definition {
         None => app.catalogue.agent(name).ok_or_else(|| Problem::not_found("agent"))?,
-        Some(text) => Arc::new(read(name.to_owned(), text).await?),
+        Some(written) => Arc::new(read(name.to_owned(), written.into_text()).await?),
     };
     let after = match request.cursor.as_deref().map(time_of_cursor) {
         None => None,

@@ -3,6 +3,8 @@
 //! A session has no row of its own; it is derived from its runs. Which run of a session may execute,
 //! and the history that it gets, is decided by the runtime.
 
+use std::collections::HashMap;
+
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -39,6 +41,9 @@ pub(crate) struct SessionView {
     /// The agent that the session belongs to.
     #[schema(example = "repo-guide")]
     agent: String,
+    /// The number of its runs.
+    #[schema(example = 1)]
+    run_count: i64,
     /// The newest 200 runs, oldest first.
     runs: Vec<SessionRun>,
     /// The conversation of these runs, without system prompts, as far back as it has 4 MiB in the
@@ -93,15 +98,20 @@ pub(crate) struct SessionSummary {
     /// The number of its runs.
     #[schema(example = 1)]
     run_count: i64,
+    /// The newest ten runs, oldest first.
+    runs: Vec<SessionRun>,
     /// When its first run was accepted.
     created_at: DateTime<Utc>,
     /// When its newest run was accepted.
     last_run_at: DateTime<Utc>,
 }
 
-impl From<ListedSession> for SessionSummary {
-    fn from(session: ListedSession) -> Self {
+impl SessionSummary {
+    /// Takes its runs from those of all sessions.
+    fn of(session: ListedSession, runs: &mut HashMap<Uuid, RunRecord>) -> Self {
+        let newest = session.newest_runs.iter().filter_map(|id| runs.remove(id));
         Self {
+            runs: newest.map(SessionRun::from).collect(),
             session_id: session.session_id,
             agent: session.agent,
             run_count: session.run_count,
@@ -128,9 +138,13 @@ pub(crate) async fn list_sessions(
     let agent = params.text("agent");
     params.finish()?;
     let rows = app.store.sessions(&caller.tenant, agent.as_deref(), &page).await?;
+    let newest: Vec<Uuid> = rows.iter().flat_map(|session| &session.newest_runs).copied().collect();
+    let runs = app.store.runs_of_ids(&caller.tenant, &newest).await?;
+    let mut runs: HashMap<Uuid, RunRecord> = runs.into_iter().map(|run| (run.id, run)).collect();
     let cursor =
         |session: &ListedSession| time_cursor(session.last_run_at, &session.id.to_string());
-    Ok(Json(Listing::of(rows, &page, cursor, SessionSummary::from)))
+    let view = |session| SessionSummary::of(session, &mut runs);
+    Ok(Json(Listing::of(rows, &page, cursor, view)))
 }
 
 /// Get a session
@@ -150,7 +164,7 @@ pub(crate) async fn get_session(
     params.finish()?;
     let session = app
         .store
-        .session(&caller.tenant, &id, 0)
+        .listed_session(&caller.tenant, &id)
         .await?
         .ok_or_else(|| Problem::not_found("session"))?;
     let filter = RunFilter { session_id: Some(id.clone()), ..RunFilter::default() };
@@ -162,6 +176,7 @@ pub(crate) async fn get_session(
     Ok(Json(SessionView {
         session_id: id,
         agent: session.agent,
+        run_count: session.run_count,
         messages: messages_of_runs(&app, &caller.tenant, told).await?,
         runs_without_messages: runs.len() - told.len(),
         runs: runs.into_iter().map(SessionRun::from).collect(),

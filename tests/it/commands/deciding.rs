@@ -80,3 +80,38 @@ async fn a_run_approved_without_a_server_continues_when_the_service_starts() {
         "{denied:#}"
     );
 }
+
+#[tokio::test]
+async fn what_becomes_of_a_run_is_told_by_the_database_that_it_is_in() {
+    let setup =
+        Setup::new().agent("editor", EDITOR).scenario("editor", EDITING).file("notes.txt", "old");
+    let service = setup.start(Db::Postgres).await;
+    let parked = service.post("/v1/agents/editor/invoke-iterative", &json!({})).await.body;
+    let (id, call) = (text(&parked, "run_id"), text(&parked["pending"][0], "call_id"));
+    let here = ["runs", "approve", id, call, "--database-url", &service.database_url];
+    let approved = toolloop(service.dir.path(), &here).await;
+    assert_eq!(approved.code, Some(0), "{}", approved.err);
+    assert!(approved.out.contains("as soon as a service has this database"), "{}", approved.out);
+    assert_eq!(ended(&service, &format!("/v1/runs/{id}")).await["status"], "completed");
+
+    let agent = format!("name: editor\n{EDITOR}");
+    let files = [("agents/editor.yaml", agent.as_str()), ("scenarios/editor.yaml", EDITING)];
+    let dir = directory(&[&files[..], &[("workspace/default/notes.txt", "old")]].concat());
+    let parked = toolloop(dir.path(), &["invoke", "editor"]).await;
+    let run: Value = serde_json::from_str(&parked.out).unwrap();
+    let (id, call) = (text(&run, "run_id"), text(&run["pending"][0], "call_id"));
+    // Nothing else can have this database while the command has it.
+    let waits = toolloop(dir.path(), &["runs", "watch", id]).await;
+    assert_eq!(waits.code, Some(3), "{}", waits.err);
+    assert!(waits.out.contains("approval.requested"), "{}", waits.out);
+    assert!(waits.err.contains("waits for an answer"), "{}", waits.err);
+    let approved = toolloop(dir.path(), &["runs", "approve", id, call]).await;
+    assert!(approved.out.contains("continues when the service is started"), "{}", approved.out);
+    let queued = toolloop(dir.path(), &["runs", "watch", id]).await;
+    assert_eq!(queued.code, Some(1), "{}", queued.err);
+    assert!(
+        queued.err.contains("queued") && queued.err.contains("`toolloop serve`"),
+        "{}",
+        queued.err
+    );
+}

@@ -168,7 +168,8 @@ CREATE TABLE iterations (
     PRIMARY KEY (run_id, attempt, number)
 );
 
--- Arguments are in the event proposed_seq, at position ordinal; the result is in the event result_seq.
+-- Arguments are in the event proposed_seq, at position ordinal, unless the event approval_seq has others; the result is in
+-- the event result_seq.
 CREATE TABLE tool_calls (
     run_id       uuid        NOT NULL,
     call_id      uuid        NOT NULL,
@@ -176,6 +177,7 @@ CREATE TABLE tool_calls (
     iteration    bigint      NOT NULL,
     ordinal      bigint      NOT NULL,
     proposed_seq bigint      NOT NULL,
+    approval_seq bigint,
     result_seq   bigint,
     started_at   timestamptz,
     finished_at  timestamptz,

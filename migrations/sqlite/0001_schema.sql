@@ -146,6 +146,7 @@ CREATE TABLE tool_calls (
     iteration    INTEGER NOT NULL,
     ordinal      INTEGER NOT NULL,
     proposed_seq INTEGER NOT NULL,
+    approval_seq INTEGER,
     result_seq   INTEGER,
     started_at   INTEGER,
     finished_at  INTEGER,

@@ -97,6 +97,53 @@ impl<T, const N: usize> IntoIterator for AtMost<T, N> {
     }
 }
 
+/// The first so many entries of a list; the rest is skipped.
+#[derive(Debug)]
+pub struct UpTo<T, const N: usize>(pub Vec<T>);
+
+impl<T, const N: usize> Default for UpTo<T, N> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<T, const N: usize> IntoIterator for UpTo<T, N> {
+    type Item = T;
+    type IntoIter = std::vec::IntoIter<T>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
+    }
+}
+
+impl<'de, T: Deserialize<'de>, const N: usize> Deserialize<'de> for UpTo<T, N> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(UpToVisitor::<T, N>(PhantomData))
+    }
+}
+
+struct UpToVisitor<T, const N: usize>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>, const N: usize> Visitor<'de> for UpToVisitor<T, N> {
+    type Value = UpTo<T, N>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+        let mut entries = Vec::new();
+        while entries.len() < N {
+            match list.next_element()? {
+                Some(entry) => entries.push(entry),
+                None => return Ok(UpTo(entries)),
+            }
+        }
+        while list.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(UpTo(entries))
+    }
+}
+
 /// The first entry of a list; the rest is skipped.
 #[derive(Debug)]
 pub struct First<T>(pub Option<T>);

@@ -66,6 +66,9 @@ pub enum CallFailure {
     Cancelled,
     /// A limit was reached before the call was executed.
     NotExecuted,
+    /// The run that the call started was ended by the budget that both share, which is judged before
+    /// the next model call; does not count as failing.
+    OverBudget,
     /// It is unknown after a crash whether the call took effect.
     UnknownOutcome,
     /// The result looks like an attempt to give the model instructions, and was withheld from it.
@@ -80,7 +83,7 @@ impl CallFailure {
 
     /// Whether the call counts towards `error_threshold`.
     pub fn counts_as_failing(self) -> bool {
-        !matches!(self, Self::Excess | Self::Cancelled | Self::NotExecuted)
+        !matches!(self, Self::Excess | Self::Cancelled | Self::NotExecuted | Self::OverBudget)
     }
 }
 

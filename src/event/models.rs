@@ -74,7 +74,8 @@ pub struct ModelRetried {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub fallback: Option<String>,
-    /// What the try took, estimated from the part of the answer that had come; absent if none had.
+    /// What the try took: as the provider says of an answer that cannot be used, else estimated from the
+    /// part of the answer that had come; absent if none had.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub usage: Option<Usage>,
@@ -91,7 +92,8 @@ pub struct ModelInterrupted {
     pub provider: String,
     /// The model that was asked, without the provider.
     pub model: String,
-    /// What the call took, estimated from the part of the answer that had come.
+    /// What the call took: as the provider says, else estimated from the part of the answer that had
+    /// come.
     pub usage: Usage,
 }
 

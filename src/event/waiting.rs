@@ -132,6 +132,10 @@ pub struct Resolved {
     pub decided_by: Option<String>,
     /// Given with the answer.
     pub reason: Option<String>,
+    /// When it was given, or the request expired; the run may go on later.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub decided_at: Option<DateTime<Utc>>,
 }
 
 /// An answer to a parked run.
@@ -170,4 +174,19 @@ pub enum Resolution {
     DidNotHappen,
     /// The child run has ended; its output is the call's result.
     ChildEnded,
+}
+
+impl Resolution {
+    /// The arguments that an approver has put in the place of the requested ones.
+    pub fn edited(&self) -> Option<&Value> {
+        match self {
+            Self::Approved { arguments, .. } => arguments.as_ref(),
+            Self::Denied
+            | Self::Expired
+            | Self::Result { .. }
+            | Self::Happened { .. }
+            | Self::DidNotHappen
+            | Self::ChildEnded => None,
+        }
+    }
 }

@@ -11,6 +11,7 @@ use async_trait::async_trait;
 use super::received::Unusable;
 use super::wire::{Api, Frames, MAX_ANSWER, Streamed, Wire, WireSettings, WireSettingsError};
 use super::{Completion, Deltas, FailureKind, ModelRequest, Provider, ProviderError};
+use crate::message::Usage;
 
 /// One API: how a request is written and how an answer is read. Pure.
 pub(super) trait Dialect: Sync {
@@ -25,6 +26,9 @@ pub(super) trait Dialect: Sync {
     /// Reads an answer that came in one piece.
     fn parse(&self, answer: &[u8], call: Call<'_>) -> Result<Completion, Unusable>;
 
+    /// What an answer that cannot be used says that it took.
+    fn usage(&self, answer: &[u8]) -> Option<Usage>;
+
     /// An empty answer, to be filled from a stream.
     fn stream(&self) -> Box<dyn StreamedAnswer>;
 }
@@ -33,6 +37,9 @@ pub(super) trait Dialect: Sync {
 pub(super) trait StreamedAnswer: Send {
     /// Adds the data of one frame and sends its deltas; true once the answer is complete.
     fn push(&mut self, frame: &[u8], call: Call<'_>) -> Result<bool, Unusable>;
+
+    /// What all of the answer took, as far as it said.
+    fn usage(&self) -> Option<Usage>;
 
     /// The completion, or an error if the stream ended before the answer was complete.
     fn finish(self: Box<Self>, call: Call<'_>) -> Result<Completion, Unusable>;
@@ -70,7 +77,13 @@ impl HttpProvider {
     }
 
     fn read(&self, answer: &[u8], call: Call<'_>) -> Result<Completion, ProviderError> {
-        self.dialect.parse(answer, call).map_err(|unusable| self.wire.unusable(unusable))
+        let parsed = self.dialect.parse(answer, call);
+        parsed.map_err(|unusable| self.unusable(unusable, self.dialect.usage(answer)))
+    }
+
+    /// An answer that cannot be used is paid for all the same.
+    fn unusable(&self, unusable: Unusable, usage: Option<Usage>) -> ProviderError {
+        ProviderError { usage: usage.map(Box::new), ..self.wire.unusable(unusable) }
     }
 
     async fn read_stream(
@@ -78,14 +91,15 @@ impl HttpProvider {
         mut frames: Frames<'_>,
         call: Call<'_>,
     ) -> Result<Completion, ProviderError> {
-        let unusable = |unusable| self.wire.unusable(unusable);
         let mut answer = self.dialect.stream();
         while let Some(frame) = frames.next().await? {
-            if answer.push(&frame.data, call).map_err(unusable)? {
+            let pushed = answer.push(&frame.data, call);
+            if pushed.map_err(|unusable| self.unusable(unusable, answer.usage()))? {
                 break;
             }
         }
-        answer.finish(call).map_err(unusable)
+        let usage = answer.usage();
+        answer.finish(call).map_err(|unusable| self.unusable(unusable, usage))
     }
 }
 
@@ -105,7 +119,8 @@ impl Provider for HttpProvider {
             self.read(&self.wire.json(body, request.trace).await?, call)?
         };
         if completion.bytes() > MAX_ANSWER {
-            return Err(self.wire.too_large());
+            let usage = completion.usage.map(Box::new);
+            return Err(ProviderError { usage, ..self.wire.too_large() });
         }
         Ok(completion)
     }

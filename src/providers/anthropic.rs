@@ -17,6 +17,7 @@ use super::received::Unusable;
 use super::wire::{Api, KeyHeader, WireSettings, WireSettingsError};
 use super::{Completion, ModelRequest};
 use crate::bounds::frames::Framing;
+use crate::message::Usage;
 
 const API: Api = Api {
     path: &["v1", "messages"],
@@ -60,6 +61,10 @@ impl Dialect for Messages {
         response::parse(answer, call.provider, call.step)
     }
 
+    fn usage(&self, answer: &[u8]) -> Option<Usage> {
+        response::usage_of(answer)
+    }
+
     fn stream(&self) -> Box<dyn StreamedAnswer> {
         Box::<Fold>::default()
     }
@@ -69,6 +74,10 @@ impl StreamedAnswer for Fold {
     fn push(&mut self, frame: &[u8], call: Call<'_>) -> Result<bool, Unusable> {
         self.event(frame, call.deltas)?;
         Ok(self.is_complete())
+    }
+
+    fn usage(&self) -> Option<Usage> {
+        self.whole_usage()
     }
 
     fn finish(self: Box<Self>, call: Call<'_>) -> Result<Completion, Unusable> {

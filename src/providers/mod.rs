@@ -261,6 +261,8 @@ pub struct ProviderError {
     pub retry_after: Option<Duration>,
     /// The provider's `x-should-retry`.
     pub should_retry: Option<bool>,
+    /// What the try took, where the provider says so of an answer that cannot be used.
+    pub usage: Option<Box<Usage>>,
 }
 
 impl ProviderError {

@@ -12,8 +12,9 @@ use self::response::Fold;
 use super::adapter::{Call, Dialect, HttpProvider, StreamedAnswer};
 use super::received::Unusable;
 use super::wire::{Api, KeyHeader, WireSettings, WireSettingsError};
-use super::{Completion, ModelRequest};
+use super::{Completion, Deltas, ModelRequest};
 use crate::bounds::frames::Framing;
+use crate::message::Usage;
 
 const API: Api =
     Api { path: &["api", "chat"], key: KeyHeader::Bearer, headers: &[], framing: Framing::Lines };
@@ -55,6 +56,12 @@ impl Dialect for Chat {
         fold.completion(call.provider)
     }
 
+    fn usage(&self, answer: &[u8]) -> Option<Usage> {
+        let mut fold = Fold::default();
+        fold.line(answer, 0, Deltas::default()).ok()?;
+        fold.usage()
+    }
+
     fn stream(&self) -> Box<dyn StreamedAnswer> {
         Box::<Fold>::default()
     }
@@ -64,6 +71,10 @@ impl StreamedAnswer for Fold {
     fn push(&mut self, frame: &[u8], call: Call<'_>) -> Result<bool, Unusable> {
         self.line(frame, call.step, call.deltas)?;
         Ok(self.is_complete())
+    }
+
+    fn usage(&self) -> Option<Usage> {
+        self.usage()
     }
 
     fn finish(self: Box<Self>, call: Call<'_>) -> Result<Completion, Unusable> {

@@ -16,6 +16,7 @@ use super::received::Unusable;
 use super::wire::{Api, KeyHeader, WireSettings, WireSettingsError};
 use super::{Completion, ModelRequest};
 use crate::bounds::frames::Framing;
+use crate::message::Usage;
 
 const API: Api = Api {
     path: &["chat", "completions"],
@@ -58,6 +59,10 @@ impl Dialect for ChatCompletions {
         response::parse(answer, call.step)
     }
 
+    fn usage(&self, answer: &[u8]) -> Option<Usage> {
+        response::usage_of(answer)
+    }
+
     fn stream(&self) -> Box<dyn StreamedAnswer> {
         Box::<Stream>::default()
     }
@@ -76,6 +81,10 @@ impl StreamedAnswer for Stream {
             self.answer.take(frame, call.deltas)?;
         }
         Ok(self.is_done)
+    }
+
+    fn usage(&self) -> Option<Usage> {
+        self.answer.usage()
     }
 
     fn finish(self: Box<Self>, call: Call<'_>) -> Result<Completion, Unusable> {

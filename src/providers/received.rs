@@ -8,6 +8,7 @@ use serde_json::value::RawValue;
 use super::failure::Reported;
 use super::{Completion, RawToolCall};
 use crate::bounds::json;
+use crate::message::Usage;
 
 /// Why a 2xx answer cannot be used.
 #[derive(Debug, PartialEq, Eq)]
@@ -18,7 +19,7 @@ pub(super) enum Unusable {
     Error(Reported),
 }
 
-/// Most tool calls of one answer.
+/// Most tool calls of one answer; the rest is left out.
 pub(super) const MAX_CALLS: usize = 1024;
 /// Longest name of a called tool, in bytes; no tool has one as long, and the rest is dropped.
 const MAX_NAME: usize = 256;
@@ -32,17 +33,7 @@ const MAX_TOKENS: u64 = 1_000_000_000;
 
 /// Caps the usage of an answer and rejects opaque blocks that are nested too deeply to be stored.
 pub(super) fn bounded(mut completion: Completion) -> Result<Completion, Unusable> {
-    if let Some(usage) = &mut completion.usage {
-        for tokens in [
-            &mut usage.input_tokens,
-            &mut usage.output_tokens,
-            &mut usage.cached_input_tokens,
-            &mut usage.cache_write_tokens,
-            &mut usage.reasoning_tokens,
-        ] {
-            *tokens = (*tokens).min(MAX_TOKENS);
-        }
-    }
+    completion.usage = completion.usage.map(capped);
     if completion.opaque.as_ref().is_some_and(|blocks| !json::is_shallow(&blocks.json)) {
         let message = format!("the answer is nested more than {} levels deep", json::MAX_NESTING);
         return Err(Unusable::Malformed(message));
@@ -50,10 +41,29 @@ pub(super) fn bounded(mut completion: Completion) -> Result<Completion, Unusable
     Ok(completion)
 }
 
-impl Unusable {
-    pub(super) fn too_many_calls() -> Self {
-        Self::Malformed(format!("the answer has more than {MAX_CALLS} tool calls"))
+/// Believable numbers of tokens.
+pub(super) fn capped(mut usage: Usage) -> Usage {
+    for tokens in [
+        &mut usage.input_tokens,
+        &mut usage.output_tokens,
+        &mut usage.cached_input_tokens,
+        &mut usage.cache_write_tokens,
+        &mut usage.reasoning_tokens,
+    ] {
+        *tokens = (*tokens).min(MAX_TOKENS);
     }
+    usage
+}
+
+/// Leaves out the calls beyond what is read of an answer; in words, where there are any.
+pub(super) fn leave_out_calls(completion: &mut Completion) -> Option<String> {
+    let has_more = completion.tool_calls.len() > MAX_CALLS;
+    completion.tool_calls.truncate(MAX_CALLS);
+    has_more.then(|| {
+        format!(
+            "An answer of the model has more than {MAX_CALLS} tool calls: the rest was left out."
+        )
+    })
 }
 
 /// A call with an id that none of the `earlier` ones has: the provider's own, or one generated from

@@ -16,6 +16,7 @@ use super::received::Unusable;
 use super::wire::{Api, KeyHeader, WireSettings, WireSettingsError};
 use super::{Completion, ModelRequest};
 use crate::bounds::frames::Framing;
+use crate::message::Usage;
 
 const API: Api =
     Api { path: &["responses"], key: KeyHeader::Bearer, headers: &[], framing: Framing::Sse };
@@ -55,6 +56,10 @@ impl Dialect for Responses {
         response::parse(answer, call.provider, call.step)
     }
 
+    fn usage(&self, answer: &[u8]) -> Option<Usage> {
+        response::usage_of(answer)
+    }
+
     fn stream(&self) -> Box<dyn StreamedAnswer> {
         Box::<Stream>::default()
     }
@@ -70,6 +75,10 @@ impl StreamedAnswer for Stream {
     fn push(&mut self, frame: &[u8], call: Call<'_>) -> Result<bool, Unusable> {
         self.completion = self.answer.take(frame, call.deltas, call.provider, call.step)?;
         Ok(self.completion.is_some())
+    }
+
+    fn usage(&self) -> Option<Usage> {
+        self.answer.usage()
     }
 
     fn finish(self: Box<Self>, _: Call<'_>) -> Result<Completion, Unusable> {

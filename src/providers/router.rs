@@ -411,7 +411,7 @@ impl CallState<'_, '_> {
                 self.report(route, tried, None, true);
                 return Ok(completion);
             }
-            Err(error) => error,
+            Err(error) => route.charged(error),
         };
         self.call.failed += 1;
         let retries = self.call.retries;
@@ -488,11 +488,12 @@ impl ProviderState {
 impl Route<'_> {
     fn answer(
         &self,
-        completion: Completion,
+        mut completion: Completion,
         request: &ModelRequest<'_>,
         call: &ModelCall,
         fallback: bool,
     ) -> Answer {
+        let has_more_calls = received::leave_out_calls(&mut completion);
         let reported = completion.usage;
         let usage = reported
             .unwrap_or_else(|| estimate::usage(request.conversation, request.tools, &completion));
@@ -507,6 +508,7 @@ impl Route<'_> {
             warnings: adapt::loses_choice(request, &self.capabilities)
                 .then(|| self.lost_choice(&request.tool_choice))
                 .into_iter()
+                .chain(has_more_calls)
                 .collect(),
         }
     }
@@ -514,6 +516,12 @@ impl Route<'_> {
     /// The usage with its cost, if there is a price.
     fn priced(&self, usage: Usage) -> Usage {
         Usage { cost_micro_usd: self.price.map(|price| price.of(&usage)), ..usage }
+    }
+
+    /// The error with the cost of what it took.
+    fn charged(&self, error: ProviderError) -> ProviderError {
+        let usage = error.usage.map(|usage| Box::new(self.priced(received::capped(*usage))));
+        ProviderError { usage, ..error }
     }
 
     fn lost_choice(&self, choice: &ToolChoice) -> String {
@@ -533,8 +541,9 @@ impl Route<'_> {
     }
 
     fn bounded(&self, completion: Completion) -> Result<Completion, ProviderError> {
+        let usage = completion.usage.map(Box::new);
         received::bounded(completion).map_err(|unusable| match unusable {
-            Unusable::Malformed(message) => self.transient(message),
+            Unusable::Malformed(message) => ProviderError { usage, ..self.transient(message) },
             Unusable::Error(reported) => self.transient(reported.message),
         })
     }
@@ -548,6 +557,7 @@ impl Route<'_> {
             message,
             retry_after: None,
             should_retry: None,
+            usage: None,
         }
     }
 }
@@ -580,6 +590,7 @@ fn unresolved(model: &str, unknown: &UnknownModel) -> ProviderError {
         message: unknown.to_string(),
         retry_after: None,
         should_retry: None,
+        usage: None,
     }
 }
 

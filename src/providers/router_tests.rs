@@ -70,6 +70,7 @@ fn fault(kind: FailureKind, retry_after: Option<Duration>) -> Said {
         message: "m".into(),
         retry_after,
         should_retry: None,
+        usage: None,
     })
 }
 

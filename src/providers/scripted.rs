@@ -242,6 +242,7 @@ fn refusal(kind: FailureKind, status: u16, message: &str) -> ProviderError {
         message: failure::sanitised(message, &[]),
         retry_after: None,
         should_retry: None,
+        usage: None,
     }
 }
 

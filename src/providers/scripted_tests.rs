@@ -180,6 +180,7 @@ steps:
         message: "slow down, Ada".into(),
         retry_after: Some(Duration::from_millis(1500)),
         should_retry: None,
+        usage: None,
     };
     assert_eq!(limited, expected);
     assert_eq!(stage.play("s", 2).await.unwrap_err().kind, FailureKind::QuotaExhausted);

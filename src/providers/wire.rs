@@ -279,6 +279,7 @@ impl Wire {
             message: failure::sanitised(message, &self.secrets),
             retry_after: None,
             should_retry: None,
+            usage: None,
         }
     }
 

@@ -53,10 +53,26 @@ pub enum Reserved {
 pub struct Refusal {
     /// The name of the setting, e.g. `max_total_tokens`.
     pub limit: &'static str,
-    /// Spent and reserved; cost in millionths of a dollar.
+    /// Spent; cost in millionths of a dollar.
     pub used: u64,
+    /// Reserved besides, by calls that are under way.
+    pub reserved: u64,
+    /// What was asked for.
+    pub wanted: u64,
     /// The cap.
     pub max: u64,
+}
+
+impl Refusal {
+    /// Whether it may be granted once the calls under way have settled.
+    pub fn may_settle(&self) -> bool {
+        self.may_be_less() && self.used.saturating_add(self.wanted) <= self.max
+    }
+
+    /// Whether calls take less than they reserve: model calls, which wait for nothing that is reserved.
+    pub fn may_be_less(&self) -> bool {
+        matches!(self.limit, "max_total_tokens" | "max_cost_usd")
+    }
 }
 
 impl Amounts {
@@ -101,20 +117,24 @@ impl Caps {
     }
 
     /// The first cap that `wanted` would exceed; amounts of zero are not checked.
-    pub fn refuses(&self, used: Amounts, wanted: Amounts) -> Option<Refusal> {
-        let caps = [
-            ("max_total_tokens", used.tokens, wanted.tokens, self.tokens),
-            ("max_cost_usd", used.micro_usd, wanted.micro_usd, self.micro_usd),
-            ("max_tool_calls", used.tool_calls, wanted.tool_calls, Some(self.tool_calls)),
-            ("max_iterations", used.iterations, wanted.iterations, Some(self.iterations)),
-            ("max_files_modified", used.files, wanted.files, Some(self.files)),
-            ("max_lines_changed", used.lines, wanted.lines, Some(self.lines)),
-            ("network.max_requests", used.requests, wanted.requests, self.requests),
+    pub fn refuses(&self, spent: Amounts, reserved: Amounts, wanted: Amounts) -> Option<Refusal> {
+        type Part = fn(&Amounts) -> u64;
+        let caps: [(&str, Part, Option<u64>); 7] = [
+            ("max_total_tokens", |it| it.tokens, self.tokens),
+            ("max_cost_usd", |it| it.micro_usd, self.micro_usd),
+            ("max_tool_calls", |it| it.tool_calls, Some(self.tool_calls)),
+            ("max_iterations", |it| it.iterations, Some(self.iterations)),
+            ("max_files_modified", |it| it.files, Some(self.files)),
+            ("max_lines_changed", |it| it.lines, Some(self.lines)),
+            ("network.max_requests", |it| it.requests, self.requests),
         ];
-        caps.into_iter().find_map(|(limit, used, wanted, max)| {
-            let max = max.filter(|max| wanted > 0 && used.saturating_add(wanted) > *max)?;
-            Some(Refusal { limit, used, max })
-        })
+        let refusals = caps.into_iter().filter_map(|(limit, part, max)| {
+            let (used, reserved, wanted) = (part(&spent), part(&reserved), part(&wanted));
+            let all = used.saturating_add(reserved).saturating_add(wanted);
+            let max = max.filter(|max| wanted > 0 && all > *max)?;
+            Some(Refusal { limit, used, reserved, wanted, max })
+        });
+        refusals.min_by_key(Refusal::may_settle)
     }
 }
 
@@ -156,9 +176,39 @@ mod tests {
         ];
         for (wanted, expected) in table {
             let refused = caps
-                .refuses(used, wanted)
+                .refuses(used, none, wanted)
                 .map(|refusal| (refusal.limit, refusal.used, refusal.max));
             assert_eq!(refused, expected, "{wanted:?}");
         }
+    }
+
+    #[test]
+    fn what_is_only_reserved_may_settle() {
+        let caps = Caps {
+            tokens: Some(100),
+            micro_usd: Some(100),
+            tool_calls: 2,
+            iterations: 3,
+            files: 4,
+            lines: 5,
+            requests: None,
+        };
+        let none = Amounts::default();
+        let table = [
+            ((40, 0), (50, 0), (60, 0), Some(("max_total_tokens", true))),
+            ((41, 0), (50, 0), (60, 0), Some(("max_total_tokens", false))),
+            ((0, 40), (0, 50), (1, 60), Some(("max_cost_usd", true))),
+            ((0, 90), (90, 0), (20, 20), Some(("max_cost_usd", false))),
+            ((0, 40), (0, 50), (0, 10), None),
+        ];
+        let of = |(tokens, micro_usd)| Amounts { tokens, micro_usd, ..none };
+        for (spent, reserved, wanted, expected) in table {
+            let refusal = caps.refuses(of(spent), of(reserved), of(wanted));
+            let refused = refusal.map(|refusal| (refusal.limit, refusal.may_settle()));
+            assert_eq!(refused, expected, "{spent:?} {reserved:?} {wanted:?}");
+        }
+        let calls = Amounts { tool_calls: 2, ..none };
+        let refusal = caps.refuses(none, Amounts { tool_calls: 1, ..none }, calls).unwrap();
+        assert!(!refusal.may_settle(), "a call that is under way is made");
     }
 }

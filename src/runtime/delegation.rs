@@ -33,8 +33,8 @@ use crate::engine::budget::SharedBudget;
 use crate::engine::{Plan, RunControl, State, phrases};
 use crate::event::SERVICE;
 use crate::run::{
-    Amounts, Autonomy, BudgetOverrides, Caller, Caps, Delegation, Labels, Overrides, RunKind,
-    RunStatus, SpanPlace,
+    Amounts, Autonomy, BudgetOverrides, Caller, Caps, Delegation, Labels, Overrides, RunError,
+    RunKind, RunStatus, SpanPlace, TerminationReason,
 };
 use crate::store::{Ownership, QueuePlace, RunRecord, StoreError};
 use crate::tools::subagent::{ChildCall, ChildFailed, ChildResult, StartRun, Task};
@@ -128,15 +128,25 @@ impl StartRun for Children {
             (Some(output), _) if ended.status == RunStatus::Completed => {
                 Ok(ChildResult::Output(output))
             }
-            (_, Some(error)) => Err(ChildFailed(format!(
-                "The agent {agent} {} ({}): {}",
-                if ended.status == RunStatus::Cancelled { "was cancelled" } else { "failed" },
-                error.code,
-                error.message
-            ))),
+            (_, Some(error)) => {
+                let how =
+                    if ended.status == RunStatus::Cancelled { "was cancelled" } else { "failed" };
+                let RunError { code, message, context } = error;
+                let why = format!("The agent {agent} {how} ({code}): {message}");
+                if is_over_shared_budget(&code, &context) {
+                    Ok(ChildResult::OverBudget(why))
+                } else {
+                    Err(ChildFailed(why))
+                }
+            }
             _ => Err(ChildFailed(format!("The agent {agent} ended without an output."))),
         }
     }
+}
+
+/// Whether a run ended because of the budget that it shared with its parent.
+fn is_over_shared_budget(code: &str, context: &Value) -> bool {
+    TerminationReason::BudgetExceeded.code() == Some(code) && context["shared"] == true
 }
 
 /// Whether a run can start others.
@@ -178,8 +188,10 @@ impl Parent {
         let of_request = |field: &str| self.identity.new.overrides.get(field);
         let is_private = of_request("private").and_then(Value::as_bool);
         let tools = of_request("tools").and_then(|tools| Vec::deserialize(tools).ok());
-        let left = now.deadline().map(|deadline| (deadline - clock::now()).num_seconds());
-        let max_duration_seconds = left.map(|left| u64::try_from(left).unwrap_or(0).max(1));
+        // The second that has begun is the child's too: the parent's deadline ends it within that.
+        let left = now.deadline().map(|deadline| (deadline - clock::now()).num_milliseconds());
+        let max_duration_seconds =
+            left.map(|left| u64::try_from(left).unwrap_or(0).div_ceil(1000).max(1));
         let used = &now.totals().consumption;
         let files = used.files();
         Overrides {

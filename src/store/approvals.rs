@@ -6,10 +6,12 @@
 //! sees the other and queues the run, and an answer that comes while the run is being parked is seen
 //! by one side or the other.
 
+use serde_json::Value;
 use strum::{EnumString, IntoStaticStr, VariantNames};
 use uuid::Uuid;
 
 use super::backend::{Transaction, Work};
+use super::listing::MAX_ARGUMENTS;
 use super::runs::one_run;
 use super::sql::Query;
 use super::tables::{ApprovalRecord, AuditRow, Record, ids, insert};
@@ -57,6 +59,25 @@ impl ApprovalStatus {
 }
 
 impl ApprovalRecord {
+    /// Puts the arguments of an approver in the place of those that were asked for; false where there
+    /// are none.
+    pub fn take_edited(&mut self) -> bool {
+        let Some(Resolution::Approved { arguments: Some(edited), .. }) = self.resolution.take()
+        else {
+            return false;
+        };
+        self.arguments = edited;
+        true
+    }
+
+    pub(super) fn leave_out_large_edits(&mut self) {
+        if let Some(Resolution::Approved { arguments: Some(edited), .. }) = &mut self.resolution
+            && edited.to_string().len() > MAX_ARGUMENTS
+        {
+            *edited = Value::Null;
+        }
+    }
+
     /// The answer as an event, where there is one.
     pub fn resolved(&self) -> Option<Resolved> {
         Some(Resolved {
@@ -65,6 +86,7 @@ impl ApprovalRecord {
             resolution: self.resolution.clone()?,
             decided_by: self.decided_by.clone(),
             reason: self.decision_reason.clone(),
+            decided_at: self.decided_at,
         })
     }
 }

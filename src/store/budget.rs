@@ -158,8 +158,8 @@ impl Store {
             let Some(budget) = self.shared_budget(root).await? else {
                 return Ok(Some(Reserved::Granted));
             };
-            let taken = budget.spent.and(budget.reserved);
-            if let Some(refusal) = budget.caps.refuses(taken, wanted) {
+            let SharedBudget { caps, spent, reserved } = budget;
+            if let Some(refusal) = caps.refuses(spent, reserved, wanted) {
                 return Ok(Some(Reserved::Refused(refusal)));
             }
             // What stood in the way was settled in between.

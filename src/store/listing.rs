@@ -40,7 +40,7 @@ static COLUMNS_OF_LISTS: LazyLock<String> = LazyLock::new(|| {
 });
 
 /// Bytes of arguments, as JSON, that a list of approvals shows.
-const MAX_ARGUMENTS: usize = 64 * 1024;
+pub(super) const MAX_ARGUMENTS: usize = 64 * 1024;
 
 /// Runs that are looked through for a label before its index is asked.
 const NEWEST: u32 = 1000;
@@ -270,7 +270,12 @@ impl Store {
             .and("run_id = :run", "run", filter.run_id)
             .and("call_id = :call", "call", filter.call_id)
             .and("kind <> :child", "child", filter.from_outside.then_some(WaitKind::Child));
-        self.list_as(Work::Data, query, &APPROVALS, page).await // to be answered
+        let mut rows: Vec<ApprovalRecord> =
+            self.list_as(Work::Data, query, &APPROVALS, page).await?; // to be answered
+        if filter.run_id.is_none() {
+            rows.iter_mut().for_each(ApprovalRecord::leave_out_large_edits);
+        }
+        Ok(rows)
     }
 
     /// What the receivers of a tenant's webhooks are or were told, newest first.

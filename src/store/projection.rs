@@ -10,7 +10,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt::Write;
 
-use chrono::{DateTime, TimeDelta};
+use chrono::{DateTime, TimeDelta, Utc};
 use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -25,7 +25,9 @@ use super::tables::{
 };
 use super::{ApprovalStatus, FORMAT, NewRun, RunWrite, SessionPlace, StoreError};
 use crate::bounds::json;
-use crate::event::{AuditRecord, Awaited, CallFailure, Event, ModelResponded, RunEvent, WaitKind};
+use crate::event::{
+    AuditRecord, Awaited, CallFailure, Event, ModelResponded, Resolved, RunEvent, WaitKind,
+};
 use crate::message::{AssistantMessage, CallTarget, ToolCall};
 use crate::run::{self, Caller, Outcome, RunStatus, Totals};
 
@@ -300,14 +302,9 @@ impl RunCalls<'_> {
                 row.reason.clone_from(&call.reason);
                 row.started_at = Some(event.at);
             }
-            RunEvent::ApprovalRequested(awaited) => self.ask(awaited),
-            RunEvent::ToolCallAwaitingClient(awaited) => {
-                let effect = awaited.actions.iter().map(|action| action.effect).max();
-                let row = self.row(awaited.call_id);
-                row.state = "awaiting_client".into();
-                row.effect = effect.map(|effect| effect.as_str().into());
-                row.decision.clone_from(&awaited.decision);
-            }
+            RunEvent::ApprovalRequested(awaited) => self.ask(event.seq, awaited),
+            RunEvent::ApprovalResolved(resolved) => self.decide(event.seq, resolved),
+            RunEvent::ToolCallAwaitingClient(awaited) => self.hand_out(event.at, awaited),
             RunEvent::ToolCallCompleted(call) => {
                 if call.target != CallTarget::Tool {
                     return;
@@ -343,7 +340,6 @@ impl RunCalls<'_> {
             | RunEvent::AttemptStarted { .. }
             | RunEvent::IterationStarted { .. }
             | RunEvent::ToolCallAwaitingChild(_)
-            | RunEvent::ApprovalResolved(_)
             | RunEvent::HandoffStarted { .. }
             | RunEvent::ScanWarned(_)
             | RunEvent::LabelsChanged(_)
@@ -366,16 +362,32 @@ impl RunCalls<'_> {
         }
     }
 
-    fn ask(&mut self, awaited: &Awaited) {
+    fn ask(&mut self, seq: i64, awaited: &Awaited) {
         match awaited.kind {
             WaitKind::Approval => {
                 let row = self.row(awaited.call_id);
                 row.state = "awaiting_approval".into();
                 row.decision = Some("escalated".into());
                 row.reason = Some(awaited.reason.clone());
+                row.approval_seq = Some(seq);
             }
             WaitKind::Review => self.row(awaited.call_id).state = "unknown".into(),
             WaitKind::Client | WaitKind::Escalation | WaitKind::Child => {} // no call, or an event of its own
+        }
+    }
+
+    fn hand_out(&mut self, at: DateTime<Utc>, awaited: &Awaited) {
+        let effect = awaited.actions.iter().map(|action| action.effect).max();
+        let row = self.row(awaited.call_id);
+        row.state = "awaiting_client".into();
+        row.started_at = Some(at);
+        row.effect = effect.map(|effect| effect.as_str().into());
+        row.decision.clone_from(&awaited.decision);
+    }
+
+    fn decide(&mut self, seq: i64, resolved: &Resolved) {
+        if resolved.kind == WaitKind::Approval {
+            self.row(resolved.call_id).approval_seq = Some(seq);
         }
     }
 
@@ -413,6 +425,7 @@ impl RunCalls<'_> {
                 started_at: None,
                 finished_at: None,
                 duration_ms: None,
+                approval_seq: None,
                 result_seq: None,
             };
             self.rows.push(CallChange { proposal: None, state });
@@ -434,11 +447,12 @@ pub(super) fn audit_id(record: &AuditRecord) -> Uuid {
 impl ToolCallRecord {
     /// The numbers of the events that have its payloads.
     pub(super) fn sources(&self) -> impl Iterator<Item = i64> + use<> {
-        std::iter::once(self.proposed_seq).chain(self.result_seq)
+        std::iter::once(self.proposed_seq).chain(self.approval_seq).chain(self.result_seq)
     }
 }
 
-/// Fills in the arguments and results of calls from the events that have them.
+/// Fills in the arguments and results of calls from the events that have them: the arguments that an
+/// approver wrote, where one did.
 pub fn attach_payloads(calls: &mut [ToolCallRecord], events: Vec<Event>) {
     let events: HashMap<i64, RunEvent> =
         events.into_iter().map(|event| (event.seq, event.what)).collect();
@@ -447,6 +461,12 @@ pub fn attach_payloads(calls: &mut [ToolCallRecord], events: Vec<Event>) {
         if let Some((message, ..)) = proposed {
             let position = usize::try_from(call.ordinal).unwrap_or_default().saturating_sub(1);
             call.arguments = message.tool_calls.get(position).map(arguments).unwrap_or_default();
+        }
+        if let Some(RunEvent::ApprovalResolved(resolved)) =
+            call.approval_seq.and_then(|seq| events.get(&seq))
+            && let Some(edited) = resolved.resolution.edited()
+        {
+            (call.arguments, call.edited) = (edited.clone(), true);
         }
         match call.result_seq.and_then(|seq| events.get(&seq)) {
             Some(RunEvent::ToolCallCompleted(done)) => {

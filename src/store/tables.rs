@@ -284,7 +284,8 @@ table! {
             tool: String,
             proposed_seq: i64,
         }
-        /// Where the call stands; the event `result_seq` has the result.
+        /// Where the call stands; the event `result_seq` has the result, and `approval_seq` is the last
+        /// that asked for an approval or has it, with the arguments where an approver replaced them.
         write CallState {
             run_id: Uuid,
             call_id: Uuid,
@@ -297,10 +298,12 @@ table! {
             started_at: Option<DateTime<Utc>>,
             finished_at: Option<DateTime<Utc>>,
             duration_ms: Option<u64>,
+            approval_seq: Option<i64>,
             result_seq: Option<i64>,
         }
         made {
             arguments: Json,
+            edited: bool,
             result: Option<String>,
             child_run_id: Option<Uuid>,
         }

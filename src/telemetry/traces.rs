@@ -376,6 +376,7 @@ fn error_type(failure: CallFailure) -> &'static str {
         CallFailure::Truncated => "truncated",
         CallFailure::Cancelled => "cancelled",
         CallFailure::NotExecuted => "not_executed",
+        CallFailure::OverBudget => "over_budget",
         CallFailure::UnknownOutcome => "unknown_outcome",
         CallFailure::Withheld => "withheld",
     }

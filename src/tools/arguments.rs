@@ -2,7 +2,9 @@
 //!
 //! What is wrong with them is worded for the model, without the values.
 
-use serde_json::Value;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
+use serde_json::{Number, Value};
 
 use crate::bounds::json::{self, Unreadable};
 use crate::bounds::schema::{Fault, Rejected, Schema};
@@ -34,6 +36,31 @@ pub(super) fn parse(arguments: &str) -> Result<Value, String> {
         Err(Unreadable::Malformed(e)) => Err(format!("The arguments are not valid JSON: {e}.")),
         Err(beyond) => Err(format!("The arguments are too much to read: {beyond}.")),
     }
+}
+
+/// A whole number, whichever way it is written: `2.0` is an integer for JSON Schema, and for some models.
+pub(super) fn whole_number(value: &Value) -> Option<u64> {
+    /// Up to here, a float is the number that was written.
+    const EXACT: f64 = 9_007_199_254_740_992.0;
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "it is whole and within"
+    )]
+    let of_float = |float: f64| {
+        ((0.0..=EXACT).contains(&float) && float.fract() == 0.0).then_some(float as u64)
+    };
+    value.as_u64().or_else(|| value.as_f64().and_then(of_float))
+}
+
+/// The same for a member that may be absent or null, of arguments that are deserialised.
+pub(super) fn whole_number_of<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    let Some(number) = Option::<Number>::deserialize(from)? else { return Ok(None) };
+    let written = number.to_string();
+    let number = whole_number(&Value::Number(number));
+    number
+        .map(Some)
+        .ok_or_else(|| D::Error::custom(format!("{written} is no whole number that fits")))
 }
 
 /// What is wrong with arguments, with JSON pointers into them.
@@ -91,6 +118,24 @@ mod tests {
         assert!(parse(&of(MAX_ARGUMENTS)).is_ok());
         let refused = parse(&of(MAX_ARGUMENTS + 1)).unwrap_err();
         assert_eq!(refused, "The arguments have 1048577 bytes, more than 1048576.");
+    }
+
+    #[test]
+    fn whole_numbers() {
+        let table = [
+            (json!(2), Some(2)),
+            (json!(2.0), Some(2)),
+            (json!(u64::MAX), Some(u64::MAX)),
+            (json!(9_007_199_254_740_992.0), Some(1 << 53)),
+            (json!(9_007_199_254_740_994.0), None),
+            (json!(1e30), None),
+            (json!(2.5), None),
+            (json!(-1.0), None),
+            (json!("2"), None),
+        ];
+        for (number, expected) in table {
+            assert_eq!(whole_number(&number), expected, "{number}");
+        }
     }
 
     #[test]

@@ -162,6 +162,9 @@ impl Asked<'_> {
             // What a call would do cannot be told, so it cannot be judged: a check that cannot
             // decide blocks.
             Err(Failure::Told(CallFailure::ToolError, message)) => {
+                if self.are_mistaken(arguments).await {
+                    return Err(refused(call, CallFailure::InvalidArguments, &message).into());
+                }
                 let undecided = blocking("actions", message);
                 Err(blocked(call, undecided, shown(arguments, canonical), Arc::default()).into())
             }
@@ -171,6 +174,13 @@ impl Asked<'_> {
                 Err(Unprepared::Fatal(fatal(&call.name, message, fault, None)))
             }
         }
+    }
+
+    /// Whether the tool would refuse the arguments whatever there is to work on: no rule is asked then.
+    async fn are_mistaken(&self, arguments: &Value) -> bool {
+        let (tool, arguments) = (Arc::clone(&self.offered.tool), arguments.clone());
+        let mistakes = tokio::task::spawn_blocking(move || tool.mistakes(&arguments));
+        mistakes.await.is_ok_and(|mistakes| !mistakes.is_empty())
     }
 }
 

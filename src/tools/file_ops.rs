@@ -22,6 +22,7 @@ use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
+use super::arguments::whole_number_of;
 use super::quota::OverQuota;
 use super::workspace::{Kind, PathError, Resolved};
 use super::{Changed, Defaults, Standing, Tool, ToolContext, ToolError, ToolInfo, Workspace, pdf};
@@ -60,18 +61,55 @@ const DESCRIPTION: &str = "Reads and changes files in your workspace. `operation
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(tag = "operation", rename_all = "lowercase")]
 enum Operation<'a> {
-    Read { path: &'a str, offset: Option<u64>, limit: Option<u64> },
-    Write { path: &'a str, content: &'a str },
-    Append { path: &'a str, content: &'a str },
-    Edit { path: &'a str, old: &'a str, new: &'a str, replace_all: Option<bool> },
-    List { path: Option<&'a str> },
-    Glob { pattern: &'a str, path: Option<&'a str> },
-    Search { pattern: &'a str, path: Option<&'a str>, glob: Option<&'a str> },
-    Stat { path: &'a str },
-    Mkdir { path: &'a str },
-    Move { path: &'a str, to: &'a str },
-    Delete { path: &'a str },
-    Patch { patch: &'a str },
+    Read {
+        path: &'a str,
+        #[serde(default, deserialize_with = "whole_number_of")]
+        offset: Option<u64>,
+        #[serde(default, deserialize_with = "whole_number_of")]
+        limit: Option<u64>,
+    },
+    Write {
+        path: &'a str,
+        content: &'a str,
+    },
+    Append {
+        path: &'a str,
+        content: &'a str,
+    },
+    Edit {
+        path: &'a str,
+        old: &'a str,
+        new: &'a str,
+        replace_all: Option<bool>,
+    },
+    List {
+        path: Option<&'a str>,
+    },
+    Glob {
+        pattern: &'a str,
+        path: Option<&'a str>,
+    },
+    Search {
+        pattern: &'a str,
+        path: Option<&'a str>,
+        glob: Option<&'a str>,
+    },
+    Stat {
+        path: &'a str,
+    },
+    Mkdir {
+        path: &'a str,
+    },
+    Move {
+        path: &'a str,
+        to: &'a str,
+    },
+    Delete {
+        path: &'a str,
+    },
+    Patch {
+        patch: &'a str,
+    },
 }
 
 /// The tool.

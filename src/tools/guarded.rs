@@ -61,6 +61,9 @@ pub(super) async fn guarded<T>(
         Ok(Ok(Err(ToolError::ForModel(message)))) => {
             Err(Failure::Told(CallFailure::ToolError, message))
         }
+        Ok(Ok(Err(ToolError::OverBudget(message)))) => {
+            Err(Failure::Told(CallFailure::OverBudget, message))
+        }
         Ok(Ok(Err(ToolError::Fatal(message)))) => Err(Failure::Fatal(message)),
         Ok(Ok(Err(ToolError::AwaitsChild(child)))) => Err(Failure::AwaitsChild(child)),
         Ok(Err(_panic)) => {

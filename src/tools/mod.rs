@@ -211,6 +211,9 @@ pub enum ToolError {
     /// The service is at fault: the run ends.
     #[error("{0}")]
     Fatal(String),
+    /// The budget that all runs of the tree share is used up; the model reads this text.
+    #[error("{0}")]
+    OverBudget(String),
     /// The call started this child run, which is parked: it is repeated when the child has ended.
     #[error("the child run {0} is parked")]
     AwaitsChild(Uuid),

@@ -11,6 +11,7 @@ use futures::future::BoxFuture;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+use super::arguments::whole_number;
 use super::{Defaults, Tool, ToolContext, ToolError, ToolInfo};
 use crate::governance::{Action, ActionKind, Permit};
 use crate::run::{Effect, Labels};
@@ -96,7 +97,7 @@ impl Tool for Recall {
         arguments: Value,
         context: &ToolContext,
     ) -> Result<String, ToolError> {
-        let top_k = arguments["top_k"].as_u64().unwrap_or(TOP_K).clamp(1, MOST);
+        let top_k = whole_number(&arguments["top_k"]).unwrap_or(TOP_K).clamp(1, MOST);
         let question = RecallQuery {
             tenant: context.caller.tenant.clone(),
             agent: context.agent.to_string(),

@@ -198,7 +198,8 @@ impl Requests {
         let Some(shared) = shared else { return Ok(()) };
         match shared().await {
             Some(Reserved::Granted) => Ok(()),
-            Some(Reserved::Refused(Refusal { used, max, .. })) => {
+            Some(Reserved::Refused(Refusal { used, reserved, max, .. })) => {
+                let used = used.saturating_add(reserved);
                 let totals = &mut self.0.lock().totals;
                 totals.over_budget = true;
                 totals.shared = Some(SharedRequests { used, max });

@@ -37,6 +37,8 @@ pub enum ChildResult {
     Output(Value),
     /// This run waits for an answer from outside.
     Parked(Uuid),
+    /// The budget that it shares with the run that calls did not let it go on; in words, for the model.
+    OverBudget(String),
 }
 
 /// A call that means a child run.
@@ -164,6 +166,7 @@ impl Tool for Subagent {
         match self.start.start_run(child).await.map_err(|why| ToolError::ForModel(why.0))? {
             ChildResult::Output(output) => Ok(as_result(&output)),
             ChildResult::Parked(child) => Err(ToolError::AwaitsChild(child)),
+            ChildResult::OverBudget(why) => Err(ToolError::OverBudget(why)),
         }
     }
 }

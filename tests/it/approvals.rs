@@ -160,6 +160,7 @@ async fn an_escalated_call_waits_until_it_is_approved(db: Db) {
         "{call:#}"
     );
     assert!(text(call, "reason").ends_with("Approved by testadmin."), "{call:#}");
+    assert_eq!(call["edited"], false, "{call:#}");
     assert_eq!(service.get("/v1/approvals").await.body["data"], json!([]));
     let row = &service.get("/v1/approvals?status=approved").await.body["data"][0];
     assert_eq!(
@@ -273,6 +274,14 @@ async fn arguments_are_edited_and_judged_again(db: Db) {
         (file(&service, "notes.txt"), file(&service, "other.txt")),
         ("old\n".into(), "edited\n".into())
     );
+    // Rows show what was executed; what the model asked for is in its message and in the request.
+    let call = &service.get(&format!("{run}/tool-calls")).await.body["data"][0];
+    assert_eq!((&call["arguments"], &call["edited"]), (&edited, &json!(true)), "{call:#}");
+    let row = &service.get("/v1/approvals?status=approved").await.body["data"][0];
+    assert_eq!((&row["arguments"], &row["edited"]), (&edited, &json!(true)), "{row:#}");
+    assert!(text(row, "display").contains("other.txt"), "{row:#}");
+    let messages = service.get(&format!("{run}/messages")).await.body.to_string();
+    assert!(messages.contains("notes.txt"), "{messages}");
 
     // What is forbidden stays so, whoever approves it; the approval is not taken.
     let (run, calls) = paths(&parked(&service, "editor").await.body);

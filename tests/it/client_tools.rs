@@ -1,6 +1,8 @@
 //! Tools that the caller executes: offered like others, called through the parked run, answered
 //! over HTTP.
 
+use std::time::Duration;
+
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -69,6 +71,7 @@ steps:
     for bad in [json!({}), json!({"content": 1}), json!({"content": "a", "isError": true})] {
         assert_eq!(service.post(&format!("{}/result", calls[0]), &bad).await.status, 422, "{bad}");
     }
+    tokio::time::sleep(Duration::from_millis(50)).await; // what executing it takes
     let given = service.post(&format!("{}/result", calls[0]), &json!({"content": "because"})).await;
     assert_eq!((given.status.as_u16(), &given.body["pending"]), (200, &json!([])), "{given:?}");
     let again =
@@ -87,6 +90,10 @@ steps:
     let (good, bad) =
         ((json!("succeeded"), json!("because")), (json!("failed"), json!("nobody is there")));
     assert_eq!(states, [(&good.0, &good.1), (&bad.0, &bad.1)], "{made:#}");
+    for call in made["data"].as_array().unwrap() {
+        assert!(text(call, "started_at") < text(call, "finished_at"), "{call:#}");
+    }
+    assert!(made["data"][0]["duration_ms"].as_u64().unwrap() >= 50, "{made:#}");
     assert_eq!(
         service.get("/v1/approvals?status=answered").await.body["data"].as_array().unwrap().len(),
         2

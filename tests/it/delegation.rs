@@ -98,7 +98,7 @@ async fn a_subagent_works_on_a_task(db: Db) {
         (&json!({"task": "weigh x"}), &json!("completed"))
     );
     assert!(
-        child["overrides"]["budget"]["max_duration_seconds"].as_u64().unwrap() <= 3600,
+        child["budget"]["limits"]["max_duration_seconds"].as_u64().unwrap() <= 3600,
         "{child:#}"
     );
 

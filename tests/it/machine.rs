@@ -293,6 +293,7 @@ impl Bench {
             };
             let decided_by = Some("tester".to_owned());
             self.record(RunEvent::ApprovalResolved(Resolved {
+                decided_at: None,
                 call_id,
                 kind,
                 resolution,
@@ -1098,6 +1099,13 @@ fn what_is_demanded_when() {
     assert_eq!(choices(demanding(text(), FirstRequired), late), (repeated, 0));
     let (twice, warnings) = choices(demanding(text(), FirstRequired), vec![Text("x")]);
     assert_eq!((twice, warnings), (vec![required.clone(), required.clone()], 1));
+    let mut bench = Bench::new(demanding(structured(), Required), vec![Text("x")]);
+    bench.run(false);
+    let warnings = &bench.state.totals().warnings;
+    assert!(
+        !warnings.is_empty() && warnings.iter().all(|it| !it.contains("accepted")),
+        "{warnings:?}"
+    );
     let (all, _) = choices(
         demanding(structured(), Required),
         vec![Calls(vec!["a"]), Calls(vec!["a"]), Calls(vec![OK])],

@@ -27,6 +27,8 @@ on_both_stores! {
     a_reader_sees_every_try_as_it_happens,
     a_model_that_takes_over_is_named,
     an_answer_that_breaks_off_is_paid_for,
+    an_answer_that_cannot_be_used_is_paid_for,
+    calls_beyond_what_is_read_of_an_answer_are_told_to_the_model,
 }
 
 async fn service(db: Db, mock: &MockModel) -> Service {
@@ -192,4 +194,74 @@ async fn an_answer_that_breaks_off_is_paid_for(db: Db) {
     assert_eq!(counted["data"][0]["runs"], 4, "{counted:#}");
     assert_eq!(service.delete("/v1/sessions/s").await.status, 204);
     assert_eq!(service.get("/v1/stats/usage").await.body["data"][0]["total_tokens"], total);
+}
+
+/// An answer without choices that says what it took.
+fn without_choices() -> Reply {
+    Reply::Raw(
+        json!({"id": "x", "object": "chat.completion", "choices": [],
+            "usage": {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}})
+        .to_string(),
+    )
+}
+
+async fn an_answer_that_cannot_be_used_is_paid_for(db: Db) {
+    let mock = MockModel::start().await;
+    let config = format!(
+        "[models.mock]\nkind = \"openai\"\nbase_url = \"{}\"\nmax_retries = 1\n\
+         [prices.\"mock/*\"]\ninput = 1.0\noutput = 1.0\n",
+        mock.base_url()
+    );
+    let service = Setup::new()
+        .config(&config)
+        .agent("asker", "model: mock/one\nenable_double_confirmation: false\n")
+        .start(db)
+        .await;
+    mock.script([without_choices(), Reply::text("fine")]);
+    let run = service.run("asker", &json!({})).await;
+    assert_eq!(run["status"], "completed", "{run:#}");
+    let broken = &retried(&service, run["run_id"].as_str().unwrap()).await[0]["usage"];
+    assert_eq!((&broken["total_tokens"], &broken["cost_usd"]), (&json!(110), &json!(0.00011)));
+    assert_eq!(broken["estimated"], false, "the provider said so: {broken}");
+    let rows = format!("/v1/runs/{}/iterations", run["run_id"].as_str().unwrap());
+    let answered = service.get(&rows).await.body["data"][0]["usage"]["total_tokens"].clone();
+    assert_eq!(run["tokens_used"], 110 + answered.as_u64().unwrap(), "{run:#}");
+
+    // The last try, and those of a single shot and of a stream.
+    for (route, accept) in [
+        ("invoke-iterative", "application/json"),
+        ("invoke", "application/json"),
+        ("invoke-iterative", "text/event-stream"),
+    ] {
+        mock.script([without_choices(), without_choices()]);
+        let id = uuid::Uuid::now_v7().to_string();
+        let request = service.request(Method::POST, &format!("/v1/agents/asker/{route}"));
+        let request = request.header("accept", accept).json(&json!({"run_id": id}));
+        request.send().await.unwrap().bytes().await.unwrap();
+        let run = service.get(&format!("/v1/runs/{id}")).await.body;
+        assert_eq!(run["error"]["code"], "MODEL_ERROR", "{run:#}");
+        assert_eq!(run["tokens_used"], 220, "{route} {accept}: {run:#}");
+        assert_eq!(run["usage"]["cost_usd"], 0.00022, "{run:#}");
+    }
+}
+
+async fn calls_beyond_what_is_read_of_an_answer_are_told_to_the_model(db: Db) {
+    let mock = MockModel::start().await;
+    let config = format!("[models.mock]\nkind = \"openai\"\nbase_url = \"{}\"\n", mock.base_url());
+    let agent = "model: mock/one\nenable_double_confirmation: false\ntools: [file_ops]\n";
+    let service = Setup::new().config(&config).agent("asker", agent).start(db).await;
+    let glob = |n| json!({"operation": "glob", "pattern": format!("*{n}")}).to_string();
+    mock.script([
+        Reply::ToolCalls((0..1500).map(|n| ("file_ops".to_owned(), glob(n))).collect()),
+        Reply::text("fewer, then"),
+    ]);
+    let run = service.run("asker", &json!({})).await;
+    assert_eq!(run["output"], json!({"result": "fewer, then"}), "{run:#}");
+    assert_eq!((&run["iterations"], mock.requests().len()), (&json!(2), 2), "paid once");
+    assert_eq!(mock.refusals(), Vec::<String>::new());
+    let warning = "An answer of the model has more than 1024 tool calls: the rest was left out.";
+    assert_eq!(run["warnings"], json!([warning]));
+    let told = mock.requests()[1].body["messages"].as_array().unwrap().clone();
+    let answers = told.iter().filter(|message| message["role"] == "tool").count();
+    assert_eq!(answers, 1024, "each has its result, most of them that they are too many");
 }

@@ -312,6 +312,10 @@ async fn a_budget_in_dollars_is_kept(db: Db) {
         (&json!("BUDGET_EXCEEDED"), &json!(0)),
         "{run:#}"
     );
+    assert_eq!(run["usage"]["cost_usd"], 0.0, "there is a price, and nothing to pay: {run:#}");
+    let detail = service.get(&format!("/v1/runs/{}", run["run_id"].as_str().unwrap())).await.body;
+    assert_eq!(detail["usage"]["cost_usd"], 0.0, "{detail:#}");
+    assert_eq!(detail["budget"]["used"]["cost_usd"], 0.0, "{detail:#}");
     let wider = service.run("reader", &json!({"budget": {"max_cost_usd": 100}})).await;
     let detail = service.get(&format!("/v1/runs/{}", wider["run_id"].as_str().unwrap())).await.body;
     assert_eq!(detail["budget"]["limits"]["max_cost_usd"], 0.02, "a request only narrows");

@@ -9,6 +9,9 @@ on_both_stores! {
     sixty_four_children_share_ten_model_calls,
     calls_of_tools_are_shared,
     tokens_are_shared_and_balance,
+    children_that_use_it_up_together_end_their_parent_for_that,
+    a_call_waits_for_what_others_have_reserved,
+    a_child_ends_with_the_time_of_its_parent,
     a_crash_leaves_the_budget_balanced,
     every_route_answers_the_same_budget_of_a_run,
     lists_of_runs_carry_no_payloads,
@@ -136,6 +139,106 @@ governance: {budget: {max_total_tokens: 3000}}
     let alone = service.run("alone", &json!({})).await;
     let alone = service.get(&format!("/v1/runs/{}", alone["run_id"].as_str().unwrap())).await.body;
     assert_eq!(alone["budget"]["tree"], Value::Null, "who starts nobody shares nothing");
+}
+
+const PARENT_OF_FOUR: &str = "
+model: scripted/parent
+tools: ['agent:reader']
+enable_double_confirmation: false
+parallel_tool_calls: true
+";
+
+/// A parent that uses so much and asks so many children at once, each of which answers after half a
+/// second.
+fn parallel(children: usize, budget: &str, used: &str, usage: &str) -> Setup {
+    let call = |number| format!("{{tool: \"agent:reader\", arguments: {{number: {number}}}}}");
+    let calls = (0..children).map(call).collect::<Vec<_>>().join(", ");
+    Setup::new()
+        .agent("parent", &format!("{PARENT_OF_FOUR}governance: {{budget: {{{budget}}}}}\n"))
+        .scenario(
+            "parent",
+            &format!("steps: [{{tool_calls: [{calls}], {used}}}, {{text: done, {used}}}]"),
+        )
+        .agent("reader", "model: scripted/reader\nenable_double_confirmation: false\ngovernance: {autonomy: read-only}\n")
+        .scenario("reader", &format!("steps: [{{delay_ms: 500, text: fine, {usage}}}]"))
+}
+
+async fn children_that_use_it_up_together_end_their_parent_for_that(db: Db) {
+    let (used, usage) = ("usage: {input_tokens: 50, output_tokens: 2800}", "usage: {}");
+    let service = parallel(3, "max_total_tokens: 3000", used, usage).start(db).await;
+    let run = service.run("parent", &json!({})).await;
+    let tree = whole_tree(&service, run["run_id"].as_str().unwrap()).await;
+    assert_eq!(tree.len(), 4);
+    assert!(tree[1..].iter().all(|run| refused(run, "max_total_tokens")), "{tree:#?}");
+    assert_eq!(run["termination_reason"], "budget_exceeded", "{run:#}");
+    assert_eq!(run["error"]["context"]["limit"], "max_total_tokens", "{run:#}");
+    assert_balanced(&tree);
+}
+
+async fn a_call_waits_for_what_others_have_reserved(db: Db) {
+    let (used, usage) = (
+        "usage: {input_tokens: 50, output_tokens: 50}",
+        "usage: {input_tokens: 300, output_tokens: 20}",
+    );
+    let prices = "[prices.\"scripted/*\"]\ninput = 1.0\noutput = 1.0\n";
+    let service =
+        parallel(4, "max_total_tokens: 12000", used, usage).config(prices).start(db).await;
+    let run = service.run("parent", &json!({})).await;
+    assert_eq!(run["status"], "completed", "{run:#}");
+    let tree = whole_tree(&service, run["run_id"].as_str().unwrap()).await;
+    assert_eq!(tree.len(), 5);
+    for run in &tree {
+        assert_eq!(run["status"], "completed", "320 of 12000 tokens are used by each: {run:#}");
+    }
+    // Six thousandths of a dollar are what one call may cost, and a little.
+    let body = json!({"budget": {"max_cost_usd": 0.006}});
+    let run = service.run("parent", &body).await;
+    assert_eq!(run["status"], "completed", "{run:#}");
+    let tree = whole_tree(&service, run["run_id"].as_str().unwrap()).await;
+    assert!(tree.iter().all(|run| run["status"] == "completed"), "{tree:#?}");
+
+    // One that waits is cancelled like any other.
+    let id = uuid::Uuid::now_v7().to_string();
+    let request = service
+        .request(Method::POST, "/v1/agents/parent/invoke-iterative")
+        .json(&json!({"run_id": id, "budget": {"max_total_tokens": 5200}}));
+    let asked = tokio::spawn(async move { request.send().await });
+    let children = format!("/v1/runs?parent_run_id={id}");
+    service.until(&children, |runs| runs["data"].as_array().unwrap().len() == 4).await;
+    service.post(&format!("/v1/runs/{id}/cancel"), &json!({})).await;
+    service.until(&format!("/v1/runs/{id}"), |run| run["status"] == "cancelled").await;
+    let has_ended = |run: &Value| run["finished_at"].is_string();
+    service.until(&children, |runs| runs["data"].as_array().unwrap().iter().all(has_ended)).await;
+    assert!(asked.await.unwrap().is_ok());
+}
+
+async fn a_child_ends_with_the_time_of_its_parent(db: Db) {
+    let parent = "
+model: scripted/parent
+tools: ['agent:child']
+enable_double_confirmation: false
+governance: {budget: {max_duration_seconds: 2}}
+";
+    let scenario = |delay| format!("steps: [{{delay_ms: {delay}, text: fine}}]");
+    let service = Setup::new()
+        .agent("parent", parent)
+        .scenario(
+            "parent",
+            "steps: [{tool_calls: [{tool: \"agent:child\"}]}, {text: '{{ results[0] }}'}]",
+        )
+        .agent("child", CHILD)
+        .scenario("child", &scenario(1300))
+        .start(db)
+        .await;
+    let run = service.run("parent", &json!({})).await;
+    assert_eq!(run["output"], json!({"result": "fine"}), "{run:#}");
+    service.write("scenarios/child.yaml", &scenario(5000));
+    let run = service.run("parent", &json!({})).await;
+    assert_eq!(run["error"]["code"], "DURATION_EXCEEDED", "{run:#}");
+    let latency = run["latency_ms"].as_u64().unwrap();
+    assert!((2000..2900).contains(&latency), "{run:#}");
+    let children = format!("/v1/runs?parent_run_id={}", run["run_id"].as_str().unwrap());
+    service.until(&children, |runs| runs["data"][0]["finished_at"].is_string()).await;
 }
 
 async fn a_crash_leaves_the_budget_balanced(db: Db) {

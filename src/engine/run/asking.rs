@@ -35,6 +35,7 @@ impl Run {
         match self.reserve_model_call(self.output_cap(), false).await? {
             Reserved::Granted(cap) => self.ask_model(choice, cap).await?,
             Reserved::Refused(events) => return Ok(self.record_all(events)?),
+            Reserved::GivenUp => return Ok(()),
         }
         self.settle().await
     }
@@ -147,27 +148,23 @@ impl Run {
             0 => None,
             received => Some(self.router.usage_so_far(asked, &request, received)),
         };
-        let interrupted = |usage| {
-            let (provider, model) = asked.split_once('/').unwrap_or(("", asked));
-            let (provider, model) = (provider.to_owned(), model.to_owned());
-            RunEvent::ModelInterrupted(ModelInterrupted {
-                attempt,
-                iteration,
-                provider,
-                model,
-                usage,
-            })
-        };
+        let (provider, model) = asked.split_once('/').unwrap_or(("", asked));
+        let place = (attempt, iteration);
+        let interrupted = |usage| interrupted(place, provider, model, usage);
         let outcome = match tried {
             None => Asked::GivenUp(usage().map(interrupted)),
             Some((Ok(Tried::Answered(answer)), turn)) => {
                 Asked::Answered(self.responded(*answer, &base, &ask), turn)
             }
             Some((Ok(Tried::Again(again)), _)) => Asked::Again(again, usage()),
-            Some((Err(failure), _)) => match self.asks_another(models, call, &failure) {
-                Some(again) => Asked::Again(again, usage()),
-                None => Asked::Failed(failure, usage().map(interrupted)),
-            },
+            Some((Err(failure), _)) => {
+                if let Some(again) = self.asks_another(models, call, &failure) {
+                    Asked::Again(again, usage())
+                } else {
+                    let taken = failure.error.usage.as_deref().copied().or_else(usage);
+                    Asked::Failed(failure, taken.map(interrupted))
+                }
+            }
         };
         (outcome, follower.is_some())
     }
@@ -212,7 +209,7 @@ impl Run {
             message: again.error.message,
             wait_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
             fallback: again.fallback,
-            usage,
+            usage: again.error.usage.map(|reported| *reported).or(usage),
         }))?;
         self.hand_over();
         Ok(tokio::select! {
@@ -260,6 +257,17 @@ impl Run {
             .chain(reading.undecided.map(|why| self.state.decision_failed(&why)))
             .collect()
     }
+}
+
+/// That a model call ended without an answer, and what it took.
+pub(super) fn interrupted(
+    (attempt, iteration): (u32, u32),
+    provider: &str,
+    model: &str,
+    usage: Usage,
+) -> RunEvent {
+    let (provider, model) = (provider.to_owned(), model.to_owned());
+    RunEvent::ModelInterrupted(ModelInterrupted { attempt, iteration, provider, model, usage })
 }
 
 /// What came of one try.

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use super::asking::{fault, try_once};
+use super::asking::{fault, interrupted, try_once};
 use super::sharing::ModelCall;
 use super::{MAY_LAG, Run, Stopped, instant_of, until};
 use crate::clock;
@@ -32,6 +32,7 @@ impl Run {
             match self.reserve_model_call(Some(cap), true).await? {
                 ModelCall::Granted(granted) => cap = granted.unwrap_or(cap),
                 ModelCall::Refused(events) => return Ok(self.record_all(events)?),
+                ModelCall::GivenUp => return Ok(()),
             }
         }
         let compacted = self.compacted(compaction, cap, refused).await;
@@ -56,6 +57,10 @@ impl Run {
                 }
             }),
             Some(Err(failure)) => {
+                if let Some(usage) = failure.error.usage.as_deref().copied() {
+                    let place = (self.state.attempt(), self.state.iteration());
+                    self.record(interrupted(place, &failure.provider, &failure.model, usage))?;
+                }
                 if !matches!(
                     failure.error.kind,
                     FailureKind::ContextLength | FailureKind::ContentFilter

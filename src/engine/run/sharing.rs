@@ -2,10 +2,13 @@
 //! settled afterwards.
 //!
 //! A model call reserves what its input is estimated to be, and the output that it may write. Where
-//! that is not left, it makes do with a shorter answer, as long as that is worth a call. The answer
-//! that a limit leaves is not refused.
+//! that is not left, it makes do with a shorter answer, as long as that is worth a call. Where it is
+//! only reserved by calls under way, which mostly take less, it waits until they have settled: model
+//! calls alone reserve tokens and dollars, and none of them waits while it has reserved something.
 
-use super::{Run, Stopped};
+use std::time::Duration;
+
+use super::{Run, Stopped, instant_of, until};
 use crate::clock;
 use crate::engine::budget::SharedBudget;
 use crate::engine::state::limits::LEAST_TOKENS;
@@ -15,12 +18,18 @@ use crate::run::{Amounts, Consumption, Delegation, Descendants, Refusal, Reserve
 /// Tokens of output that are reserved where the definition says nothing.
 const USUAL_OUTPUT: u32 = 4096;
 
+/// Between two looks at whether the calls of others have settled: the first time, and at most.
+const FIRST_LOOK: Duration = Duration::from_millis(25);
+const LONGEST_LOOK: Duration = Duration::from_millis(500);
+
 /// What came of asking for a model call.
 pub(super) enum ModelCall {
     /// It may be made, with an answer of so many tokens at most.
     Granted(Option<u32>),
     /// It may not, and this is what that means.
     Refused(Vec<RunEvent>),
+    /// The run was cancelled, or its time was up, while it waited for others.
+    GivenUp,
 }
 
 impl Run {
@@ -36,11 +45,11 @@ impl Run {
         cap: Option<u32>,
         is_summary: bool,
     ) -> Result<ModelCall, Stopped> {
-        let Some(shared) = self.open_budget().filter(|_| !self.state.is_last_answer()) else {
+        if self.open_budget().is_none() {
             return Ok(ModelCall::Granted(cap));
-        };
+        }
         let input = self.state.input_tokens();
-        let output = cap.map_or(USUAL_OUTPUT, |cap| {
+        let mut output = cap.map_or(USUAL_OUTPUT, |cap| {
             cap.min(self.asked().1.max_output_tokens.unwrap_or(USUAL_OUTPUT))
         });
         let price = self.plan.rules.price;
@@ -50,19 +59,47 @@ impl Run {
             iterations: u64::from(!is_summary),
             ..Amounts::default()
         };
-        let granted = |output| ModelCall::Granted(cap.map(|_| output));
-        let refusal = match shared.reserve(wanted(output)).await? {
-            Reserved::Granted => return Ok(granted(output)),
-            Reserved::Refused(refusal) => refusal,
-        };
-        let shorter = self.affordable(&refusal, input).filter(|shorter| *shorter < output);
-        if let Some(shorter) = shorter
-            && shared.reserve(wanted(shorter)).await? == Reserved::Granted
-        {
-            return Ok(granted(shorter));
+        let mut look = FIRST_LOOK;
+        loop {
+            let refusal = match self.reserve(wanted(output)).await? {
+                Reserved::Granted => return Ok(ModelCall::Granted(cap.map(|_| output))),
+                Reserved::Refused(refusal) => refusal,
+            };
+            if refusal.may_settle() {
+                self.settle().await?; // what this run has reserved itself is in nobody's way
+                if !self.pause(look).await {
+                    return Ok(ModelCall::GivenUp);
+                }
+                look = (look * 2).min(LONGEST_LOOK);
+                continue;
+            }
+            let shorter = self.affordable(&refusal, input).filter(|shorter| *shorter < output);
+            let Some(shorter) = shorter else {
+                let least = wanted(u32::try_from(LEAST_TOKENS).unwrap_or(u32::MAX).min(output));
+                let refused = self.state.shared_budget_spent(&refusal, least, clock::now());
+                return Ok(ModelCall::Refused(refused));
+            };
+            output = shorter;
         }
-        let least = wanted(u32::try_from(LEAST_TOKENS).unwrap_or(u32::MAX).min(output));
-        Ok(ModelCall::Refused(self.state.shared_budget_spent(&refusal, least, clock::now())))
+    }
+
+    /// Reserves so much of the shared budget, where there is one.
+    async fn reserve(&mut self, wanted: Amounts) -> Result<Reserved, Stopped> {
+        match self.open_budget() {
+            Some(shared) => Ok(shared.reserve(wanted).await?),
+            None => Ok(Reserved::Granted),
+        }
+    }
+
+    /// False where the run was cancelled or its time was up before so long had passed.
+    async fn pause(&mut self, pause: Duration) -> bool {
+        let deadline = self.state.deadline().map(instant_of);
+        tokio::select! {
+            biased;
+            () = self.control.cancelled() => false,
+            () = until(deadline) => false,
+            () = tokio::time::sleep(pause) => true,
+        }
     }
 
     /// The tokens of output that what is left pays for, where that is worth a call.
@@ -86,7 +123,6 @@ impl Run {
         &mut self,
         consumes: &Consumption,
     ) -> Result<Option<Vec<RunEvent>>, Stopped> {
-        let Some(shared) = self.open_budget() else { return Ok(None) };
         let wanted = Amounts {
             tool_calls: 1,
             files: self.state.new_files(consumes),
@@ -94,7 +130,7 @@ impl Run {
             requests: consumes.network_requests,
             ..Amounts::default()
         };
-        Ok(match shared.reserve(wanted).await? {
+        Ok(match self.reserve(wanted).await? {
             Reserved::Granted => None,
             Reserved::Refused(refusal) => {
                 Some(self.state.shared_budget_spent(&refusal, wanted, clock::now()))

@@ -136,13 +136,13 @@ impl State {
         RunEvent::IterationStarted { attempt, iteration, answer_only, limit: None }
     }
 
-    /// A summary may have used up the budget that the iteration began with.
+    /// A summary may have used up the budget that the iteration began with, and results what the last
+    /// answer would take.
     fn next_model_call(&self, now: DateTime<Utc>) -> Step {
-        if !self.compactions.is_empty()
-            && self.limit.is_none()
-            && let Some(spent) = self.spent()
-        {
-            return Step::Record(vec![self.limit_reached(spent, now)]);
+        let may_be_spent = !self.compactions.is_empty() || self.limit.is_some();
+        if let Some(spent) = self.spent().filter(|_| may_be_spent) {
+            let reached = self.limit.clone().unwrap_or(spent); // the last answer cannot be paid
+            return Step::Record(vec![self.limit_reached(reached, now)]);
         }
         self.compaction().map_or_else(|| Step::CallModel(self.choice()), Step::Compact)
     }
@@ -282,12 +282,20 @@ impl State {
         }
         let (prompt, warning) = match self.required_call {
             RequiredCall::Open => (Some(phrases::call_a_tool(tool)), None),
-            _ => (
-                None,
-                Some(format!("The model {}; the answer was accepted.", phrases::no_call(tool))),
-            ),
+            _ => (None, Some(self.not_called(tool))),
         };
         Some(vec![RunEvent::ToolChoiceUnmet { attempt: self.attempt, prompt, warning }])
+    }
+
+    /// Tells the caller that a demanded call was not made. A text is accepted where one is wanted.
+    fn not_called(&self, tool: Option<&str>) -> String {
+        let no_call = phrases::no_call(tool);
+        match self.rules.contract {
+            Contract::Text { .. } => format!("The model {no_call}; the answer was accepted."),
+            Contract::Structured { .. } => {
+                format!("The model {no_call}, though it was asked twice.")
+            }
+        }
     }
 
     fn choice_ignored(&self, tool: Option<&str>, now: DateTime<Utc>) -> Vec<RunEvent> {

@@ -7,7 +7,8 @@ use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use super::{
-    Answered, Dispatched, FailedCall, OpenTurn, Phase, Proposal, RequiredCall, State, same_call,
+    Answered, Dispatched, FailedCall, OpenTurn, Phase, Proposal, RequiredCall, State, Waiting,
+    same_call,
 };
 use crate::agents::definition::ReactSection;
 use crate::engine::output::is_blank;
@@ -59,6 +60,8 @@ impl State {
             RunEvent::RunStarted { system, turns, history, single_shot, .. } => {
                 (self.started_at, self.taken_over) = (Some(event.at), *history);
                 self.single_shot = *single_shot;
+                // Where there is a price, nothing is what nothing costs.
+                self.totals.usage.cost_micro_usd = self.rules.price.map(|_| 0);
                 self.conversation = opening(system, turns, *history).ok_or(misplaced)?;
                 self.phase = Phase::BetweenAttempts;
             }
@@ -169,7 +172,8 @@ impl State {
                     turn.resolved.remove(&awaited.call_id); // an approval that has lapsed
                 }
                 self.totals.waiting_since.get_or_insert(event.at);
-                self.waiting.insert(awaited.call_id, (event.seq, awaited.clone()));
+                let (seq, since, awaited) = (event.seq, event.at, awaited.clone());
+                self.waiting.insert(awaited.call_id, Waiting { seq, since, awaited });
             }
             RunEvent::ApprovalResolved(resolved) => self.resolved(resolved, event.at, misplaced)?,
             RunEvent::ScanWarned(warned) => {
@@ -239,7 +243,7 @@ impl State {
             self.totals.waited_ms += (at - since).num_milliseconds().max(0);
         }
         if resolved.kind == WaitKind::Escalation {
-            let condition = awaited.and_then(|(_, awaited)| awaited.condition).ok_or(misplaced)?;
+            let condition = awaited.and_then(|it| it.awaited.condition).ok_or(misplaced)?;
             self.conditions_met.insert(condition);
             if !matches!(resolved.resolution, Resolution::Approved { .. }) {
                 self.not_continued = Some(condition);
@@ -262,9 +266,11 @@ impl State {
         let repeats =
             matches!(resolved.resolution, Resolution::DidNotHappen | Resolution::ChildEnded);
         if !(is_repeated && repeats) {
-            let shown = awaited.map(|(_, awaited)| (awaited.basis, awaited.actions));
+            let took = awaited.as_ref().map(|it| resolved.decided_at.unwrap_or(at) - it.since);
+            let took_ms = took.map_or(0, |took| took.num_milliseconds().try_into().unwrap_or(0));
+            let shown = awaited.map(|it| (it.awaited.basis, it.awaited.actions));
             let (basis, actions) = shown.unwrap_or_default();
-            let answer = Answered { resolved: resolved.clone(), basis, actions };
+            let answer = Answered { resolved: resolved.clone(), basis, actions, took_ms };
             turn.resolved.insert(resolved.call_id, answer); // else its approval still holds
         }
         Ok(())

@@ -133,6 +133,15 @@ pub struct Proposal {
     pub malformed: Option<String>,
 }
 
+/// What the run waits for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Waiting {
+    /// The number and the time of the event that asks.
+    seq: i64,
+    since: DateTime<Utc>,
+    awaited: Awaited,
+}
+
 /// An answer, and what it was given on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Answered {
@@ -140,6 +149,8 @@ struct Answered {
     basis: ApprovalBasis,
     #[serde(default)]
     actions: Arc<[Action]>,
+    /// Milliseconds until it was given.
+    took_ms: u64,
 }
 
 /// A response whose calls are being answered.
@@ -291,8 +302,8 @@ pub struct State {
     /// The beginning of an answer that was cut off, while its rest is asked for.
     unfinished: Option<String>,
     cancel: Option<CancelRequest>,
-    /// What the run waits for, with the numbers of the events that ask.
-    waiting: BTreeMap<Uuid, (i64, Awaited)>,
+    /// What the run waits for.
+    waiting: BTreeMap<Uuid, Waiting>,
     /// Stop conditions that were met and dealt with.
     conditions_met: BTreeSet<usize>,
     /// The stop condition that parked the run until it was ended.

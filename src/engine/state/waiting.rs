@@ -23,12 +23,12 @@ const STOP_CONDITION: &str = "STOP_CONDITION";
 impl State {
     /// What the run waits for.
     pub fn waiting(&self) -> impl Iterator<Item = &Awaited> {
-        self.waiting.values().map(|(_, awaited)| awaited)
+        self.waiting.values().map(|waiting| &waiting.awaited)
     }
 
     /// Whether the answer is outstanding to what the event of that number asks for.
     pub fn awaits(&self, seq: i64) -> bool {
-        self.waiting.values().any(|(asked, _)| *asked == seq)
+        self.waiting.values().any(|waiting| waiting.seq == seq)
     }
 
     /// The status in which the run is parked, where it waits for something.
@@ -79,18 +79,12 @@ impl State {
 
     /// What to do with a call that was waited for.
     pub(super) fn resolved_call(&self, index: usize, call: &ToolCall, answer: &Answered) -> Step {
-        let Answered { resolved, basis, actions } = answer;
+        let Answered { resolved, basis, actions, took_ms } = answer;
         let by = resolved.decided_by.as_deref();
         let why =
             resolved.reason.as_deref().map(|reason| format!(": {reason}")).unwrap_or_default();
         let answered = |content: String, failure: Option<CallFailure>| {
-            Step::Record(vec![RunEvent::ToolCallCompleted(ToolCallCompleted::new(
-                call.id,
-                call.name.clone(),
-                call.target,
-                content,
-                failure,
-            ))])
+            ToolCallCompleted::new(call.id, call.name.clone(), call.target, content, failure)
         };
         match &resolved.resolution {
             Resolution::Approved { arguments, .. } => {
@@ -120,19 +114,21 @@ impl State {
                 self.refused(call, actions, "Nobody approved this call in time.".to_owned(), told)
             }
             Resolution::Result { content, is_error } => {
-                answered(content.clone(), is_error.then_some(CallFailure::ToolError))
+                let failure = is_error.then_some(CallFailure::ToolError);
+                Step::Record(vec![RunEvent::ToolCallCompleted(ToolCallCompleted {
+                    duration_ms: *took_ms,
+                    ..answered(content.clone(), failure)
+                })])
             }
             Resolution::Happened { result } => {
                 let known = result
                     .as_deref()
                     .map(|result| format!(" It brought: {result}"))
                     .unwrap_or_default();
-                answered(
-                    format!(
-                        "The service restarted during this call; it was found out that it took effect.{known}"
-                    ),
-                    None,
-                )
+                let content = format!(
+                    "The service restarted during this call; it was found out that it took effect.{known}"
+                );
+                Step::Record(vec![RunEvent::ToolCallCompleted(answered(content, None))])
             }
         }
     }

@@ -27,6 +27,8 @@ use crate::store::{ApprovalFilter, ApprovalRecord, ApprovalStatus};
 pub(crate) struct Approval {
     #[serde(flatten)]
     asked: Pending,
+    /// Whether an approver replaced the requested arguments; then `arguments` are the approver's.
+    edited: bool,
     /// The agent's name.
     #[schema(example = "assistant")]
     agent: String,
@@ -46,7 +48,9 @@ pub(crate) struct Approval {
 
 impl From<ApprovalRecord> for Approval {
     fn from(mut row: ApprovalRecord) -> Self {
+        let edited = row.take_edited();
         Self {
+            edited,
             agent: row.agent.take().unwrap_or_default(),
             status: row.status.as_str(),
             decided_by: row.decided_by.take(),

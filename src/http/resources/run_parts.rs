@@ -180,8 +180,11 @@ pub(crate) struct ToolCallView {
     /// The tool's name, also if no such tool exists.
     #[schema(example = "file_ops")]
     tool: String,
-    /// The arguments given by the model; a string if they are not valid JSON.
+    /// The arguments given by the model, or those by which an approver replaced them; a string if they
+    /// are not valid JSON.
     arguments: Value,
+    /// Whether an approver replaced the model's arguments, which are in its message.
+    edited: bool,
     /// The effect of the call; null if there is no such tool.
     #[schema(value_type = Option<Effect>)]
     effect: Option<String>,
@@ -221,6 +224,7 @@ impl From<ToolCallRecord> for ToolCallView {
             ordinal: row.ordinal,
             tool: redacted::text(row.tool),
             arguments: redacted::document(row.arguments),
+            edited: row.edited,
             effect: row.effect,
             decision: row.decision,
             reason: row.reason.map(redacted::text),

@@ -130,6 +130,15 @@ pub(super) fn parse(body: &[u8], provider: &str, step: u32) -> Result<Completion
     completion(blocks, said, usage, provider, step)
 }
 
+/// What an answer says that it took, whatever else it says.
+pub(super) fn usage_of(body: &[u8]) -> Option<Usage> {
+    #[derive(Deserialize)]
+    struct Taking {
+        usage: WireUsage,
+    }
+    serde_json::from_slice::<Taking>(body).ok()?.usage.normalised()
+}
+
 /// Reads one block, which in a stream may be only its beginning.
 pub(super) fn block(raw: &RawValue) -> Result<Block, Unusable> {
     let read = |error| malformed("a block of the answer cannot be read", &error);
@@ -165,9 +174,7 @@ pub(super) fn completion(
         match block {
             Block::Text(piece) => text.push_str(&piece),
             Block::Thinking { text: piece, .. } => thinking.push_str(&piece),
-            Block::ToolUse { .. } if tool_calls.len() == received::MAX_CALLS => {
-                return Err(Unusable::too_many_calls());
-            }
+            Block::ToolUse { .. } if tool_calls.len() == received::CALLS_READ => {}
             Block::ToolUse { id, name, input } => {
                 tool_calls.push(received::tool_call(id, name, input, &tool_calls, step));
             }
@@ -215,12 +222,16 @@ fn opaque(blocks: &[Block], provider: &str) -> Option<OpaqueBlocks> {
     blocks
         .iter()
         .find(|block| matches!(block, Block::Thinking { json: Some(_), .. } | Block::Other(_)))?;
+    let mut calls = 0;
     let kept = blocks.iter().filter_map(|block| match block {
         Block::Text(text) => serde_json::to_string(text)
             .ok()
             .map(|text| format!(r#"{{"type":"text","text":{text}}}"#)),
         Block::Thinking { json, .. } => json.clone(),
-        Block::ToolUse { .. } => Some(CALL_MARK.to_owned()),
+        Block::ToolUse { .. } => {
+            calls += 1;
+            (calls <= received::MAX_CALLS).then(|| CALL_MARK.to_owned())
+        }
         Block::Other(json) => Some(json.clone()),
     });
     let kept: Vec<String> = kept.collect();
@@ -272,7 +283,7 @@ impl WireUsage {
     }
 
     /// In our convention; `None` if nothing was reported.
-    fn normalised(self) -> Option<Usage> {
+    pub(super) fn normalised(self) -> Option<Usage> {
         self.input_tokens.or(self.output_tokens)?;
         let cached_input_tokens = self.cache_read_input_tokens.unwrap_or_default();
         let cache_write_tokens = self.cache_creation_input_tokens.unwrap_or_default();

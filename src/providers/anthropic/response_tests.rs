@@ -195,6 +195,16 @@ fn answers_without_anything_in_them_are_malformed() {
     }
 }
 
+#[test]
+fn an_answer_that_cannot_be_used_says_what_it_took() {
+    let usage = usage_of(br#"{"content": null, "usage": {"input_tokens": 7, "output_tokens": 2}}"#)
+        .unwrap();
+    assert_eq!((usage.input_tokens, usage.output_tokens), (7, 2));
+    for nothing in ["", "<html>", "{}", r#"{"usage": null}"#, r#"{"usage": 1}"#] {
+        assert_eq!(usage_of(nothing.as_bytes()), None, "{nothing}");
+    }
+}
+
 proptest! {
     #[test]
     fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {

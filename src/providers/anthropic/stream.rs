@@ -9,6 +9,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::response::{self, Block, Stop, ThinkingBlock, WireUsage, malformed};
+use crate::message::Usage;
 use crate::providers::received::Unusable;
 use crate::providers::{Completion, Delta, Deltas};
 
@@ -131,6 +132,12 @@ impl Fold {
             _ => {}
         }
         Ok(())
+    }
+
+    /// What the answer took. That it begins with, too, says little of what is written.
+    pub(super) fn whole_usage(&self) -> Option<Usage> {
+        self.stop.stop_reason.as_ref()?;
+        self.usage.normalised()
     }
 
     /// `step` is part of the ids generated for calls without one.

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::request::Kept;
-use crate::bounds::json::AtMost;
+use crate::bounds::json::UpTo;
 use crate::message::{FinishReason, OpaqueBlocks, Usage};
 use crate::providers::received::{self, CALLS_READ, Unusable};
 use crate::providers::{Completion, Delta, Deltas, RawToolCall, failure};
@@ -46,7 +46,7 @@ struct Message<'a> {
     content: Option<String>,
     thinking: Option<String>,
     #[serde(borrow)]
-    tool_calls: Option<AtMost<Call<'a>, CALLS_READ>>,
+    tool_calls: Option<UpTo<Call<'a>, CALLS_READ>>,
 }
 
 #[derive(Deserialize)]
@@ -84,11 +84,6 @@ impl Fold {
         if line.error.is_some() {
             return Err(Unusable::Error(failure::read_body(json)));
         }
-        if let Some(message) = line.message {
-            self.add(message, step, deltas)?;
-        } else if !line.done {
-            return Err(Unusable::Malformed("the answer has no message".into()));
-        }
         if line.done {
             let usage = line.prompt_eval_count.or(line.eval_count).map(|_| Usage {
                 input_tokens: line.prompt_eval_count.unwrap_or_default(),
@@ -97,10 +92,15 @@ impl Fold {
             });
             self.done = Some(Done { reason: line.done_reason.unwrap_or_default(), usage });
         }
+        if let Some(message) = line.message {
+            self.add(message, step, deltas);
+        } else if !line.done {
+            return Err(Unusable::Malformed("the answer has no message".into()));
+        }
         Ok(())
     }
 
-    fn add(&mut self, message: Message<'_>, step: u32, deltas: Deltas<'_>) -> Result<(), Unusable> {
+    fn add(&mut self, message: Message<'_>, step: u32, deltas: Deltas<'_>) {
         if let Some(thinking) = message.thinking.filter(|thinking| !thinking.is_empty()) {
             self.thinking.push_str(&thinking);
             deltas.send(Delta::Thinking(thinking));
@@ -111,8 +111,8 @@ impl Fold {
         }
         for call in message.tool_calls.unwrap_or_default() {
             let arguments = call.function.arguments.map(arguments_text).unwrap_or_default();
-            if self.tool_calls.len() == received::MAX_CALLS {
-                return Err(Unusable::too_many_calls());
+            if self.tool_calls.len() == CALLS_READ {
+                break;
             }
             let id = call.id.unwrap_or_default();
             let call =
@@ -124,7 +124,11 @@ impl Fold {
             });
             self.tool_calls.push(call);
         }
-        Ok(())
+    }
+
+    /// What the answer took, as far as was said.
+    pub(super) fn usage(&self) -> Option<Usage> {
+        self.done.as_ref().and_then(|done| done.usage)
     }
 
     pub(super) fn completion(self, provider: &str) -> Result<Completion, Unusable> {

@@ -8,7 +8,7 @@
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::bounds::json::{AtMost, First};
+use crate::bounds::json::{AtMost, First, UpTo};
 use crate::message::{FinishReason, Usage};
 use crate::providers::received::{self, CALLS_READ, MAX_PARTS, Unusable};
 use crate::providers::{Completion, RawToolCall, failure};
@@ -54,7 +54,7 @@ struct Message<'a> {
     #[serde(borrow)]
     reasoning: Option<&'a RawValue>,
     #[serde(borrow)]
-    tool_calls: Option<AtMost<Call<'a>, CALLS_READ>>,
+    tool_calls: Option<UpTo<Call<'a>, CALLS_READ>>,
 }
 
 #[derive(Deserialize)]
@@ -123,7 +123,7 @@ pub(super) fn parse(body: &[u8], step: u32) -> Result<Completion, Unusable> {
             .or(message.reasoning)
             .and_then(received::string)
             .filter(|text| !text.is_empty()),
-        tool_calls: tool_calls(message.tool_calls.unwrap_or_default().0, step)?,
+        tool_calls: tool_calls(message.tool_calls.unwrap_or_default().0, step),
         finish_reason: choice.finish_reason,
         usage: answer.usage.and_then(usage),
     }
@@ -166,10 +166,7 @@ fn finish_reason(said: Option<&str>, has_calls: bool, refused: bool) -> FinishRe
     }
 }
 
-fn tool_calls(calls: Vec<Call<'_>>, step: u32) -> Result<Vec<RawToolCall>, Unusable> {
-    if calls.len() > received::MAX_CALLS {
-        return Err(Unusable::too_many_calls());
-    }
+fn tool_calls(calls: Vec<Call<'_>>, step: u32) -> Vec<RawToolCall> {
     let mut read: Vec<RawToolCall> = Vec::with_capacity(calls.len());
     for call in calls {
         let id = call.id.and_then(received::string).unwrap_or_default();
@@ -177,7 +174,7 @@ fn tool_calls(calls: Vec<Call<'_>>, step: u32) -> Result<Vec<RawToolCall>, Unusa
         let arguments = arguments.map(call_text).unwrap_or_default();
         read.push(received::tool_call(id, name.unwrap_or_default(), arguments, &read, step));
     }
-    Ok(read)
+    read
 }
 
 /// Arguments are JSON in a string; some servers send the JSON itself.
@@ -194,6 +191,16 @@ pub(super) fn content_text(raw: &RawValue) -> Result<String, Unusable> {
         Unusable::Malformed(format!("the content is neither text nor parts: {error}"))
     })?;
     Ok(parts.into_iter().filter_map(|part| part.text.or(part.refusal)).collect())
+}
+
+/// What an answer says that it took, whatever else it says.
+pub(super) fn usage_of(body: &[u8]) -> Option<Usage> {
+    #[derive(Deserialize)]
+    struct Taking<'a> {
+        #[serde(borrow)]
+        usage: Option<&'a RawValue>,
+    }
+    serde_json::from_slice::<Taking<'_>>(body).ok()?.usage.and_then(usage)
 }
 
 /// `None` if the usage is malformed: the answer is still good.

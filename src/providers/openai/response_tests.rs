@@ -158,6 +158,17 @@ fn answers_without_anything_in_them_are_malformed() {
     assert_eq!(reported, Err(Unusable::Error(expected)));
 }
 
+#[test]
+fn an_answer_that_cannot_be_used_says_what_it_took() {
+    let usage =
+        usage_of(br#"{"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}"#)
+            .unwrap();
+    assert_eq!((usage.input_tokens, usage.output_tokens), (7, 2));
+    for nothing in ["", "<html>", "{}", r#"{"usage": null}"#, r#"{"usage": 1}"#] {
+        assert_eq!(usage_of(nothing.as_bytes()), None, "{nothing}");
+    }
+}
+
 proptest! {
     #[test]
     fn whatever_the_arguments_hold_their_text_has_no_nul(text in r#""([\\u0a]|\\u0000|\PC)*""#) {

@@ -10,7 +10,7 @@ use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
 use super::response::{Function, Parts, call_text, content_text, usage};
-use crate::bounds::json::AtMost;
+use crate::bounds::json::{AtMost, UpTo};
 use crate::message::Usage;
 use crate::providers::received::{self, CALLS_READ, MAX_PARTS, Unusable};
 use crate::providers::{Completion, Delta, Deltas, failure};
@@ -44,7 +44,7 @@ struct Piece<'a> {
     #[serde(borrow)]
     reasoning: Option<&'a RawValue>,
     #[serde(borrow)]
-    tool_calls: Option<AtMost<CallPiece<'a>, CALLS_READ>>,
+    tool_calls: Option<UpTo<CallPiece<'a>, CALLS_READ>>,
 }
 
 #[derive(Deserialize)]
@@ -116,12 +116,12 @@ impl Answer {
             }
         }
         for call in piece.tool_calls.into_iter().flatten() {
-            self.take_call(call, deltas)?;
+            self.take_call(call, deltas);
         }
         Ok(())
     }
 
-    fn take_call(&mut self, piece: CallPiece<'_>, deltas: Deltas<'_>) -> Result<(), Unusable> {
+    fn take_call(&mut self, piece: CallPiece<'_>, deltas: Deltas<'_>) {
         let id = piece.id.and_then(received::string).unwrap_or_default();
         let (name, arguments) =
             piece.function.map_or((None, None), |function| (function.name, function.arguments));
@@ -136,13 +136,13 @@ impl Answer {
             Some(at) if !self.calls.get(at).is_some_and(|call| call.is_followed_by(&id, &name)) => {
                 at
             }
-            _ if self.calls.len() == received::MAX_CALLS => return Err(Unusable::too_many_calls()),
+            _ if self.calls.len() == CALLS_READ => return,
             _ => {
                 self.calls.push(OpenCall { index: piece.index, ..OpenCall::default() });
                 self.calls.len() - 1
             }
         };
-        let Some(call) = self.calls.get_mut(at) else { return Ok(()) };
+        let Some(call) = self.calls.get_mut(at) else { return };
         if call.id.is_empty() {
             call.id = id;
         }
@@ -159,7 +159,11 @@ impl Answer {
                 arguments: received::text(arguments),
             });
         }
-        Ok(())
+    }
+
+    /// What it took, as far as was said.
+    pub(super) fn usage(&self) -> Option<Usage> {
+        self.usage
     }
 
     /// The whole answer, after `[DONE]`. `step` is part of the ids generated for calls without one.

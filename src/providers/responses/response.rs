@@ -132,7 +132,8 @@ pub(super) fn parse_with(
     }
     let mut output = Output::default();
     items.iter().try_for_each(|item| output.take(item, step))?;
-    let keeps = output.wants_back && !output.ids_made_up;
+    let is_whole = output.tool_calls.len() <= received::MAX_CALLS && !output.ids_made_up;
+    let keeps = output.wants_back && is_whole;
     let opaque = keeps.then(|| OpaqueBlocks { provider: provider.to_owned(), json: list(&items) });
     Ok(output.complete(cut.as_deref(), opaque, answer.usage.and_then(usage)))
 }
@@ -163,8 +164,8 @@ impl Output {
                 }
             }
             "function_call" => {
-                if self.tool_calls.len() == received::MAX_CALLS {
-                    return Err(Unusable::too_many_calls());
+                if self.tool_calls.len() == received::CALLS_READ {
+                    return Ok(());
                 }
                 let call: Call = serde_json::from_str(json).map_err(unreadable)?;
                 let id = call.id.unwrap_or_default();
@@ -222,6 +223,16 @@ impl Output {
 fn list(items: &[&RawValue]) -> String {
     let items: Vec<&str> = items.iter().map(|item| item.get()).collect();
     format!("[{}]", items.join(","))
+}
+
+/// What an answer says that it took, whatever else it says.
+pub(super) fn usage_of(body: &[u8]) -> Option<Usage> {
+    #[derive(Deserialize)]
+    struct Taking<'a> {
+        #[serde(borrow)]
+        usage: Option<&'a RawValue>,
+    }
+    serde_json::from_slice::<Taking<'_>>(body).ok()?.usage.and_then(usage)
 }
 
 /// `None` if the usage is malformed: the answer is still good.

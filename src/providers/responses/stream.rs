@@ -9,6 +9,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::response;
+use crate::message::Usage;
 use crate::providers::received::{self, Unusable};
 use crate::providers::{Completion, Delta, Deltas};
 
@@ -37,6 +38,8 @@ pub(super) struct Answer {
     items: Vec<Box<RawValue>>,
     /// The output index of each call.
     calls: Vec<u64>,
+    /// What the final event says that it took.
+    usage: Option<Usage>,
 }
 
 impl Answer {
@@ -72,6 +75,7 @@ impl Answer {
                 let Some(answer) = event.response else {
                     return Err(Unusable::Malformed("the stream ended without a response".into()));
                 };
+                self.usage = response::usage_of(answer.get().as_bytes());
                 return response::parse_with(answer.get().as_bytes(), &self.items, provider, step)
                     .map(Some);
             }
@@ -79,6 +83,11 @@ impl Answer {
             _ => {}
         }
         Ok(None)
+    }
+
+    /// What it took, as far as was said.
+    pub(super) fn usage(&self) -> Option<Usage> {
+        self.usage
     }
 
     /// Sends the name of a call, which comes with its item.

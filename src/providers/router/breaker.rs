@@ -161,6 +161,7 @@ impl Health {
             message,
             retry_after: None,
             should_retry: None,
+            usage: None,
         }
     }
 }
@@ -180,6 +181,7 @@ mod tests {
             message,
             retry_after: None,
             should_retry: None,
+            usage: None,
         })
     }
 

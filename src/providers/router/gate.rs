@@ -235,7 +235,7 @@ impl Shut {
     fn refusal(&self, left: Duration) -> ProviderError {
         let seconds = left.as_secs_f64().ceil();
         let message = format!("not asked for another {seconds} s: {}", self.refusal.message);
-        ProviderError { message, ..self.refusal.clone() }
+        ProviderError { message, usage: None, ..self.refusal.clone() }
     }
 }
 

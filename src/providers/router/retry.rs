@@ -53,6 +53,7 @@ mod tests {
             message: "m".into(),
             retry_after,
             should_retry: None,
+            usage: None,
         }
     }
 

@@ -175,6 +175,7 @@ fn told(error: ToolError) -> String {
     match error {
         ToolError::ForModel(text) => text,
         ToolError::Fatal(text) => panic!("the run would end: {text}"),
+        ToolError::OverBudget(why) => panic!("no tool for files starts a run: {why}"),
         ToolError::AwaitsChild(child) => panic!("no tool for files starts a run: {child}"),
     }
 }

@@ -224,9 +224,7 @@ impl Plan {
         let contract = contract(definition, overrides, kind, &mut offers);
         let single_shot = single || offers.is_empty();
         if single_shot && !single {
-            let down = executor.unlisted().iter().map(Unlisted::why);
-            let told: Vec<String> = std::iter::once(DEGRADED.to_owned()).chain(down).collect();
-            warnings.push(told.join(" "));
+            warnings.push(degraded(executor));
         }
         let tool_choice =
             tool_choice(overrides, &definition.tool_choice, &contract, &offers, kind, single_shot)?;
@@ -508,6 +506,12 @@ fn contract(
             }
         }
     }
+}
+
+/// What is said of a loop without tools, and of servers that might have some.
+fn degraded(executor: &Executor) -> String {
+    let down = executor.unlisted().iter().map(Unlisted::why);
+    std::iter::once(DEGRADED.to_owned()).chain(down).collect::<Vec<_>>().join(" ")
 }
 
 fn refused(pointer: &str, message: impl Into<String>) -> PlanError {

@@ -300,10 +300,7 @@ impl Executor {
     ) -> Result<Prepared, FatalToolError> {
         let offered = self.offered(&call.name, scope);
         let Some((index, offered)) = offered else {
-            let unlisted = self.unlisted.iter().find(|server| server.has(&call.name));
-            let message =
-                unlisted.map_or_else(|| format!("Unknown tool {}", call.name), Unlisted::why);
-            return Ok(Prepared::Answered(refused(call, CallFailure::UnknownTool, &message)));
+            return Ok(Prepared::Answered(self.unknown(call)));
         };
         let lapsed = approval.and_then(|it| it.lapsed(Some(&offered.hash), scope.labels));
         let approval = approval.filter(|_| lapsed.is_none());
@@ -385,6 +382,14 @@ impl Executor {
     }
 
     /// A tool that the run may use, and its place.
+    /// The result of a call of a tool that is not offered; that of a server of which nothing is known
+    /// may be there all the same.
+    fn unknown(&self, call: &ToolCall) -> Finished {
+        let unlisted = self.unlisted.iter().find(|server| server.has(&call.name));
+        let message = unlisted.map_or_else(|| format!("Unknown tool {}", call.name), Unlisted::why);
+        refused(call, CallFailure::UnknownTool, &message)
+    }
+
     fn offered(&self, name: &str, scope: &RunScope) -> Option<(usize, &Offered)> {
         let mut tools = self.tools.iter().enumerate();
         tools.find(|(_, offered)| offered.tool.info().name == name && scope.tools.contains(name))

@@ -230,14 +230,7 @@ impl<'s> Writer<'s> {
                 let made = Filter { name: it.name, expr, args: self.args(&it.args)? };
                 looked_at(Expr::Filter(Spanned::new(made, span)))
             }
-            Expr::Test(it) => {
-                self.uses.push(Used { kind: "test", name: it.name, line: span.start_line.into() });
-                let expr = self.expr(&it.expr)?;
-                Expr::Test(Spanned::new(
-                    Test { name: it.name, expr, args: self.args(&it.args)? },
-                    span,
-                ))
-            }
+            Expr::Test(it) => self.test(it)?,
             Expr::GetAttr(it) => Expr::GetAttr(Spanned::new(
                 GetAttr { expr: self.expr(&it.expr)?, name: it.name },
                 span,
@@ -265,6 +258,13 @@ impl<'s> Writer<'s> {
                 looked_at(Expr::Map(Spanned::new(Map { keys, values }, span)))
             }
         })
+    }
+
+    fn test(&mut self, it: &Spanned<Test<'s>>) -> Made<Expr<'s>> {
+        let (span, expr) = (it.span(), self.expr(&it.expr)?);
+        self.uses.push(Used { kind: "test", name: it.name, line: span.start_line.into() });
+        let made = Test { name: it.name, expr, args: self.args(&it.args)? };
+        Ok(Expr::Test(Spanned::new(made, span)))
     }
 
     fn operator(&mut self, it: &Spanned<BinOp<'s>>) -> Made<Expr<'s>> {

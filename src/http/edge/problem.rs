@@ -230,7 +230,7 @@ impl Problem {
     pub(crate) fn new(code: Code, detail: impl Into<Cow<'static, str>>) -> Self {
         let detail = match detail.into() {
             Cow::Owned(made) => Cow::Owned(repeatable(&made)),
-            written => written,
+            written @ Cow::Borrowed(_) => written,
         };
         Self { code, detail, errors: Vec::new(), run_id: None, retry_after: None, cause: None }
     }

@@ -125,12 +125,11 @@ impl Workspaces {
     /// [`OpenError`].
     pub(super) async fn open(&self, tenant: &str, directory: &str) -> Result<Workspace, OpenError> {
         match &self.shared {
-            Shared::No => self.local(tenant, directory).await,
             Shared::Volume(volume) if volume.is_elsewhere(&self.root) => {
                 self.look().await;
                 Err(OpenError::NotHere(WorkspaceError::NotShared))
             }
-            Shared::Volume(_) => self.local(tenant, directory).await,
+            Shared::No | Shared::Volume(_) => self.local(tenant, directory).await,
             Shared::Objects(kept) => {
                 let invalid = || WorkspaceError::InvalidDirectory(directory.to_owned());
                 let plain = normalise(directory).map_err(|_| OpenError::Unusable(invalid()))?;

@@ -13,8 +13,9 @@ use super::projection::{CallChange, Changes, RunChange};
 use super::sql::{Column, Dialect, Kind, Param, Value};
 use super::tables::{
     ApprovalRequest, AuditRow, CallProposal, CallState, Group, IterationRecord, JournalRow,
-    NewDelivery, Observation, RunOpening, RunProgress,
+    NewDelivery, Observation, RunOpening, RunProgress, UsageSum,
 };
+use super::usage::adding;
 
 /// One statement over rows that are called `w` in it.
 pub(super) struct Step {
@@ -59,6 +60,7 @@ impl Batch {
             rest: present(vec![
                 inserts::<JournalRow>("run_events", changes.journal),
                 inserts::<IterationRecord>("iterations", changes.iterations),
+                usage(changes.usage),
                 new_calls(first),
                 known_calls(later),
                 inserts::<AuditRow>("audit_log", changes.audit),
@@ -163,6 +165,25 @@ fn insert_rows(table: &'static str, columns: Vec<Column>, rows: Vec<Vec<Value>>)
     let select: Vec<String> = columns.iter().map(|column| format!("w.{}", column.name)).collect();
     let head = insert_head(table, &columns, &select);
     Step { name: table, head, columns, rows, condition: "", tail: "" }
+}
+
+/// One row for all runs of the batch whose sums are the same.
+fn usage(taken: Vec<(Uuid, UsageSum)>) -> Step {
+    let mut columns = vec![Column { name: "run_id", kind: Kind::Id }];
+    columns.extend(columns_of::<UsageSum>());
+    let row = |(run, sum): (Uuid, UsageSum)| {
+        let mut row = vec![run.value()];
+        sum.append(&mut row);
+        row
+    };
+    Step {
+        name: "usage_added",
+        head: adding(),
+        columns,
+        rows: taken.into_iter().map(row).collect(),
+        condition: "",
+        tail: "GROUP BY w.tenant, w.hour, w.agent, w.model",
+    }
 }
 
 fn new_calls(calls: Vec<CallChange>) -> Step {

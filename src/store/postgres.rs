@@ -135,6 +135,7 @@ async fn run(connection: &mut PgConnection, query: Query) -> Result<Vec<Row>, St
             Value::Span(span) => arguments.add(i64::try_from(span.as_micros()).unwrap_or(i64::MAX)),
             Value::Ids(values) => arguments.add(values),
             Value::Texts(values) => arguments.add(values),
+            Value::Ints(values) => arguments.add(values),
         }
         .map_err(sqlx::Error::Encode)?;
     }

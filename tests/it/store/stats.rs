@@ -78,7 +78,7 @@ async fn tokens_are_counted_by_day_agent_and_model(db: Db) {
     response.usage.cost_micro_usd = None;
     db.commit("me", &unpriced.write(vec![responded(1, &[]), RunEvent::ModelResponded(response)]))
         .await;
-    let rows = db.store.usage_stats(TENANT, &all()).await.unwrap();
+    let rows = db.store.usage_stats(TENANT, &all(), &page(9999, None)).await.unwrap();
     let today = now().format("%Y-%m-%d").to_string();
     let earlier = (now() - TimeDelta::days(3)).format("%Y-%m-%d").to_string();
     let told: Vec<_> =
@@ -116,11 +116,14 @@ async fn only_what_is_asked_for_is_counted(db: Db) {
         let tools: Vec<_> =
             tools.iter().map(|row| row.tool.trim_start_matches("tool_of_")).collect();
         assert_eq!(tools, expected, "{filter:?}");
-        let usage = db.store.usage_stats(TENANT, &filter).await.unwrap();
+        let usage = db.store.usage_stats(TENANT, &filter, &page(9999, None)).await.unwrap();
         let mut agents: Vec<_> = usage.iter().map(|row| row.agent.as_str()).collect();
         agents.sort_unstable();
         assert_eq!(agents, expected, "{filter:?}");
     }
     assert_eq!(db.store.tool_stats("other", &filter(-9, 9, None)).await.unwrap(), []);
-    assert_eq!(db.store.usage_stats("other", &filter(-9, 9, None)).await.unwrap(), []);
+    assert_eq!(
+        db.store.usage_stats("other", &filter(-9, 9, None), &page(9999, None)).await.unwrap(),
+        []
+    );
 }

@@ -52,7 +52,7 @@ pub mod writer;
 use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
-use tokio::sync::Semaphore;
+use tokio::sync::Mutex;
 use uuid::Uuid;
 
 use self::backend::{Backend, Work};
@@ -165,8 +165,8 @@ impl std::iter::Sum for ConnectionCounts {
 pub struct Store {
     backend: Box<dyn Backend>,
     definitions: Definitions,
-    /// Whose turn it is to count calls of tools.
-    counting: Semaphore,
+    /// Held by the request for which calls of tools are counted.
+    counting: Mutex<Option<stats::Counted>>,
 }
 
 impl Store {
@@ -175,7 +175,7 @@ impl Store {
     }
 
     fn on(backend: Box<dyn Backend>, definitions: Definitions) -> Self {
-        Self { backend, definitions, counting: Semaphore::new(1) }
+        Self { backend, definitions, counting: Mutex::default() }
     }
 
     /// The same store, and the plans of what it reads from now on.

@@ -15,7 +15,6 @@ use super::tables::{
     ApprovalRequest, AuditRow, CallProposal, CallState, Group, IterationRecord, JournalRow,
     NewDelivery, Observation, RunOpening, RunProgress, UsageSum,
 };
-use super::usage::adding;
 
 /// One statement over rows that are called `w` in it.
 pub(super) struct Step {
@@ -36,6 +35,8 @@ pub(super) struct Batch {
     pub(super) fence: Vec<Step>,
     /// All have a column `run_id`.
     pub(super) rest: Vec<Step>,
+    /// What models took, by run.
+    usage: Vec<(Uuid, UsageSum)>,
 }
 
 /// Columns of the fence that are not the row's.
@@ -60,7 +61,6 @@ impl Batch {
             rest: present(vec![
                 inserts::<JournalRow>("run_events", changes.journal),
                 inserts::<IterationRecord>("iterations", changes.iterations),
-                usage(changes.usage),
                 new_calls(first),
                 known_calls(later),
                 inserts::<AuditRow>("audit_log", changes.audit),
@@ -70,7 +70,15 @@ impl Batch {
                 voided(changes.voided),
             ])
             .collect(),
+            usage: changes.usage,
         }
+    }
+
+    /// Adds what the runs that passed took to the sums of usage: few rows, however many runs there are.
+    pub(super) fn added(&self, passed: impl Fn(&Uuid) -> bool) -> Option<Step> {
+        let taken = self.usage.iter().filter(|(run, _)| passed(run)).map(|(_, sum)| sum);
+        let rows = UsageSum::added_up(taken);
+        (!rows.is_empty()).then(|| inserts::<UsageSum>("usage_added", rows))
     }
 }
 
@@ -165,25 +173,6 @@ fn insert_rows(table: &'static str, columns: Vec<Column>, rows: Vec<Vec<Value>>)
     let select: Vec<String> = columns.iter().map(|column| format!("w.{}", column.name)).collect();
     let head = insert_head(table, &columns, &select);
     Step { name: table, head, columns, rows, condition: "", tail: "" }
-}
-
-/// One row for all runs of the batch whose sums are the same.
-fn usage(taken: Vec<(Uuid, UsageSum)>) -> Step {
-    let mut columns = vec![Column { name: "run_id", kind: Kind::Id }];
-    columns.extend(columns_of::<UsageSum>());
-    let row = |(run, sum): (Uuid, UsageSum)| {
-        let mut row = vec![run.value()];
-        sum.append(&mut row);
-        row
-    };
-    Step {
-        name: "usage_added",
-        head: adding(),
-        columns,
-        rows: taken.into_iter().map(row).collect(),
-        condition: "",
-        tail: "GROUP BY w.tenant, w.hour, w.agent, w.model",
-    }
 }
 
 fn new_calls(calls: Vec<CallChange>) -> Step {

@@ -215,8 +215,14 @@ impl Backend for Postgres {
 
     async fn commit(&self, batch: Batch) -> Result<HashSet<Uuid>, StoreError> {
         let mut line = self.commits.get().await?;
-        let passed = within(commit::write(&mut line, &batch)).await;
-        line.settle(passed)
+        let written = within(commit::write_at_once(&mut line, &batch)).await;
+        if let Some(passed) = line.settle(written)? {
+            return Ok(passed);
+        }
+        let mut tx = self.begin(Work::Commit).await?;
+        let passed = tx.write(batch).await?;
+        tx.commit().await?;
+        Ok(passed)
     }
 
     fn wakeups(&self) -> broadcast::Receiver<Wakeup> {

@@ -8,12 +8,15 @@
 //! its ends. For those the runs are added up that are still stored. Deleted ones, whose sums are in
 //! `past_usage`, count at the beginning of the hour in which they were accepted.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
 use chrono::{DateTime, TimeDelta, Utc};
 use uuid::Uuid;
 
 use super::backend::Work;
 use super::sql::Query;
-use super::tables::Record;
+use super::tables::{Record, UsageSum};
 use super::{Page, StatsFilter, Store, StoreError, UsageStats};
 
 const HOUR: TimeDelta = TimeDelta::hours(1);
@@ -193,13 +196,25 @@ pub(super) fn hour_of(at: DateTime<Utc>) -> DateTime<Utc> {
     beginning(at, HOUR)
 }
 
-/// The beginning of the statement that adds rows `w` of commits, by what they are grouped.
-pub(super) fn adding() -> String {
-    format!(
-        "INSERT INTO usage_added (tenant, hour, agent, model, runs, {USAGE}) \
-         SELECT w.tenant, w.hour, w.agent, w.model, CAST(sum(w.runs) AS bigint), {} FROM",
-        sums("w")
-    )
+impl UsageSum {
+    /// One sum for each hour, agent and model.
+    pub(super) fn added_up<'a>(sums: impl Iterator<Item = &'a Self>) -> Vec<Self> {
+        let mut added = BTreeMap::<_, Self>::new();
+        for sum in sums {
+            let UsageSum { tenant, hour, agent, model, runs, usage } = sum;
+            match added.entry((tenant, hour, agent, model)) {
+                Entry::Vacant(place) => {
+                    place.insert(sum.clone());
+                }
+                Entry::Occupied(mut place) => {
+                    let sum = place.get_mut();
+                    sum.runs += runs;
+                    sum.usage.add(usage);
+                }
+            }
+        }
+        added.into_values().collect()
+    }
 }
 
 /// Adds what runs took, which are deleted, to what is kept of such runs.

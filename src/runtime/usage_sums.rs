@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use crate::store::Store;
 
 /// The pause between two looks. Until it is moved, each reader adds it up.
-const LOOK: Duration = Duration::from_secs(2);
+const LOOK: Duration = Duration::from_secs(5);
 /// Rows that are moved in one transaction, at most.
 const PORTION: u32 = 1000;
 

@@ -53,7 +53,7 @@ impl Store {
         filter: &StatsFilter,
         page: &Page<i64>,
     ) -> Result<Vec<UsageStats>, StoreError> {
-        let mut parts = Parts { tenant, agent: filter.agent.as_deref(), parts: Vec::new() };
+        let mut parts = Parts { tenant, agent: filter.agent.as_deref(), queries: Vec::new() };
         let (hours, ends) = whole((filter.since, filter.until), HOUR);
         if let Some(hours) = hours {
             let added = "(SELECT a.*, a.hour AS created_at FROM usage_added a)";
@@ -121,7 +121,7 @@ impl Store {
 struct Parts<'a> {
     tenant: &'a str,
     agent: Option<&'a str>,
-    parts: Vec<Query>,
+    queries: Vec<Query>,
 }
 
 impl Parts<'_> {
@@ -154,7 +154,7 @@ impl Parts<'_> {
     }
 
     fn add(&mut self, rows: String, (from, to): Range, grouped: &str) {
-        let number = self.parts.len();
+        let number = self.queries.len();
         let part = Query::new(rows)
             .push(&format!("r.tenant = :tenant AND r.created_at >= :from{number}"))
             .push(&format!(" AND r.created_at < :to{number}"))
@@ -163,11 +163,11 @@ impl Parts<'_> {
             .bind(format!("to{number}"), to)
             .and("r.agent = :agent", "agent", self.agent)
             .push(grouped);
-        self.parts.push(part);
+        self.queries.push(part);
     }
 
     fn all(self) -> Option<Query> {
-        self.parts.into_iter().reduce(|all, part| all.push(" UNION ALL ").followed_by(part))
+        self.queries.into_iter().reduce(|all, part| all.push(" UNION ALL ").followed_by(part))
     }
 }
 

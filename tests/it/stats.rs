@@ -105,7 +105,7 @@ async fn what_a_deleted_session_took_stays(db: Db) {
         (&json!(2), &json!(600))
     );
     // Whether replicas have moved it to sums meanwhile or not.
-    tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+    tokio::time::sleep(std::time::Duration::from_secs(6)).await;
     assert_eq!(service.get("/v1/stats/usage").await.body, before);
     let deleted = service.delete("/v1/sessions/s").await;
     assert!(deleted.status.is_success(), "{:#}", deleted.body);

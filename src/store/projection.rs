@@ -23,9 +23,9 @@ use super::tables::{
     ApprovalRequest, AuditRow, CallProposal, CallState, IterationRecord, JournalRow, NewDelivery,
     Observation, RunOpening, RunProgress, RunRecord, ToolCallRecord, UsageSum,
 };
-use super::usage::hour_of;
 use super::{ApprovalStatus, FORMAT, NewRun, RunWrite, SessionPlace, StoreError};
 use crate::bounds::json;
+use crate::clock::beginning;
 use crate::event::{AuditRecord, Awaited, CallFailure, Event, ModelResponded, RunEvent, WaitKind};
 use crate::message::{AssistantMessage, CallTarget, ToolCall, Usage};
 use crate::run::{self, Caller, Outcome, RunStatus, Totals};
@@ -298,7 +298,7 @@ fn taken(write: &RunWrite) -> impl Iterator<Item = (Uuid, UsageSum)> {
         }
         let sum = UsageSum {
             tenant: write.caller.tenant.clone(),
-            hour: hour_of(write.origin.created_at),
+            hour: beginning(write.origin.created_at, TimeDelta::hours(1)),
             agent: write.origin.agent.clone(),
             model,
             runs: u64::from(is_first),

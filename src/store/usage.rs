@@ -18,6 +18,7 @@ use super::backend::Work;
 use super::sql::Query;
 use super::tables::{Record, UsageSum};
 use super::{Page, StatsFilter, Store, StoreError, UsageStats};
+use crate::clock::beginning;
 
 const HOUR: TimeDelta = TimeDelta::hours(1);
 const DAY: TimeDelta = TimeDelta::days(1);
@@ -184,16 +185,6 @@ fn whole(range: Range, unit: TimeDelta) -> (Option<Range>, Vec<Range>) {
     } else {
         (None, Some(range).into_iter().filter(is_some).collect())
     }
-}
-
-/// The beginning of the unit in which a time lies.
-fn beginning(at: DateTime<Utc>, unit: TimeDelta) -> DateTime<Utc> {
-    let seconds = unit.num_seconds();
-    DateTime::from_timestamp(at.timestamp().div_euclid(seconds) * seconds, 0).unwrap_or(at)
-}
-
-pub(super) fn hour_of(at: DateTime<Utc>) -> DateTime<Utc> {
-    beginning(at, HOUR)
 }
 
 impl UsageSum {

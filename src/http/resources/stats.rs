@@ -6,7 +6,7 @@
 
 use axum::Json;
 use axum::extract::State;
-use chrono::{DateTime, NaiveTime, TimeDelta, Utc};
+use chrono::TimeDelta;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -22,6 +22,7 @@ use crate::store::{Page, StatsFilter, ToolStats, UsageStats};
 
 /// The default time range; it begins with a day.
 const WINDOW: TimeDelta = TimeDelta::days(30);
+const DAY: TimeDelta = TimeDelta::days(1);
 
 /// Counts and latencies of a tool's calls.
 #[derive(Debug, Serialize, ToSchema)]
@@ -87,15 +88,11 @@ impl From<UsageStats> for UsageStatsView {
 fn filter(params: &mut Params) -> Result<StatsFilter, Problem> {
     let (since, until) = (params.time("since")?, params.time("until")?);
     let now = clock::now();
-    let until = until.unwrap_or_else(|| day_of(now + TimeDelta::days(2))); // another replica's clock may be ahead
-    let since =
-        since.unwrap_or_else(|| until.min(now).checked_sub_signed(WINDOW).map_or(until, day_of));
+    let until = until.unwrap_or_else(|| clock::beginning(now + TimeDelta::days(2), DAY)); // another replica's clock may be ahead
+    let since = since.unwrap_or_else(|| {
+        until.min(now).checked_sub_signed(WINDOW).map_or(until, |at| clock::beginning(at, DAY))
+    });
     Ok(StatsFilter { since, until, agent: params.text("agent") })
-}
-
-/// The beginning of the day in which a time lies.
-fn day_of(at: DateTime<Utc>) -> DateTime<Utc> {
-    at.date_naive().and_time(NaiveTime::MIN).and_utc()
 }
 
 /// Count tool calls

@@ -9,8 +9,9 @@ use super::sql::Query;
 use super::tables::Record;
 use super::{StatsFilter, Store, StoreError, ToolStats};
 
-/// How long a request waits for its turn.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a request waits for its turn: for one that was begun before it came, and for the next,
+/// which may ask the same. Each takes five seconds at most, where the database bounds it.
+const PATIENCE: Duration = Duration::from_secs(11);
 
 /// The calls that were counted last. They are counted one by one, for one request at a time, so that
 /// other lists have connections.

@@ -92,14 +92,18 @@ fn looked_through(runs: &[Taken], deleted: &[Uuid], filter: &StatsFilter) -> Vec
             sum.cost_micro_usd = Some(cost);
         }
     }
-    let row = |((day, agent, model), (runs, mut usage, is_known)): (
-        (std::cmp::Reverse<String>, &str, &String),
-        (u64, Usage, bool),
-    )| {
+    let mut rows = Vec::new();
+    for ((day, agent, model), (runs, mut usage, is_known)) in sums {
         usage.cost_micro_usd = usage.cost_micro_usd.filter(|_| is_known);
-        UsageStats { day: day.0, agent: agent.into(), model: model.clone(), runs, usage }
-    };
-    sums.into_iter().map(row).collect()
+        rows.push(UsageStats {
+            day: day.0,
+            agent: agent.into(),
+            model: model.clone(),
+            runs,
+            usage,
+        });
+    }
+    rows
 }
 
 async fn check(db: &Db, runs: &[Taken], deleted: &[Uuid], dice: &mut Dice, what: &str) {

@@ -445,10 +445,8 @@ fn telemetry(config: &Config, is_named: IsNamed) -> Result<Telemetry, TelemetryE
 fn on_durable(telemetry: &Arc<Telemetry>) -> OnDurable {
     let telemetry = Arc::clone(telemetry);
     Arc::new(move |write| {
-        if let Some(origin) = &write.origin {
-            let RunWrite { events, audit, totals, .. } = write;
-            telemetry.observe(Observed { origin, events, audit, totals });
-        }
+        let RunWrite { origin, events, audit, totals, .. } = write;
+        telemetry.observe(Observed { origin, events, audit, totals });
     })
 }
 

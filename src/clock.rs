@@ -25,6 +25,12 @@ pub fn now() -> DateTime<Utc> {
     machine() + TimeDelta::microseconds(AHEAD.load(Ordering::Relaxed))
 }
 
+/// The beginning of the hour, or of the day in UTC, or whatever the unit is, in which a time lies.
+pub fn beginning(at: DateTime<Utc>, unit: TimeDelta) -> DateTime<Utc> {
+    let seconds = unit.num_seconds().max(1);
+    DateTime::from_timestamp(at.timestamp().div_euclid(seconds) * seconds, 0).unwrap_or(at)
+}
+
 /// Takes note that the database had that time between `asked` and now.
 pub fn told(database: DateTime<Utc>, asked: Instant) {
     #[cfg(test)]

@@ -17,7 +17,7 @@ mod policies;
 mod sampling;
 mod trace;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use chrono::{DateTime, Utc};
 use schemars::JsonSchema;
@@ -454,6 +454,8 @@ pub struct Totals {
     pub attempts: u32,
     /// Model responses received.
     pub iterations: u32,
+    /// The same by model, as `provider/model`.
+    pub responses: BTreeMap<String, u32>,
     /// Tool calls, including blocked ones and those of unknown tools, but not those that a limit or
     /// a cancellation prevented.
     pub tool_calls_made: u32,

@@ -241,12 +241,50 @@ CREATE TABLE audit_stretches (
 );
 CREATE INDEX audit_stretches_by_age ON audit_stretches (tenant, last_at);
 
--- What deleted runs took, by the hour in which they were accepted. A NULL cost is not known.
-CREATE TABLE past_usage (
+-- Sums of what models took for runs, by the hour in which the runs were accepted. A NULL cost is not known. `runs` are
+-- those in which the model responded.
+
+-- What commits have added since; moved to usage_sums soon.
+CREATE TABLE usage_added (
+    id                  bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     tenant              text        NOT NULL,
     hour                timestamptz NOT NULL,
     agent               text        NOT NULL,
     -- provider/model
+    model               text        NOT NULL,
+    runs                bigint      NOT NULL,
+    input_tokens        bigint      NOT NULL,
+    output_tokens       bigint      NOT NULL,
+    cached_input_tokens bigint      NOT NULL,
+    cache_write_tokens  bigint      NOT NULL,
+    reasoning_tokens    bigint      NOT NULL,
+    cost_micro_usd      bigint,
+    estimated           boolean     NOT NULL
+);
+
+-- `span`: an hour, or the day of that hour in UTC, which has the same sums; `at` is its beginning.
+CREATE TABLE usage_sums (
+    tenant              text        NOT NULL,
+    span                text        NOT NULL,
+    at                  timestamptz NOT NULL,
+    agent               text        NOT NULL,
+    model               text        NOT NULL,
+    runs                bigint      NOT NULL,
+    input_tokens        bigint      NOT NULL,
+    output_tokens       bigint      NOT NULL,
+    cached_input_tokens bigint      NOT NULL,
+    cache_write_tokens  bigint      NOT NULL,
+    reasoning_tokens    bigint      NOT NULL,
+    cost_micro_usd      bigint,
+    estimated           boolean     NOT NULL,
+    PRIMARY KEY (tenant, span, at, agent, model)
+);
+
+-- The part of runs that were deleted.
+CREATE TABLE past_usage (
+    tenant              text        NOT NULL,
+    hour                timestamptz NOT NULL,
+    agent               text        NOT NULL,
     model               text        NOT NULL,
     runs                bigint      NOT NULL,
     input_tokens        bigint      NOT NULL,

@@ -205,6 +205,39 @@ CREATE TABLE audit_stretches (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX audit_stretches_by_age ON audit_stretches (tenant, last_at);
 
+CREATE TABLE usage_added (
+    id                  INTEGER PRIMARY KEY,
+    tenant              TEXT    NOT NULL,
+    hour                INTEGER NOT NULL,
+    agent               TEXT    NOT NULL,
+    model               TEXT    NOT NULL,
+    runs                INTEGER NOT NULL,
+    input_tokens        INTEGER NOT NULL,
+    output_tokens       INTEGER NOT NULL,
+    cached_input_tokens INTEGER NOT NULL,
+    cache_write_tokens  INTEGER NOT NULL,
+    reasoning_tokens    INTEGER NOT NULL,
+    cost_micro_usd      INTEGER,
+    estimated           INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE usage_sums (
+    tenant              TEXT    NOT NULL,
+    span                TEXT    NOT NULL,
+    at                  INTEGER NOT NULL,
+    agent               TEXT    NOT NULL,
+    model               TEXT    NOT NULL,
+    runs                INTEGER NOT NULL,
+    input_tokens        INTEGER NOT NULL,
+    output_tokens       INTEGER NOT NULL,
+    cached_input_tokens INTEGER NOT NULL,
+    cache_write_tokens  INTEGER NOT NULL,
+    reasoning_tokens    INTEGER NOT NULL,
+    cost_micro_usd      INTEGER,
+    estimated           INTEGER NOT NULL,
+    PRIMARY KEY (tenant, span, at, agent, model)
+) STRICT, WITHOUT ROWID;
+
 CREATE TABLE past_usage (
     tenant              TEXT    NOT NULL,
     hour                INTEGER NOT NULL,

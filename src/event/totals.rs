@@ -1,38 +1,31 @@
 //! What a run has consumed, as the sum of its events.
 
-use super::{CallFailure, ModelInterrupted, ModelRetried, RunEvent};
-use crate::message::CallTarget;
+use super::{CallFailure, ModelInterrupted, ModelResponded, ModelRetried, RunEvent};
+use crate::message::{CallTarget, Usage};
 use crate::run::Totals;
 
 impl Totals {
     /// Adds one event. The same sum is kept live, after a crash and when rows are rebuilt.
     pub fn apply(&mut self, event: &RunEvent) {
         self.labels = event.labels_after(self.labels);
+        if let Some((model, usage)) = event.took() {
+            self.usage.add(usage);
+            self.mixed_usage |= self.model.as_ref().is_some_and(|known| *known != model);
+            self.model = Some(model);
+        }
         match event {
             RunEvent::RunStarted { warnings, .. } => self.warn(warnings),
             RunEvent::AttemptStarted { attempt } => self.attempts = *attempt,
             RunEvent::ModelResponded(r) => {
                 self.iterations += 1;
-                self.usage.add(&r.usage);
                 self.retries += r.retries;
-                self.uses_model(&r.provider, &r.model);
+                *self.responses.entry(format!("{}/{}", r.provider, r.model)).or_default() += 1;
                 self.warn(&r.warnings);
-            }
-            RunEvent::ModelRetried(ModelRetried {
-                provider, model, usage: Some(usage), ..
-            })
-            | RunEvent::ModelInterrupted(ModelInterrupted { provider, model, usage, .. }) => {
-                self.usage.add(usage);
-                self.uses_model(provider, model);
             }
             RunEvent::ToolChoiceUnmet { warning, .. } => self.warn(warning.as_slice()),
             RunEvent::ContextCompacted(c) => {
                 self.retries += c.failed_tries;
-                if let Some(call) = &c.call {
-                    self.usage.add(&call.usage);
-                    self.model = Some(format!("{}/{}", call.provider, call.model));
-                    self.mixed_usage = true;
-                }
+                self.mixed_usage |= c.call.is_some();
             }
             RunEvent::RunCompleted(ending) => {
                 self.warn(ending.outcome.unchecked().as_slice());
@@ -66,6 +59,7 @@ impl Totals {
             RunEvent::RunQueued {}
             | RunEvent::AnswerBlank { .. }
             | RunEvent::ModelRetried(_)
+            | RunEvent::ModelInterrupted(_)
             | RunEvent::SessionLoaded { .. }
             | RunEvent::SkillActivated(_)
             | RunEvent::RunResumed { .. }
@@ -90,12 +84,6 @@ impl Totals {
         }
     }
 
-    fn uses_model(&mut self, provider: &str, model: &str) {
-        let model = format!("{provider}/{model}");
-        self.mixed_usage |= self.model.as_ref().is_some_and(|known| *known != model);
-        self.model = Some(model);
-    }
-
     /// A warning is told once, however often there is reason for it.
     fn warn(&mut self, warnings: &[String]) {
         for warning in warnings {
@@ -103,5 +91,24 @@ impl Totals {
                 self.warnings.push(warning.clone());
             }
         }
+    }
+}
+
+impl RunEvent {
+    /// The model that was asked, as `provider/model`, and what that took.
+    pub fn took(&self) -> Option<(String, &Usage)> {
+        let (provider, model, usage) = match self {
+            Self::ModelResponded(ModelResponded { provider, model, usage, .. })
+            | Self::ModelRetried(ModelRetried { provider, model, usage: Some(usage), .. })
+            | Self::ModelInterrupted(ModelInterrupted { provider, model, usage, .. }) => {
+                (provider, model, usage)
+            }
+            Self::ContextCompacted(compacted) => {
+                let call = compacted.call.as_ref()?;
+                (&call.provider, &call.model, &call.usage)
+            }
+            _ => return None,
+        };
+        Some((format!("{provider}/{model}"), usage))
     }
 }

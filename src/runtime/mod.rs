@@ -47,6 +47,7 @@ mod transcript;
 mod tree_budget;
 mod turns;
 mod uploads;
+mod usage_sums;
 mod waiting;
 mod webhooks;
 mod worker;
@@ -200,9 +201,10 @@ impl Runtime {
                 if write.fills_outbox() {
                     webhooks.outbox_grew();
                 }
-                let has_ended =
-                    write.events.last().is_some_and(|event| event.what.ending().is_some());
-                let Some(origin) = write.origin.as_ref().filter(|_| has_ended) else { return };
+                if write.events.last().is_none_or(|event| event.what.ending().is_none()) {
+                    return;
+                }
+                let origin = &write.origin;
                 if origin.is_child {
                     queue.children_ended([write.run_id]);
                 }

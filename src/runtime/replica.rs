@@ -15,7 +15,7 @@ use uuid::Uuid;
 use super::Runtime;
 use super::heartbeat::HeartbeatStore;
 use super::retention::Kept;
-use super::server_requests;
+use super::{server_requests, usage_sums};
 use crate::store::{GivenBack, StoreError, Swept, Wakeup, Watch};
 
 /// How often the loop looks without being woken.
@@ -68,6 +68,7 @@ impl Runtime {
         }
         tokio::spawn(Arc::clone(&inner.audit_chain).close(inner.stop.clone()));
         tokio::spawn(Arc::clone(&inner.logins).write(inner.stop.clone()));
+        tokio::spawn(usage_sums::add_up(Arc::clone(&inner.store), inner.stop.clone()));
         if let Some(requests) = inner.loaded.tools().0.requests_of_servers().cloned() {
             let store = Arc::clone(&inner.store);
             tokio::spawn(server_requests::record(requests, store, inner.stop.clone()));

@@ -392,7 +392,7 @@ pub(super) fn write(identity: &RunIdentity, new: Option<Arc<NewRun>>, entry: Ent
         epoch: identity.epoch,
         caller: Arc::clone(&identity.caller),
         new,
-        origin: Some(Arc::clone(&identity.origin)),
+        origin: Arc::clone(&identity.origin),
         events: entry.events,
         audit: entry.audit,
         totals: entry.totals,

@@ -100,7 +100,7 @@ fn written(row: AuditRow) -> String {
         Value::Id(value) => Json::from(value.map(|id| id.to_string())),
         Value::Time(value) => Json::from(value.map(|at| at.timestamp_micros())),
         Value::Bytes(value) => Json::from(value.map(hex::encode)),
-        Value::Span(_) | Value::Ids(_) | Value::Texts(_) => Json::Null, // no columns
+        Value::Span(_) | Value::Ids(_) | Value::Texts(_) | Value::Ints(_) => Json::Null, // no columns
     };
     let values = row.values().into_iter().map(text);
     let fields: Map<String, Json> =

@@ -13,7 +13,7 @@ use super::projection::{CallChange, Changes, RunChange};
 use super::sql::{Column, Dialect, Kind, Param, Value};
 use super::tables::{
     ApprovalRequest, AuditRow, CallProposal, CallState, Group, IterationRecord, JournalRow,
-    NewDelivery, Observation, RunOpening, RunProgress,
+    NewDelivery, Observation, RunOpening, RunProgress, UsageSum,
 };
 
 /// One statement over rows that are called `w` in it.
@@ -35,6 +35,8 @@ pub(super) struct Batch {
     pub(super) fence: Vec<Step>,
     /// All have a column `run_id`.
     pub(super) rest: Vec<Step>,
+    /// What models took, by run.
+    usage: Vec<(Uuid, UsageSum)>,
 }
 
 /// Columns of the fence that are not the row's.
@@ -68,7 +70,15 @@ impl Batch {
                 voided(changes.voided),
             ])
             .collect(),
+            usage: changes.usage,
         }
+    }
+
+    /// Adds what the runs that passed took to the sums of usage: few rows, however many runs there are.
+    pub(super) fn added(&self, passed: impl Fn(&Uuid) -> bool) -> Option<Step> {
+        let taken = self.usage.iter().filter(|(run, _)| passed(run)).map(|(_, sum)| sum);
+        let rows = UsageSum::added_up(taken);
+        (!rows.is_empty()).then(|| inserts::<UsageSum>("usage_added", rows))
     }
 }
 

@@ -44,6 +44,7 @@ mod sqlite;
 mod stats;
 mod tables;
 mod trees;
+mod usage;
 mod webhooks;
 mod workspaces;
 pub mod writer;
@@ -51,6 +52,7 @@ pub mod writer;
 use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
+use tokio::sync::Mutex;
 use uuid::Uuid;
 
 use self::backend::{Backend, Work};
@@ -163,11 +165,17 @@ impl std::iter::Sum for ConnectionCounts {
 pub struct Store {
     backend: Box<dyn Backend>,
     definitions: Definitions,
+    /// Held by the request for which calls of tools are counted.
+    counting: Mutex<Option<stats::Counted>>,
 }
 
 impl Store {
     fn over(backend: impl Backend + 'static) -> Self {
-        Self { backend: Box::new(backend), definitions: Definitions::default() }
+        Self::on(Box::new(backend), Definitions::default())
+    }
+
+    fn on(backend: Box<dyn Backend>, definitions: Definitions) -> Self {
+        Self { backend, definitions, counting: Mutex::default() }
     }
 
     /// The same store, and the plans of what it reads from now on.
@@ -176,7 +184,7 @@ impl Store {
     pub fn explaining(self) -> (Self, Arc<parking_lot::Mutex<Vec<String>>>) {
         let plans = explain::Plans::default();
         let backend = explain::Explaining { backend: self.backend, plans: Arc::clone(&plans) };
-        (Self { backend: Box::new(backend), definitions: self.definitions }, plans)
+        (Self::on(Box::new(backend), self.definitions), plans)
     }
 
     /// `postgres` or `sqlite`.

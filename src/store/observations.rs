@@ -47,7 +47,10 @@ const CLOSING: &str = "</private>";
 
 /// What is kept of an event of an observed run, if anything.
 pub(super) fn observation(write: &RunWrite, event: &Event) -> Option<Observation> {
-    let origin = write.origin.as_deref().filter(|origin| origin.is_observed)?;
+    let origin = write.origin.as_ref();
+    if !origin.is_observed {
+        return None;
+    }
     let (kind, text) = match &event.what {
         RunEvent::RunStarted { turns, .. } => (INPUT, asked(turns)),
         // An answer without calls is kept once, when it is the run's output.

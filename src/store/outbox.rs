@@ -26,12 +26,11 @@ impl RunWrite {
 /// What the receiver of a run's webhook is told of a write: how the run goes and what it asks of
 /// people. Of a child run, whose parent tells how it goes, only the latter.
 pub(super) fn deliveries(write: &RunWrite) -> impl Iterator<Item = NewDelivery> {
-    let origin = write.origin.as_deref();
-    let told = origin.and_then(|origin| Some((origin.webhook.as_deref()?, origin.is_child)));
-    told.into_iter().flat_map(move |(url, is_child)| {
+    let origin = write.origin.as_ref();
+    origin.webhook.iter().flat_map(move |url| {
         let is_told = move |event: &&Event| match &event.what {
             RunEvent::ApprovalRequested(_) => true,
-            what => !is_child && what.type_name().starts_with("run."),
+            what => !origin.is_child && what.type_name().starts_with("run."),
         };
         let tenant = &write.caller.tenant;
         write.events.iter().filter(is_told).map(move |event| NewDelivery {

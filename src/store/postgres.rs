@@ -135,6 +135,7 @@ async fn run(connection: &mut PgConnection, query: Query) -> Result<Vec<Row>, St
             Value::Span(span) => arguments.add(i64::try_from(span.as_micros()).unwrap_or(i64::MAX)),
             Value::Ids(values) => arguments.add(values),
             Value::Texts(values) => arguments.add(values),
+            Value::Ints(values) => arguments.add(values),
         }
         .map_err(sqlx::Error::Encode)?;
     }
@@ -214,8 +215,14 @@ impl Backend for Postgres {
 
     async fn commit(&self, batch: Batch) -> Result<HashSet<Uuid>, StoreError> {
         let mut line = self.commits.get().await?;
-        let passed = within(commit::write(&mut line, &batch)).await;
-        line.settle(passed)
+        let written = within(commit::write_at_once(&mut line, &batch)).await;
+        if let Some(passed) = line.settle(written)? {
+            return Ok(passed);
+        }
+        let mut tx = self.begin(Work::Commit).await?;
+        let passed = tx.write(batch).await?;
+        tx.commit().await?;
+        Ok(passed)
     }
 
     fn wakeups(&self) -> broadcast::Receiver<Wakeup> {

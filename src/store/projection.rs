@@ -7,7 +7,7 @@
 //! and nothing here decides what a run does next.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
 
 use chrono::{DateTime, TimeDelta, Utc};
@@ -21,14 +21,15 @@ use super::outbox::deliveries;
 use super::sql::{Labels, json};
 use super::tables::{
     ApprovalRequest, AuditRow, CallProposal, CallState, IterationRecord, JournalRow, NewDelivery,
-    Observation, RunOpening, RunProgress, RunRecord, ToolCallRecord,
+    Observation, RunOpening, RunProgress, RunRecord, ToolCallRecord, UsageSum,
 };
 use super::{ApprovalStatus, FORMAT, NewRun, RunWrite, SessionPlace, StoreError};
 use crate::bounds::json;
+use crate::clock::beginning;
 use crate::event::{
     AuditRecord, Awaited, CallFailure, Event, ModelResponded, Resolved, RunEvent, WaitKind,
 };
-use crate::message::{AssistantMessage, CallTarget, ToolCall};
+use crate::message::{AssistantMessage, CallTarget, ToolCall, Usage};
 use crate::run::{self, Caller, Outcome, RunStatus, Totals};
 
 /// Every row that a batch of writes inserts or changes.
@@ -40,6 +41,8 @@ pub struct Changes {
     pub journal: Vec<JournalRow>,
     /// One per model response.
     pub iterations: Vec<IterationRecord>,
+    /// What models took, by run.
+    pub usage: Vec<(Uuid, UsageSum)>,
     /// Calls of tools: inserted where the proposal is there, else changed.
     pub calls: Vec<CallChange>,
     /// The audit log.
@@ -91,10 +94,10 @@ pub fn project(owner: &str, batch: &[RunWrite]) -> Result<Changes, StoreError> {
             }
             calls.apply(event);
         }
+        changes.usage.extend(taken(write));
         changes.audit.extend(write.audit.iter().map(|record| {
             let Caller { tenant, subject, .. } = write.caller.as_ref();
-            let origin = write.origin.as_ref();
-            let definition = origin.map(|origin| origin.definition_hash.clone());
+            let definition = Some(write.origin.definition_hash.clone());
             AuditRow::of_call(tenant, subject, write.run_id, definition, record)
         }));
         changes
@@ -136,10 +139,11 @@ impl RunRecord {
         Totals {
             attempts: self.attempts,
             iterations: self.iterations,
+            responses: BTreeMap::new(), // no column
             tool_calls_made: self.tool_calls_made,
             tools_used: self.tools_used.iter().cloned().collect(),
             usage: self.usage,
-            retries: 0, // not a column
+            retries: 0, // no column
             warnings: self.warnings.clone(),
             model: self.model.clone(),
             mixed_usage: self.mixed_usage,
@@ -277,6 +281,33 @@ fn iteration(event: &Event, response: &ModelResponded) -> IterationRecord {
         finish_reason: response.finish_reason.as_str().to_owned(),
         usage: response.usage,
     }
+}
+
+/// What models took in a write. A run counts for a model with the first response.
+fn taken(write: &RunWrite) -> impl Iterator<Item = (Uuid, UsageSum)> {
+    let mut models = BTreeMap::<String, (u32, Usage)>::new();
+    for event in &write.events {
+        if let Some((model, usage)) = event.what.took() {
+            let (responses, sum) = models.entry(model).or_default();
+            *responses += u32::from(matches!(event.what, RunEvent::ModelResponded(_)));
+            sum.add(usage);
+        }
+    }
+    models.into_iter().map(|(model, (responses, mut usage))| {
+        let is_first = responses > 0 && write.totals.responses.get(&model) == Some(&responses);
+        if usage.total_tokens() == 0 {
+            usage.cost_micro_usd.get_or_insert(0);
+        }
+        let sum = UsageSum {
+            tenant: write.caller.tenant.clone(),
+            hour: beginning(write.origin.created_at, TimeDelta::hours(1)),
+            agent: write.origin.agent.clone(),
+            model,
+            runs: u64::from(is_first),
+            usage,
+        };
+        (write.run_id, sum)
+    })
 }
 
 /// The changed calls of one run, at the end of a batch's list.

@@ -11,7 +11,7 @@ use crate::event::{
 };
 use crate::message::FinishReason;
 use crate::message::{AssistantMessage, ToolCall, Turn, Usage};
-use crate::run::{Consumption, Effect, Labels, Totals};
+use crate::run::{Consumption, Effect, Labels, RunOrigin, Totals, TraceContext};
 
 fn call(name: &str, target: CallTarget) -> ToolCall {
     ToolCall {
@@ -98,7 +98,19 @@ fn write(events: Vec<RunEvent>) -> RunWrite {
         epoch: 1,
         caller: Arc::new(caller),
         new: None,
-        origin: None,
+        origin: Arc::new(RunOrigin {
+            tenant: "t".into(),
+            subject: "s".into(),
+            agent: "a".into(),
+            agent_version: "1".into(),
+            definition_hash: "d".into(),
+            session_id: None,
+            is_child: false,
+            created_at: at,
+            is_observed: false,
+            webhook: None,
+            trace: TraceContext::of_run(run_id, None, 0.0),
+        }),
         events: (5..).zip(events).map(|(seq, what)| Event { seq, at, run_id, what }).collect(),
         audit: Vec::new(),
         totals: Totals::default(),

@@ -17,8 +17,8 @@ use super::audit::{by_service, note};
 use super::backend::{Transaction, Work};
 use super::definitions::SPARED;
 use super::sql::Query;
-use super::stats::{HAS_REST, REST, sums};
 use super::tables::ids;
+use super::usage::keep_usage;
 use super::workspaces::delete_beneath;
 use super::{DeletedRun, GoesAlong, LeftFiles, Store, StoreError};
 use crate::event::AuditAction;
@@ -80,34 +80,6 @@ impl Store {
         Ok(ended.len() as u64)
     }
 }
-
-/// Adds what runs took to what is kept of it.
-fn keep_usage(runs: &[Uuid]) -> Query {
-    Query::new(format!(
-        "INSERT INTO past_usage (tenant, hour, agent, model, runs, input_tokens, output_tokens, \
-         cached_input_tokens, cache_write_tokens, reasoning_tokens, cost_micro_usd, estimated) \
-         SELECT u.tenant, u.hour, u.agent, u.model, count(DISTINCT u.run_id), {} FROM (\
-         SELECT r.tenant, {{hour}} AS hour, r.agent, i.provider || '/' || i.model AS model, \
-         r.id AS run_id, i.input_tokens, i.output_tokens, i.cached_input_tokens, \
-         i.cache_write_tokens, i.reasoning_tokens, i.cost_micro_usd, i.estimated \
-         FROM runs r JOIN iterations i ON i.run_id = r.id WHERE r.id IN :runs UNION ALL \
-         SELECT r.tenant, {{hour}}, r.agent, r.model, r.id, {REST} r.model IS NOT NULL \
-         AND r.id IN :runs{HAS_REST}) u \
-         GROUP BY u.tenant, u.hour, u.agent, u.model ORDER BY 1, 2, 3, 4 {ADD_USAGE}",
-        sums("u")
-    ))
-    .bind("runs", runs)
-}
-
-const ADD_USAGE: &str = "ON CONFLICT (tenant, hour, agent, model) DO UPDATE SET \
-    runs = past_usage.runs + excluded.runs, \
-    input_tokens = past_usage.input_tokens + excluded.input_tokens, \
-    output_tokens = past_usage.output_tokens + excluded.output_tokens, \
-    cached_input_tokens = past_usage.cached_input_tokens + excluded.cached_input_tokens, \
-    cache_write_tokens = past_usage.cache_write_tokens + excluded.cache_write_tokens, \
-    reasoning_tokens = past_usage.reasoning_tokens + excluded.reasoning_tokens, \
-    cost_micro_usd = past_usage.cost_micro_usd + excluded.cost_micro_usd, \
-    estimated = past_usage.estimated OR excluded.estimated";
 
 /// Deletes runs and all that belongs to them, but for the sums of what models took.
 pub(super) async fn delete_runs(

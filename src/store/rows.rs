@@ -150,8 +150,8 @@ pub struct RunWrite {
     pub caller: Arc<Caller>,
     /// The run's row, if this is its first write.
     pub new: Option<Arc<NewRun>>,
-    /// For observations, and for those who are told of the write once it is durable.
-    pub origin: Option<Arc<RunOrigin>>,
+    /// For sums, observations, and those who are told of the write once it is durable.
+    pub origin: Arc<RunOrigin>,
     /// What happened, consecutive numbers; never empty.
     pub events: Vec<Event>,
     /// Audit records of the calls in `events`.

@@ -56,6 +56,8 @@ pub(super) enum Value {
     Ids(Vec<Uuid>),
     /// The same, of texts.
     Texts(Vec<String>),
+    /// The same, of numbers.
+    Ints(Vec<i64>),
 }
 
 /// A column by its name.
@@ -134,6 +136,12 @@ impl Query {
     pub(super) fn push(mut self, text: &str) -> Self {
         self.template.to_mut().push_str(text);
         self
+    }
+
+    /// The same with another statement after it.
+    pub(super) fn followed_by(mut self, other: Self) -> Self {
+        self.values.extend(other.values);
+        self.push(&other.template)
     }
 
     /// Adds a condition where the value of its one parameter is there.
@@ -237,6 +245,9 @@ impl Dialect {
                 "date_trunc('hour', r.created_at, 'UTC')",
                 "r.created_at / 3600000000 * 3600000000",
             ),
+            "day_of_hour" => {
+                ("date_trunc('day', u.hour, 'UTC')", "u.hour / 86400000000 * 86400000000")
+            }
             "day" => ("(r.created_at AT TIME ZONE 'UTC')::date", "(r.created_at / 86400000000)"),
             "day_name" => {
                 ("to_char(u.day, 'YYYY-MM-DD')", "strftime('%Y-%m-%d', u.day * 86400, 'unixepoch')")
@@ -247,7 +258,7 @@ impl Dialect {
     }
 
     fn parameter(self, text: &mut String, number: usize, value: &Value) {
-        let is_list = matches!(value, Value::Ids(_) | Value::Texts(_));
+        let is_list = matches!(value, Value::Ids(_) | Value::Texts(_) | Value::Ints(_));
         let _ = match (self, value) {
             (Self::Postgres, _) if is_list => {
                 // `IN` of an array.

@@ -158,6 +158,7 @@ fn add_value(arguments: &mut SqliteArguments, value: Value) -> Result<(), StoreE
         Value::Span(span) => arguments.add(micros(span)),
         Value::Ids(values) => arguments.add(json(&values)?),
         Value::Texts(values) => arguments.add(json(&values)?),
+        Value::Ints(values) => arguments.add(json(&values)?),
     }
     .map_err(|error| StoreError::from(sqlx::Error::Encode(error)))
 }

@@ -512,6 +512,18 @@ table! {
 }
 
 table! {
+    /// What a model, as `provider/model`, took for runs of an agent that were accepted in an hour.
+    both UsageSum {
+        tenant: String,
+        hour: DateTime<Utc>,
+        agent: String,
+        model: String,
+        runs: u64,
+        ..usage: Usage,
+    }
+}
+
+table! {
     /// What a model, as `provider/model`, took for an agent on a day, `YYYY-MM-DD` UTC.
     read UsageStats {
         day: String,

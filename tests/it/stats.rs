@@ -4,7 +4,10 @@ use serde_json::{Value, json};
 
 use crate::service::{Db, Setup, on_both_stores};
 
-on_both_stores! { sums_are_told_by_tool_and_by_model }
+on_both_stores! {
+    sums_are_told_by_tool_and_by_model,
+    what_a_deleted_session_took_stays,
+}
 
 const AGENT: &str = "
 model: scripted/reader
@@ -87,4 +90,25 @@ async fn sums_are_told_by_tool_and_by_model(db: Db) {
     for path in ["/v1/stats/tools", "/v1/stats/usage"] {
         assert_eq!(service.get(path).await.body["data"], json!([]), "another tenant");
     }
+}
+
+async fn what_a_deleted_session_took_stays(db: Db) {
+    let setup = Setup::new().agent("reader", AGENT).scenario("reader", STEPS);
+    let service = setup.start(db).await;
+    for _ in 0..2 {
+        let run = service.run("reader", &json!({"session_id": "s"})).await;
+        assert_eq!(run["status"], "completed", "{run:#}");
+    }
+    let before = service.get("/v1/stats/usage").await.body;
+    assert_eq!(
+        (&before["data"][0]["runs"], &before["data"][0]["input_tokens"]),
+        (&json!(2), &json!(600))
+    );
+    // Whether replicas have moved it to sums meanwhile or not.
+    tokio::time::sleep(std::time::Duration::from_secs(6)).await;
+    assert_eq!(service.get("/v1/stats/usage").await.body, before);
+    let deleted = service.delete("/v1/sessions/s").await;
+    assert!(deleted.status.is_success(), "{:#}", deleted.body);
+    assert_eq!(service.get("/v1/runs").await.body["data"], json!([]));
+    assert_eq!(service.get("/v1/stats/usage").await.body, before);
 }

@@ -20,6 +20,7 @@ mod rate_limits;
 mod retention;
 mod sessions;
 mod stats;
+mod usage;
 mod workspaces;
 
 use std::sync::Arc;
@@ -34,7 +35,8 @@ use toolloop::event::{
 };
 use toolloop::message::{AssistantMessage, CallTarget, FinishReason, ToolCall, Turn, Usage};
 use toolloop::run::{
-    Caller, Consumption, Effect, Labels, Outcome, RunKind, RunStatus, TerminationReason, Totals,
+    Caller, Consumption, Effect, Labels, Outcome, RunKind, RunOrigin, RunStatus, TerminationReason,
+    Totals, TraceContext,
 };
 use toolloop::store::{
     self, AuditRow, DefinitionSnapshot, Idempotency, LeftFiles, NewRun, Page, QueuePlace, RunWrite,
@@ -158,6 +160,7 @@ struct Script {
     next_seq: i64,
     totals: Totals,
     caller: Arc<Caller>,
+    origin: Arc<RunOrigin>,
     new: Option<Arc<NewRun>>,
 }
 
@@ -200,12 +203,26 @@ impl Script {
         change(&mut new);
         let scopes = vec!["agents:invoke".into(), "tools:execute".into()];
         let caller = Arc::new(Caller { subject: "key-1".into(), tenant: TENANT.into(), scopes });
+        let origin = RunOrigin {
+            tenant: TENANT.into(),
+            subject: "key-1".into(),
+            agent: new.agent.clone(),
+            agent_version: "1".into(),
+            definition_hash: new.definition.hash.clone(),
+            is_child: new.parent_run_id.is_some(),
+            session_id: new.session_id.clone(),
+            created_at: new.created_at,
+            is_observed: false,
+            webhook: new.webhook.clone(),
+            trace: TraceContext::of_run(new.id, None, 0.0),
+        };
         Self {
             id: new.id,
             epoch: 1,
             next_seq: 1,
             totals: Totals::default(),
             caller,
+            origin: Arc::new(origin),
             new: Some(Arc::new(new)),
         }
     }
@@ -222,7 +239,7 @@ impl Script {
             epoch: self.epoch,
             caller: self.caller.clone(),
             new: self.new.take(),
-            origin: None,
+            origin: self.origin.clone(),
             events,
             audit: Vec::new(),
             totals: self.totals.clone(),

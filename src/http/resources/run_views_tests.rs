@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::*;
 use crate::event::{Event, RunEvent};
-use crate::run::{BudgetOverrides, Caller, Outcome, Totals};
+use crate::run::{BudgetOverrides, Caller, Outcome, RunOrigin, Totals, TraceContext};
 use crate::store::{DefinitionSnapshot, NewRun, RunWrite};
 
 fn record(kind: RunKind) -> RunRecord {
@@ -55,7 +55,19 @@ fn record(kind: RunKind) -> RunRecord {
         epoch: 1,
         caller: Arc::new(caller),
         new: Some(Arc::new(new)),
-        origin: None,
+        origin: Arc::new(RunOrigin {
+            tenant: "t".into(),
+            subject: "s".into(),
+            agent: "a".into(),
+            agent_version: "1".into(),
+            definition_hash: "d".into(),
+            session_id: None,
+            is_child: false,
+            created_at: at,
+            is_observed: false,
+            webhook: None,
+            trace: TraceContext::of_run(Uuid::nil(), None, 0.0),
+        }),
         events: vec![end],
         audit: Vec::new(),
         totals,

@@ -1,7 +1,8 @@
 //! Statistics: tool calls by tool; tokens and cost by day, agent and model.
 //!
-//! A run counts on the day on which it was accepted, with everything it did since. The statistics are
-//! computed on request from the runs that are still stored.
+//! A run counts on the day on which it was accepted, with everything it did since. Calls are counted on
+//! request, of the runs that are still stored; tokens and cost are kept as sums, which stay when runs
+//! are deleted.
 
 use axum::Json;
 use axum::extract::State;
@@ -9,7 +10,7 @@ use chrono::TimeDelta;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::page::{LISTS, ListParams, Listing, by_number};
+use super::page::{LISTS, ListParams, Listing, by_number, next_offset};
 use super::redacted;
 use super::run_views::UsageView;
 use crate::clock;
@@ -19,8 +20,9 @@ use crate::http::edge::problem::Problem;
 use crate::http::state::App;
 use crate::store::{Page, StatsFilter, ToolStats, UsageStats};
 
-/// The default time range.
+/// The default time range; it begins with a day.
 const WINDOW: TimeDelta = TimeDelta::days(30);
+const DAY: TimeDelta = TimeDelta::days(1);
 
 /// Counts and latencies of a tool's calls.
 #[derive(Debug, Serialize, ToSchema)]
@@ -85,9 +87,11 @@ impl From<UsageStats> for UsageStatsView {
 
 fn filter(params: &mut Params) -> Result<StatsFilter, Problem> {
     let (since, until) = (params.time("since")?, params.time("until")?);
-    let until = until.unwrap_or_else(|| clock::now() + TimeDelta::days(1)); // another replica's clock may be ahead
-    let since = since
-        .unwrap_or_else(|| until.min(clock::now()).checked_sub_signed(WINDOW).unwrap_or(until));
+    let now = clock::now();
+    let until = until.unwrap_or_else(|| clock::beginning(now + TimeDelta::days(2), DAY)); // another replica's clock may be ahead
+    let since = since.unwrap_or_else(|| {
+        until.min(now).checked_sub_signed(WINDOW).map_or(until, |at| clock::beginning(at, DAY))
+    });
     Ok(StatsFilter { since, until, agent: params.text("agent") })
 }
 
@@ -97,7 +101,7 @@ fn filter(params: &mut Params) -> Result<StatsFilter, Problem> {
 #[utoipa::path(
     get, path = "/stats/tools", tag = "stats", security(("bearer" = ["runs:read"])),
     params(
-        ("since" = Option<DateTime<Utc>>, Query, description = "Runs accepted at this time or later; default: 30 days ago."),
+        ("since" = Option<DateTime<Utc>>, Query, description = "Runs accepted at this time or later; default: the beginning of the day 30 days ago, in UTC."),
         ("until" = Option<DateTime<Utc>>, Query, description = "Runs accepted before this time; default: now."),
         ("agent" = Option<String>, Query, description = "Runs of this agent."),
     ),
@@ -117,11 +121,12 @@ pub(crate) async fn get_tool_stats(
 
 /// Count tokens and cost
 ///
-/// Tokens and cost by day, agent and model; the newest day first.
+/// Tokens and cost by day, agent and model; the newest day first. Deleted runs count, too, at the beginning of the
+/// hour in which they were accepted.
 #[utoipa::path(
     get, path = "/stats/usage", tag = "stats", security(("bearer" = ["runs:read"])),
     params(
-        ("since" = Option<DateTime<Utc>>, Query, description = "Runs accepted at this time or later; default: 30 days ago."),
+        ("since" = Option<DateTime<Utc>>, Query, description = "Runs accepted at this time or later; default: the beginning of the day 30 days ago, in UTC."),
         ("until" = Option<DateTime<Utc>>, Query, description = "Runs accepted before this time; default: now."),
         ("agent" = Option<String>, Query, description = "Runs of this agent."),
         ListParams,
@@ -136,6 +141,6 @@ pub(crate) async fn get_usage_stats(
     let filter = filter(&mut params)?;
     let page = by_number(&mut params, LISTS)?;
     params.finish()?;
-    let rows = app.store.usage_stats(&caller.tenant, &filter).await?;
-    Ok(Json(Listing::of_all(rows.into_iter().map(UsageStatsView::from).collect(), &page)))
+    let rows = app.store.usage_stats(&caller.tenant, &filter, &page).await?;
+    Ok(Json(Listing::of(rows, &page, |_| next_offset(&page), UsageStatsView::from)))
 }

@@ -16,41 +16,90 @@ use crate::store::StoreError;
 use crate::store::batch::{Batch, Step};
 use crate::store::sql::{Kind, Value};
 
-/// Writes a batch, in the transaction of the connection or in its own; the runs that passed.
+/// SQLSTATE of a division by zero, which only [`ALL_PASSED`] can be.
+const NOT_ALL_PASSED: &str = "22012";
+
+/// What holds where every run has passed; else the statement fails. It is followed by their number.
+const ALL_PASSED: &str = "1 / (CASE WHEN (SELECT count(*) FROM passed) =";
+
+/// Writes a batch as one statement; the runs. `None`: some would not pass, and nothing is written,
+/// because what models took is added up over all.
+pub(super) async fn write_at_once(
+    connection: &mut PgConnection,
+    batch: &Batch,
+) -> Result<Option<HashSet<Uuid>>, StoreError> {
+    match run(connection, batch, batch.added(|_| true).as_ref()).await {
+        Err(sqlx::Error::Database(error)) if error.code().is_some_and(|c| c == NOT_ALL_PASSED) => {
+            Ok(None)
+        }
+        passed => Ok(Some(passed?)),
+    }
+}
+
+/// Writes a batch in the transaction of the connection; the runs that passed.
 pub(super) async fn write(
     connection: &mut PgConnection,
     batch: &Batch,
 ) -> Result<HashSet<Uuid>, StoreError> {
-    let mut arguments = PgArguments::default();
-    for step in batch.fence.iter().chain(&batch.rest) {
-        bind(&mut arguments, step).map_err(sqlx::Error::Encode)?;
+    let passed = run(connection, batch, None).await?;
+    if let Some(step) = batch.added(|run| passed.contains(run)) {
+        let (mut sql, mut arguments) = (String::new(), PgArguments::default());
+        bind(&mut arguments, &step).map_err(sqlx::Error::Encode)?;
+        add(&mut sql, &mut 0, &step, "true");
+        sqlx::query_with(AssertSqlSafe(sql), arguments).execute(connection).await?;
     }
-    let statement = sqlx::query_with(AssertSqlSafe(compose(batch)), arguments);
-    let rows = statement.fetch_all(connection).await?;
-    rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
+    Ok(passed)
 }
 
-fn compose(batch: &Batch) -> String {
+/// `added`: a step for which all runs must pass.
+async fn run(
+    connection: &mut PgConnection,
+    batch: &Batch,
+    added: Option<&Step>,
+) -> Result<HashSet<Uuid>, sqlx::Error> {
+    let mut arguments = PgArguments::default();
+    for step in batch.fence.iter().chain(&batch.rest).chain(added) {
+        bind(&mut arguments, step).map_err(sqlx::Error::Encode)?;
+    }
+    if added.is_some() {
+        let runs: usize = batch.fence.iter().map(|step| step.rows.len()).sum();
+        let runs = i64::try_from(runs).unwrap_or(i64::MAX);
+        arguments.add(runs).map_err(sqlx::Error::Encode)?;
+    }
+    let statement = sqlx::query_with(AssertSqlSafe(compose(batch, added)), arguments);
+    statement.fetch_all(connection).await?.iter().map(|row| row.try_get(0)).collect()
+}
+
+fn compose(batch: &Batch, added: Option<&Step>) -> String {
     let mut sql = String::from("WITH ");
     let mut bound = 0;
     for step in &batch.fence {
+        let _ = write!(sql, "{} AS (", step.name);
         add(&mut sql, &mut bound, step, "");
+        sql.push_str("), ");
     }
     let passed: Vec<String> =
         batch.fence.iter().map(|step| format!("SELECT id FROM {}", step.name)).collect();
-    let _ = write!(sql, "passed AS ({}), ", passed.join(" UNION ALL "));
+    let _ = write!(sql, "passed AS ({})", passed.join(" UNION ALL "));
     for step in &batch.rest {
+        let _ = write!(sql, ", {}_rows AS (", step.name);
         // `IS TRUE` keeps it a hashed subplan, where a plain `IN` would become a join.
         add(&mut sql, &mut bound, step, "(w.run_id IN (SELECT id FROM passed)) IS TRUE");
+        sql.push(')');
     }
-    sql.truncate(sql.len() - 2);
+    if let Some(step) = added {
+        let runs = bound + step.columns.len() + 1;
+        let _ = write!(sql, ", {}_rows AS (", step.name);
+        add(&mut sql, &mut bound, step, &format!("{ALL_PASSED} ${runs} THEN 1 ELSE 0 END) = 1"));
+        sql.push(')');
+    }
     sql.push_str(" SELECT id FROM passed");
     sql
 }
 
-fn add(sql: &mut String, bound: &mut usize, step: &Step, fence: &str) {
-    let name = if fence.is_empty() { step.name.to_owned() } else { format!("{}_rows", step.name) };
-    let _ = write!(sql, "{name} AS ({} (SELECT ", step.head);
+/// Adds the statement of a step, for rows of which a condition holds beside its own.
+fn add(sql: &mut String, bound: &mut usize, step: &Step, condition: &str) {
+    let _ = write!(sql, "{} (SELECT ", step.head);
     for (index, column) in step.columns.iter().enumerate() {
         *bound += 1;
         let comma = if index > 0 { ", " } else { "" };
@@ -66,8 +115,8 @@ fn add(sql: &mut String, bound: &mut usize, step: &Step, fence: &str) {
         let _ = write!(sql, "{comma}unnest(${bound}::{kind}[]){cast} AS {}", column.name);
     }
     let conditions: Vec<&str> =
-        [step.condition, fence].into_iter().filter(|part| !part.is_empty()).collect();
-    let _ = write!(sql, ") AS w WHERE {} {}), ", conditions.join(" AND "), step.tail);
+        [step.condition, condition].into_iter().filter(|part| !part.is_empty()).collect();
+    let _ = write!(sql, ") AS w WHERE {} {}", conditions.join(" AND "), step.tail);
 }
 
 /// Binds the rows of a step column by column.

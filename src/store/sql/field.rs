@@ -195,6 +195,13 @@ impl Param for &[Uuid] {
     }
 }
 
+impl Param for &[i64] {
+    const KIND: Kind = Kind::Int;
+    fn value(self) -> Value {
+        Value::Ints(self.to_vec())
+    }
+}
+
 impl Param for &[String] {
     const KIND: Kind = Kind::Text;
     fn value(self) -> Value {

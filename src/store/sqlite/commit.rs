@@ -30,18 +30,21 @@ struct Script {
 /// Writes a batch between two statements; the runs that passed.
 pub(super) async fn write(
     connection: &mut SqliteConnection,
-    batch: Batch,
+    mut batch: Batch,
     before: &str,
     after: &str,
 ) -> Result<HashSet<Uuid>, StoreError> {
     let mut passed = HashSet::new();
-    for row in run(connection, before, batch.fence, "").await? {
+    let fence = std::mem::take(&mut batch.fence);
+    for row in run(connection, before, fence, "").await? {
         passed.insert(Row::Sqlite(row).read("id")?);
     }
+    let added = batch.added(|run| passed.contains(run));
     let mut rest = batch.rest;
     for step in &mut rest {
         step.keep(&passed);
     }
+    rest.extend(added);
     run(connection, "", rest, after).await?;
     Ok(passed)
 }
@@ -71,7 +74,9 @@ impl Script {
     /// `is_exact`: the statements have no more rows than the step.
     fn add(&mut self, step: Step, is_exact: bool) -> Result<(), StoreError> {
         let names: Vec<&str> = step.columns.iter().map(|column| column.name).collect();
-        let key = if names.contains(&"run_id") { "run_id" } else { "id" };
+        // One that has a value in every row.
+        let keys = ["run_id", "id", "tenant"];
+        let key = keys.into_iter().find(|key| names.contains(key)).unwrap_or_default();
         let row = format!("(?{})", ", ?".repeat(names.len().saturating_sub(1)));
         let condition = if step.condition.is_empty() { "true" } else { step.condition };
         let mut rows = step.rows.into_iter().peekable();

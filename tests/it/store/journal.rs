@@ -171,6 +171,7 @@ async fn assert_rows_match_the_journal(db: &Db, script: &Script) {
         totals: Totals::default(),
         new: None,
         caller: script.caller.clone(),
+        origin: script.origin.clone(),
         ..*script
     };
     let journal = db.journal(script.id).await;
@@ -235,6 +236,7 @@ async fn rows_do_not_depend_on_how_events_are_batched(db: Db) {
             totals: Totals::default(),
             new,
             caller: script.caller.clone(),
+            origin: script.origin.clone(),
             ..script
         };
         let mut chunk = Vec::new();

@@ -1,6 +1,6 @@
 //! What observed runs leave, and who recalls it.
 
-use toolloop::run::{RunError, RunOrigin, TraceContext};
+use toolloop::run::{RunError, RunOrigin};
 use toolloop::store::MemoryFilter;
 
 use super::*;
@@ -14,20 +14,9 @@ on_both! {
 }
 
 fn observed(write: RunWrite, agent: &str) -> RunWrite {
-    let origin = RunOrigin {
-        tenant: "default".into(),
-        subject: "somebody".into(),
-        agent: agent.into(),
-        agent_version: "1".into(),
-        definition_hash: "d1".repeat(32),
-        is_child: false,
-        session_id: None,
-        created_at: now(),
-        is_observed: true,
-        webhook: None,
-        trace: TraceContext::of_run(write.run_id, None, 0.0),
-    };
-    RunWrite { origin: Some(Arc::new(origin)), ..write }
+    let origin =
+        RunOrigin { agent: agent.into(), is_observed: true, ..RunOrigin::clone(&write.origin) };
+    RunWrite { origin: Arc::new(origin), ..write }
 }
 
 /// The model says this and calls tools.

@@ -221,7 +221,7 @@ async fn what_deleted_runs_took_is_still_counted(db: Db) {
         .await;
     let mut before = Vec::new();
     for tenant in [TENANT, "other"] {
-        before.push(db.store.usage_stats(tenant, &all).await.unwrap());
+        before.push(db.store.usage_stats(tenant, &all, &page(9999, None)).await.unwrap());
     }
     assert_eq!((before[0].len(), before[0][0].runs, before[1][0].runs), (2, 2, 1));
     // One after the other, so that sums are added to sums.
@@ -231,19 +231,26 @@ async fn what_deleted_runs_took_is_still_counted(db: Db) {
             u64::from(left > 0)
         );
         for (tenant, before) in [TENANT, "other"].iter().zip(&before) {
-            assert_eq!(db.store.usage_stats(tenant, &all).await.unwrap(), *before, "{left}");
+            assert_eq!(
+                db.store.usage_stats(tenant, &all, &page(9999, None)).await.unwrap(),
+                *before,
+                "{left}"
+            );
         }
     }
     ended(&db, Script::owned()).await;
-    let after = db.store.usage_stats(TENANT, &all).await.unwrap();
+    let after = db.store.usage_stats(TENANT, &all, &page(9999, None)).await.unwrap();
     assert_eq!(
         (after[0].runs, after[0].usage.cost_micro_usd),
         (3, before[0][0].usage.cost_micro_usd.map(|cost| cost / 2 * 3))
     );
     let one = StatsFilter { agent: Some("writer".into()), ..all.clone() };
-    assert_eq!(db.store.usage_stats(TENANT, &one).await.unwrap(), before[0][1..]);
+    assert_eq!(
+        db.store.usage_stats(TENANT, &one, &page(9999, None)).await.unwrap(),
+        before[0][1..]
+    );
     let none = StatsFilter { until: old_enough(), ..all };
-    assert_eq!(db.store.usage_stats(TENANT, &none).await.unwrap(), []);
+    assert_eq!(db.store.usage_stats(TENANT, &none, &page(9999, None)).await.unwrap(), []);
 }
 
 async fn audit_records_have_a_retention_of_their_own(db: Db) {

@@ -9,6 +9,7 @@ on_both! {
     calls_are_counted_by_tool,
     tokens_are_counted_by_day_agent_and_model,
     only_what_is_asked_for_is_counted,
+    calls_are_counted_once_for_those_who_ask_at_once,
 }
 
 fn all() -> StatsFilter {
@@ -78,7 +79,7 @@ async fn tokens_are_counted_by_day_agent_and_model(db: Db) {
     response.usage.cost_micro_usd = None;
     db.commit("me", &unpriced.write(vec![responded(1, &[]), RunEvent::ModelResponded(response)]))
         .await;
-    let rows = db.store.usage_stats(TENANT, &all()).await.unwrap();
+    let rows = db.store.usage_stats(TENANT, &all(), &page(9999, None)).await.unwrap();
     let today = now().format("%Y-%m-%d").to_string();
     let earlier = (now() - TimeDelta::days(3)).format("%Y-%m-%d").to_string();
     let told: Vec<_> =
@@ -116,11 +117,28 @@ async fn only_what_is_asked_for_is_counted(db: Db) {
         let tools: Vec<_> =
             tools.iter().map(|row| row.tool.trim_start_matches("tool_of_")).collect();
         assert_eq!(tools, expected, "{filter:?}");
-        let usage = db.store.usage_stats(TENANT, &filter).await.unwrap();
+        let usage = db.store.usage_stats(TENANT, &filter, &page(9999, None)).await.unwrap();
         let mut agents: Vec<_> = usage.iter().map(|row| row.agent.as_str()).collect();
         agents.sort_unstable();
         assert_eq!(agents, expected, "{filter:?}");
     }
     assert_eq!(db.store.tool_stats("other", &filter(-9, 9, None)).await.unwrap(), []);
-    assert_eq!(db.store.usage_stats("other", &filter(-9, 9, None)).await.unwrap(), []);
+    assert_eq!(
+        db.store.usage_stats("other", &filter(-9, 9, None), &page(9999, None)).await.unwrap(),
+        []
+    );
+}
+
+async fn calls_are_counted_once_for_those_who_ask_at_once(mut db: Db) {
+    called(&db, Script::owned(), "file_ops", 3).await;
+    let filters = [all(), StatsFilter { agent: Some("nobody".into()), ..all() }];
+    let (store, plans) = Arc::into_inner(db.store).unwrap().explaining();
+    db.store = Arc::new(store);
+    let ask = async |filter: &StatsFilter| db.store.tool_stats(TENANT, filter).await.unwrap();
+    let same = futures::future::join_all((0..24).map(|_| ask(&filters[0]))).await;
+    assert!(same.iter().all(|stats| stats[0].calls == 3), "{same:?}");
+    assert!(plans.lock().len() <= 2, "{}", plans.lock().len());
+    assert_eq!(ask(&filters[1]).await, []);
+    called(&db, Script::owned(), "file_ops", 2).await;
+    assert_eq!(ask(&filters[0]).await[0].calls, 5, "nothing old is told");
 }

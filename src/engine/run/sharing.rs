@@ -75,6 +75,9 @@ impl Run {
             }
             let shorter = self.affordable(&refusal, input).filter(|shorter| *shorter < output);
             let Some(shorter) = shorter else {
+                if self.state.is_last_answer() {
+                    return Ok(ModelCall::Granted(cap)); // which a limit leaves
+                }
                 let least = wanted(u32::try_from(LEAST_TOKENS).unwrap_or(u32::MAX).min(output));
                 let refused = self.state.shared_budget_spent(&refusal, least, clock::now());
                 return Ok(ModelCall::Refused(refused));

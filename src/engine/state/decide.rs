@@ -136,13 +136,13 @@ impl State {
         RunEvent::IterationStarted { attempt, iteration, answer_only, limit: None }
     }
 
-    /// A summary may have used up the budget that the iteration began with, and results what the last
-    /// answer would take.
+    /// A summary may have used up the budget that the iteration began with.
     fn next_model_call(&self, now: DateTime<Utc>) -> Step {
-        let may_be_spent = !self.compactions.is_empty() || self.limit.is_some();
-        if let Some(spent) = self.spent().filter(|_| may_be_spent) {
-            let reached = self.limit.clone().unwrap_or(spent); // the last answer cannot be paid
-            return Step::Record(vec![self.limit_reached(reached, now)]);
+        if !self.compactions.is_empty()
+            && self.limit.is_none()
+            && let Some(spent) = self.spent()
+        {
+            return Step::Record(vec![self.limit_reached(spent, now)]);
         }
         self.compaction().map_or_else(|| Step::CallModel(self.choice()), Step::Compact)
     }

@@ -150,18 +150,15 @@ impl State {
     /// The budget of tokens or dollars that does not pay for another model call.
     pub(super) fn spent(&self) -> Option<LimitReached> {
         let (usage, budget) = (&self.totals.usage, &self.rules.budget);
-        let (calls, least) =
-            if self.keeps_last_answer() { (2, 3 * LEAST_TOKENS) } else { (1, LEAST_TOKENS) };
         if self.tokens_left().is_some_and(|left| left < LEAST_TOKENS) {
-            let needs = self.next_input().saturating_mul(calls).saturating_add(least);
+            let needs = self.next_input().saturating_add(LEAST_TOKENS);
             let (used, max) = (usage.total_tokens(), budget.max_total_tokens);
             return Some(too_little("max_total_tokens", used, max, Some(needs)));
         }
         if self.affordable_output().is_some_and(|left| left < LEAST_TOKENS) {
             let spent = usage.cost_micro_usd.or_else(|| (usage.total_tokens() == 0).then_some(0));
             let price = self.rules.price.filter(|_| spent.is_some());
-            let needs =
-                price.map(|price| price.at_most(self.input_tokens().saturating_mul(calls), least));
+            let needs = price.map(|price| price.at_most(self.input_tokens(), LEAST_TOKENS));
             let (used, max) = (spent.unwrap_or(0), budget.max_cost_usd.map(Usd::dollars));
             let used = Usd::from_micro(used).dollars();
             return Some(too_little("max_cost_usd", used, max, needs.map(dollars)));
@@ -171,26 +168,17 @@ impl State {
 
     /// Tokens that the next answer may have, where a budget says so.
     pub fn answer_tokens(&self) -> Option<u64> {
-        let last = self.limit.is_some().then_some(LAST_ANSWER_TOKENS);
-        self.tokens_left().into_iter().chain(self.affordable_output()).chain(last).min()
+        if self.limit.is_some() {
+            return Some(LAST_ANSWER_TOKENS);
+        }
+        self.tokens_left().into_iter().chain(self.affordable_output()).min()
     }
 
     /// What the token budget leaves for the next answer, once the model has read the conversation;
     /// `None` without one.
     pub(super) fn tokens_left(&self) -> Option<u64> {
-        let (max, input) = (self.rules.budget.max_total_tokens?, self.next_input());
-        let left = max.saturating_sub(self.totals.usage.total_tokens()).saturating_sub(input);
-        if !self.keeps_last_answer() {
-            return Some(left);
-        }
-        let half = |last: u64| left.saturating_sub(input.saturating_add(last)) / 2;
-        Some(beside_last_answer(half(LAST_ANSWER_TOKENS), half(LEAST_TOKENS)))
-    }
-
-    /// Whether a last answer may still be wanted, which is to be paid for, too. It reads what the
-    /// model reads now and what it answers, so of the rest an answer may have half.
-    fn keeps_last_answer(&self) -> bool {
-        self.rules.on_limit == OnLimit::Answer && self.limit.is_none() && !self.single_shot
+        let max = self.rules.budget.max_total_tokens?;
+        Some(max.saturating_sub(self.totals.usage.total_tokens()).saturating_sub(self.next_input()))
     }
 
     /// Tokens of output that the budget in dollars pays for in the next call; `None` without one.
@@ -201,17 +189,9 @@ impl State {
         let usage = &self.totals.usage;
         let spent = usage.cost_micro_usd.or_else(|| (usage.total_tokens() == 0).then_some(0));
         let input = self.input_tokens();
-        let left = spent.zip(self.rules.price).and_then(|(spent, price)| {
-            if !self.keeps_last_answer() {
-                return price.affordable_output(input, max - spent);
-            }
-            let half = |last: u64| {
-                let last = i64::try_from(price.at_most(input, last)).unwrap_or(i64::MAX);
-                let left = (max - spent).saturating_sub(last);
-                price.affordable_output(input, left).unwrap_or(0) / 2
-            };
-            Some(beside_last_answer(half(LAST_ANSWER_TOKENS), half(LEAST_TOKENS)))
-        });
+        let left = spent
+            .zip(self.rules.price)
+            .and_then(|(spent, price)| price.affordable_output(input, max - spent));
         Some(left.unwrap_or(0))
     }
 
@@ -251,8 +231,7 @@ impl State {
             "max_files_modified" | "max_lines_changed" | MAX_REQUESTS => {
                 self.ended_at(&reached, now)
             }
-            // The last answer cannot be paid: what made it the last ends the run.
-            _ => self.limit_reached(self.limit.clone().unwrap_or(reached), now),
+            _ => self.limit_reached(reached, now),
         });
         events
     }
@@ -442,12 +421,6 @@ impl State {
         let Phase::Acting(turn) = &self.phase else { return None };
         turn.message.tool_calls.iter().find(|call| call.id == id)
     }
-}
-
-/// Tokens of an answer that leaves a last one to be paid for: those beside a long one, or the least
-/// beside a short one.
-fn beside_last_answer(long: u64, short: u64) -> u64 {
-    long.max(short.min(LEAST_TOKENS))
 }
 
 /// A limit of the budget that is used up.

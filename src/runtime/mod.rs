@@ -21,6 +21,7 @@ mod input_labels;
 mod journal_poller;
 pub mod journals;
 pub mod jwt;
+mod key_locks;
 pub mod keys;
 mod live;
 mod loaded;
@@ -45,7 +46,6 @@ mod slots;
 mod start;
 mod transcript;
 mod tree_budget;
-mod turns;
 mod uploads;
 mod usage_sums;
 mod waiting;
@@ -156,7 +156,7 @@ struct Inner {
     rate_limits: Arc<RateLimits>,
     slots: slots::RunSlots,
     places: places::Places,
-    turns: turns::Turns,
+    key_locks: key_locks::KeyLocks,
     /// Memory for the conversations of all runs under way.
     room: Arc<Room>,
     queue: Arc<queue::Queue>,
@@ -241,7 +241,7 @@ impl Runtime {
             handlers: Arc::default(),
             slots: slots::RunSlots::new(settings.max_concurrent_runs, settings.queue_workers),
             places: places::Places::new(settings.run_limits),
-            turns: turns::Turns::default(),
+            key_locks: key_locks::KeyLocks::default(),
             room: Arc::default(),
             queue,
             webhooks,

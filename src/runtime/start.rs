@@ -220,7 +220,7 @@ impl Runtime {
             return self.begin(request).await;
         };
         let caller = Arc::clone(&request.caller);
-        let _turn = self.inner.turns.of(&caller.tenant, &idempotency.key).await;
+        let _lock = self.inner.key_locks.lock(&caller.tenant, &idempotency.key).await;
         if let Some(known) = self.known(&caller, &idempotency).await? {
             return Ok(Accepted::Known(known));
         }

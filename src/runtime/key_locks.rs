@@ -1,0 +1,65 @@
+//! One start at a time for an idempotency key: requests that come meanwhile wait, and then find what
+//! became of it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use tokio::sync::{Mutex as KeyLock, OwnedMutexGuard};
+
+/// Up to so many locks, those that nothing holds are left in the table.
+const FEW: usize = 64;
+
+/// Locks by tenant and idempotency key. There is one while a request has it or waits for it.
+#[derive(Default)]
+pub(super) struct KeyLocks(Mutex<Table>);
+
+#[derive(Default)]
+struct Table {
+    by_key: HashMap<(String, String), Weak<KeyLock<()>>>,
+    /// At this size, those that nothing holds are taken out.
+    full: usize,
+}
+
+impl KeyLocks {
+    /// Waits for the requests of this key that came before.
+    pub(super) async fn lock(&self, tenant: &str, key: &str) -> OwnedMutexGuard<()> {
+        let lock = self.0.lock().get((tenant.to_owned(), key.to_owned()));
+        lock.lock_owned().await
+    }
+}
+
+impl Table {
+    fn get(&mut self, key: (String, String)) -> Arc<KeyLock<()>> {
+        if self.by_key.len() >= self.full {
+            self.by_key.retain(|_, lock| lock.strong_count() > 0);
+            self.full = FEW.max(2 * self.by_key.len());
+        }
+        let known = self.by_key.get(&key).and_then(Weak::upgrade);
+        known.unwrap_or_else(|| {
+            let lock = Arc::<KeyLock<()>>::default();
+            self.by_key.insert(key, Arc::downgrade(&lock));
+            lock
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_key_is_held_once_and_forgotten_when_nothing_holds_it() {
+        let locks = KeyLocks::default();
+        let first = locks.lock("a", "k").await;
+        let (other_tenant, other_key) = (locks.lock("b", "k").await, locks.lock("a", "l").await);
+        assert!(futures::FutureExt::now_or_never(locks.lock("a", "k")).is_none());
+        drop(first);
+        assert!(futures::FutureExt::now_or_never(locks.lock("a", "k")).is_some());
+        for number in 0..10 * FEW {
+            drop(locks.lock("a", &number.to_string()).await);
+        }
+        assert!(locks.0.lock().by_key.len() <= FEW);
+        drop((other_tenant, other_key));
+    }
+}

@@ -113,6 +113,9 @@ pub enum RunEvent {
         /// Whether the replica drives no other run, because this one may be what crashes replicas.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         is_alone: bool,
+        /// Milliseconds that it waited for that. They do not count as its duration.
+        #[serde(default, skip_serializing_if = "is_zero_u64")]
+        waited_ms: u64,
     },
     /// An attempt began: iterations until an output is proposed, which is then validated.
     #[serde(rename = "attempt.started")]
@@ -460,6 +463,11 @@ impl RunEvent {
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "required by serde")]
 fn is_zero_u32(count: &u32) -> bool {
+    *count == 0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "required by serde")]
+fn is_zero_u64(count: &u64) -> bool {
     *count == 0
 }
 

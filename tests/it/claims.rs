@@ -178,6 +178,39 @@ async fn a_run_that_crashes_its_replica_takes_no_other_with_it(db: Db) {
     }
 }
 
+/// Two crashes in one model call: from then on each may be what crashes the process.
+#[tokio::test]
+async fn runs_that_wait_to_be_driven_alone_lose_no_time() {
+    let bounded = format!("{SLOW}governance: {{budget: {{max_duration_seconds: 10}}}}\n");
+    let setup = Setup::new().agent("slow", &bounded);
+    let slowly = "steps: [{delay_ms: 2000, text: done}]";
+    let mut service = setup.scenario("slow", slowly).start(Db::Sqlite).await;
+    let mut runs = Vec::new();
+    for _ in 0..6 {
+        runs.push(service.enqueue("slow").await);
+    }
+    for run in &runs {
+        is(&service, run, "running").await;
+    }
+    for resumptions in 1..=2 {
+        service.kill().await;
+        service.restart().await;
+        let resumed = |page: &Value| page.to_string().matches("run.resumed").count();
+        if resumptions == 1 {
+            for run in &runs {
+                service.until(&format!("{run}/events?limit=200"), |page| resumed(page) == 1).await;
+            }
+        }
+    }
+    for run in &runs {
+        let done = service.until(run, |run| run["finished_at"].is_string()).await;
+        assert_eq!(
+            done["status"], "completed",
+            "one after the other takes twelve seconds: {done:#}"
+        );
+    }
+}
+
 async fn tenants_take_turns_in_the_queue(db: Db) {
     let brief = "steps: [{delay_ms: 50, text: done}]";
     let mut service = setup().scenario("slow", brief).config(BUSY).start(db).await;

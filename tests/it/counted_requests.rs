@@ -163,11 +163,12 @@ async fn http_tools_count_what_they_repeat(db: Db) {
     );
     let call = json!({"tool": "http:api/busy", "arguments": {}});
     let network = |max| format!("network: {{max_requests: {max}}}");
+    let repeated = "tool_options: {http:api/busy: {retries: 2}}\n";
     let service = Setup::new()
         .tools("api", &set)
-        .agent("few", &agent("few", "['http:api/*']", &network(2)))
+        .agent("few", &(agent("few", "['http:api/*']", &network(2)) + repeated))
         .scenario("few", &steps(std::slice::from_ref(&call)))
-        .agent("more", &agent("more", "['http:api/*']", &network(3)))
+        .agent("more", &(agent("more", "['http:api/*']", &network(3)) + repeated))
         .scenario("more", &steps(&[call]))
         .start(db)
         .await;

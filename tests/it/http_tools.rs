@@ -28,7 +28,8 @@ use crate::service::{Db, Service, Setup, command, on_both_stores};
 
 on_both_stores! {
     arguments_and_secrets_stay_in_their_places,
-    answers_are_followed_repeated_and_refused,
+    answers_are_followed_and_refused,
+    a_request_is_repeated_as_often_as_the_options_say,
     what_may_not_be_asked_is_not,
     hostile_services_end_in_results,
     an_api_is_imported_and_called,
@@ -104,8 +105,12 @@ async fn respond(State(log): State<Log>, request: Request) -> Response {
     match path.as_str() {
         "/api/inside" => redirect("/api/echo"),
         "/api/outside" => redirect("http://127.0.0.2:1/"),
-        "/api/busy" | "/api/busy-post" if before == 0 => {
-            StatusCode::SERVICE_UNAVAILABLE.into_response()
+        "/api/busy" | "/api/busy-post" => StatusCode::SERVICE_UNAVAILABLE.into_response(),
+        "/api/busy-once" if before == 0 => {
+            (StatusCode::TOO_MANY_REQUESTS, [("retry-after", "0")]).into_response()
+        }
+        "/api/busy-long" => {
+            (StatusCode::SERVICE_UNAVAILABLE, [("retry-after", "600")]).into_response()
         }
         "/api/wrong" => (
             StatusCode::UNPROCESSABLE_ENTITY,
@@ -248,7 +253,7 @@ async fn arguments_and_secrets_stay_in_their_places(db: Db) {
     assert!(!service.log().contains(&secret), "{}", service.log());
 }
 
-async fn answers_are_followed_repeated_and_refused(db: Db) {
+async fn answers_are_followed_and_refused(db: Db) {
     let mock = Mock::start().await;
     let get = |path: &str| format!("method: GET, effect: read, path: {path}");
     let tools = tools(&[
@@ -271,7 +276,7 @@ async fn answers_are_followed_repeated_and_refused(db: Db) {
     let expected = [
         "GET /api/echo",
         "redirects to another host",
-        "GET /api/busy",
+        "Error: The service answered 503",
         "Error: The service answered 503",
         "q is too short",
         "204 No Content",
@@ -283,8 +288,32 @@ async fn answers_are_followed_repeated_and_refused(db: Db) {
         assert!(result(row).contains(expected), "{name}: {row:#}");
         assert!(!result(row).contains(&std::env::var(SECRET).unwrap()), "{row:#}");
     }
-    assert_eq!((mock.seen("/api/busy ").len(), mock.seen("/api/busy-post").len()), (0, 1));
-    assert_eq!(mock.seen("GET /api/busy").len(), 2);
+}
+
+async fn a_request_is_repeated_as_often_as_the_options_say(db: Db) {
+    let mock = Mock::start().await;
+    let get = |path: &str| format!("method: GET, effect: read, path: {path}");
+    let names = ["plain", "none", "two", "once", "long", "post"];
+    let tools = tools(&[
+        ("plain", &get("/busy, query: {w: plain}")),
+        ("none", &get("/busy, query: {w: none}")),
+        ("two", &get("/busy, query: {w: two}")),
+        ("once", &get("/busy-once")),
+        ("long", &get("/busy-long")),
+        ("post", "method: POST, path: /busy-post"),
+    ]);
+    let options = "{http:api/none: {retries: 0}, http:api/two: {retries: 2}, http:api/once: {retries: 2}, \
+                   http:api/long: {retries: 2}}";
+    let governance = format!("{{autonomy: full}}\ntool_options: {options}");
+    let calls = names.map(|name| (name, json!({})));
+    let service = caller(&mock.url, &tools, &governance, &calls).start(db).await;
+    let run = service.run("caller", &json!({})).await;
+    let rows = rows(&service, &run).await;
+    let failed = rows.iter().map(|row| row["is_error"].as_bool().unwrap()).collect::<Vec<_>>();
+    assert_eq!(failed, [true, true, true, false, true, true], "{rows:#?}");
+    let seen = ["w=plain", "w=none", "w=two", "busy-once", "busy-long", "busy-post"];
+    let seen = seen.map(|part| mock.seen(part).len());
+    assert_eq!(seen, [1, 1, 3, 2, 1, 1], "one, and as many again as `retries` says");
 }
 
 async fn what_may_not_be_asked_is_not(db: Db) {

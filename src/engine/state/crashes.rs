@@ -83,6 +83,11 @@ impl State {
         self.blame = Blame { is_alone, ..blame };
     }
 
+    /// It has waited for so many milliseconds to be driven alone, which are not of its duration.
+    pub fn has_waited(&mut self, waited_ms: u64) {
+        self.totals.waited_ms += i64::try_from(waited_ms).unwrap_or(0);
+    }
+
     /// Whether nothing of the run is under way but other runs: what they do is not its doing.
     fn only_delegates(&self) -> bool {
         let Phase::Acting(turn) = &self.phase else { return false };

@@ -183,8 +183,9 @@ impl State {
             RunEvent::BudgetWarned { condition, .. } => {
                 self.conditions_met.insert(*condition);
             }
-            RunEvent::RunResumed { deaths, is_alone, .. } => {
+            RunEvent::RunResumed { deaths, is_alone, waited_ms, .. } => {
                 self.resumed(*deaths, *is_alone);
+                self.has_waited(*waited_ms);
                 if let Phase::Calling { is_repeated } = &mut self.phase {
                     *is_repeated = true;
                 }

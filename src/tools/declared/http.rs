@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use http::HeaderMap;
 use http::header::{ACCEPT, HeaderName, HeaderValue, RETRY_AFTER, USER_AGENT};
-use http::{HeaderMap, StatusCode};
 use serde_json::Value;
 use url::Url;
 
@@ -37,12 +37,11 @@ const MAX_ANSWER: usize = 8 * 1024 * 1024;
 const SMALL_ANSWER: usize = 64 * 1024;
 /// For one request; the call has a limit of its own, which is shorter as a rule.
 const DEADLINE: Duration = Duration::from_mins(10);
-/// Tries of a call that may be repeated.
+/// Tries to reach the service. What reached it is repeated by the executor, as the options of the tool
+/// say.
 const TRIES: u32 = 3;
 /// The wait before the second one; it doubles.
 const PAUSE: Duration = Duration::from_millis(250);
-/// The longest wait that a service may ask for.
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 /// What the tools of one file have in common.
 pub(super) struct Service {
@@ -177,28 +176,6 @@ impl HttpTool {
         self.client.send_each(request.clone(), &terms, &requests.counting()).await
     }
 
-    /// How long to wait before the same is tried again; none where it is not.
-    fn pause(&self, sent: &Result<Response, OutboundError>, tries: u32) -> Option<Duration> {
-        if tries >= TRIES {
-            return None;
-        }
-        let usual = PAUSE * 2_u32.pow(tries - 1);
-        let repeatable = self.info.effect != Effect::Once;
-        match sent {
-            Ok(response) if repeatable && is_busy(response.status) => {
-                let asked = response.headers.get(RETRY_AFTER).and_then(|v| v.to_str().ok());
-                match asked.map(|seconds| seconds.trim().parse().map(Duration::from_secs)) {
-                    None => Some(usual),
-                    Some(Ok(asked)) => (asked <= LONGEST_PAUSE).then_some(asked.max(usual)),
-                    Some(Err(_)) => None,
-                }
-            }
-            Err(OutboundError::Unreachable { .. } | OutboundError::Unresolved(_)) => Some(usual),
-            Err(OutboundError::BrokenOff(_)) if repeatable => Some(usual),
-            Ok(_) | Err(_) => None,
-        }
-    }
-
     async fn show(&self, response: Response) -> Result<String, String> {
         if response.body.len() <= SMALL_ANSWER {
             return self.shown.of(&response);
@@ -246,14 +223,25 @@ impl Tool for HttpTool {
         let sent = loop {
             tries += 1;
             let sent = self.send(&request, &context.requests).await;
-            let Some(pause) = self.pause(&sent, tries) else { break sent };
-            tokio::time::sleep(pause).await;
+            let is_unreachable = matches!(
+                sent,
+                Err(OutboundError::Unreachable { .. } | OutboundError::Unresolved(_))
+            );
+            if !is_unreachable || tries == TRIES {
+                break sent;
+            }
+            tokio::time::sleep(PAUSE * 2_u32.pow(tries - 1)).await;
             if self.info.effect != Effect::Read {
                 context.standing.held().await;
             }
         };
         let shown = match sent {
-            Ok(response) => self.show(response).await,
+            Ok(response) => {
+                if let Some(pause) = asked_pause(&response) {
+                    context.requests.asked_to_pause(pause);
+                }
+                self.show(response).await
+            }
             Err(error) if self.info.effect == Effect::Read || error.was_not_sent() => {
                 Err(format!("The request failed: {error}."))
             }
@@ -268,7 +256,11 @@ impl Tool for HttpTool {
     }
 }
 
-/// Whether the service may well answer the same request a little later.
-fn is_busy(status: StatusCode) -> bool {
-    matches!(status.as_u16(), 429 | 502 | 503 | 504)
+/// How long a service that is busy asks to be left alone.
+fn asked_pause(response: &Response) -> Option<Duration> {
+    if !matches!(response.status.as_u16(), 429 | 503) {
+        return None;
+    }
+    let seconds = response.headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
+    Some(Duration::from_secs(seconds))
 }

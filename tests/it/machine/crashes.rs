@@ -52,7 +52,12 @@ fn dispatch(bench: &mut Bench, call: &ToolCall, effect: Effect, unknown: OnUnkno
 
 fn resume(bench: &mut Bench, deaths: u32) {
     let is_alone = bench.state.is_suspect(deaths);
-    bench.record(RunEvent::RunResumed { epoch: i64::from(deaths) + 2, deaths, is_alone });
+    bench.record(RunEvent::RunResumed {
+        epoch: i64::from(deaths) + 2,
+        deaths,
+        is_alone,
+        waited_ms: 0,
+    });
 }
 
 /// What becomes of the run where nobody works on it.

@@ -48,11 +48,11 @@ pub(super) enum AuditCommand {
     /// Print audit records as JSON lines, newest first
     #[command(after_help = EXPORT_EXAMPLES)]
     Export {
-        /// Records after this time, e.g. 2026-01-01T00:00:00Z
-        #[arg(long, value_name = "TIME")]
+        /// Records after this: a time, or an age (30m, 24h, 7d)
+        #[arg(long, value_name = "TIME", value_parser = super::runs::instant)]
         since: Option<DateTime<Utc>>,
-        /// Records before this time
-        #[arg(long, value_name = "TIME")]
+        /// Records before this: a time, or an age
+        #[arg(long, value_name = "TIME", value_parser = super::runs::instant)]
         until: Option<DateTime<Utc>>,
         /// As events of the Open Cybersecurity Schema Framework, class API Activity
         #[arg(long)]

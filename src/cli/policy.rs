@@ -333,7 +333,8 @@ fn junit_xml(file: &Path, outcomes: &[Outcome]) -> String {
 }
 
 fn read(file: &Path) -> anyhow::Result<String> {
-    std::fs::read_to_string(file).with_context(|| format!("{} cannot be read", file.display()))
+    let unreadable = |error| UsageError(format!("{} cannot be read: {error}", file.display()));
+    Ok(std::fs::read_to_string(file).map_err(unreadable)?)
 }
 
 #[cfg(test)]

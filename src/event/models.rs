@@ -61,7 +61,7 @@ pub struct ModelRetried {
     pub provider: String,
     /// The model that was asked, without the provider.
     pub model: String,
-    /// What was wrong: `transient`, `rate_limited`, `quota_exhausted`, `not_found` or
+    /// What was wrong: `transient`, `rate_limited`, `quota_exhausted`, `not_found`, `too_large` or
     /// `context_length`.
     pub reason: String,
     /// HTTP status, if there was an answer.

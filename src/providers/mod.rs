@@ -237,6 +237,8 @@ pub enum FailureKind {
     ContextLength,
     /// The provider's content filter refused the request.
     ContentFilter,
+    /// The answer is larger than what is read of one: paid for, and as large the next time.
+    TooLarge,
 }
 
 impl FailureKind {

@@ -573,7 +573,8 @@ fn may_fall_back(kind: FailureKind) -> bool {
         FailureKind::Transient
         | FailureKind::RateLimited
         | FailureKind::QuotaExhausted
-        | FailureKind::NotFound => true,
+        | FailureKind::NotFound
+        | FailureKind::TooLarge => true,
         FailureKind::Unauthorized
         | FailureKind::BadRequest
         | FailureKind::ContextLength

@@ -266,7 +266,12 @@ impl Wire {
 
     /// The error for an answer in which the model wrote too much.
     pub(super) fn too_large(&self) -> ProviderError {
-        self.malformed("the answer is larger than 2 MiB")
+        self.larger_than("2 MiB")
+    }
+
+    fn larger_than(&self, limit: &str) -> ProviderError {
+        let message = format!("the answer is larger than {limit}");
+        ProviderError { status: Some(200), ..self.error(FailureKind::TooLarge, &message) }
     }
 
     /// An error that the server did not report.
@@ -344,7 +349,7 @@ impl Reader<'_> {
         let chunk = self.response.chunk().await.map_err(|error| self.wire.broken(error))?;
         self.received += chunk.as_ref().map_or(0, Bytes::len);
         if self.received > MAX_STREAM {
-            return Err(self.wire.malformed("the answer is larger than 16 MiB"));
+            return Err(self.wire.larger_than("16 MiB"));
         }
         if self.received > SMALL {
             memory::enough().await; // meanwhile the server waits

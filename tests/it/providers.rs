@@ -275,10 +275,9 @@ async fn a_dead_server_is_a_passing_fault() {
 async fn an_endless_answer_is_cut_off() {
     let mock = MockModel::start().await;
     mock.always(Reply::Raw(" ".repeat((2 << 20) + 1)));
-    let entry =
-        ProviderEntry { max_retries: 0, ..ProviderEntry::new(Arc::new(openai(mock.base_url()))) };
-    let failure = Client::with(entry).ask(None).await.unwrap_err();
+    let failure = Client::new(mock.base_url()).ask(None).await.unwrap_err();
     assert_eq!(failure.error.message, "the answer is larger than 2 MiB");
+    assert_eq!(failure.attempts, 1, "the next one would be as large, and paid for");
 }
 
 #[tokio::test]

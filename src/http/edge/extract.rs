@@ -5,6 +5,8 @@
 //! PostgreSQL cannot store; unknown, repeated or undecodable parameters. The meaning of the fields
 //! is left to the resources.
 
+use std::str::FromStr;
+
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use axum::http::HeaderMap;
@@ -14,6 +16,7 @@ use chrono::{DateTime, Utc};
 use http_body_util::BodyExt;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
+use strum::VariantNames;
 use uuid::Uuid;
 
 use super::problem::{Code, Problem};
@@ -248,6 +251,14 @@ impl Params {
         let value =
             read(&text).ok_or_else(|| invalid_parameter(name, &format!("must be {what}")))?;
         Ok(Some(value))
+    }
+
+    /// Takes a parameter that is one of the names of `T`.
+    pub(crate) fn one_of<T: FromStr + VariantNames>(
+        &mut self,
+        name: &str,
+    ) -> Result<Option<T>, Problem> {
+        self.value(name, &format!("one of {}", T::VARIANTS.join(", ")), |text| text.parse().ok())
     }
 
     pub(crate) fn time(&mut self, name: &str) -> Result<Option<DateTime<Utc>>, Problem> {

@@ -79,9 +79,7 @@ pub(crate) async fn list_approvals(
     caller: Scoped<RunsApprove>,
     mut params: Params,
 ) -> Result<Json<Listing<Approval>>, Problem> {
-    let status = params
-        .value("status", "the status of an approval", |name| name.parse::<ApprovalStatus>().ok())?;
-    let status = Some(status.unwrap_or(ApprovalStatus::Pending));
+    let status = Some(params.one_of("status")?.unwrap_or(ApprovalStatus::Pending));
     let filter = ApprovalFilter {
         status,
         run_id: params.uuid("run_id")?,

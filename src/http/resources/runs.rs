@@ -170,8 +170,7 @@ fn run_filter(params: &mut Params) -> Result<RunFilter, Problem> {
     }
     Ok(RunFilter {
         agent: params.text("agent"),
-        status: params
-            .value("status", "the status of a run", |name| name.parse::<RunStatus>().ok())?,
+        status: params.one_of("status")?,
         session_id: params.text("session_id"),
         parent_run_id: params.uuid("parent_run_id")?,
         termination_reason: params.value("termination_reason", "a termination reason", |name| {

@@ -142,10 +142,8 @@ pub(crate) async fn list_webhook_deliveries(
     caller: Scoped<RunsRead>,
     mut params: Params,
 ) -> Result<Json<Listing<DeliveryView>>, Problem> {
-    let filter = DeliveryFilter {
-        run_id: params.uuid("run_id")?,
-        status: params.value("status", "the status of a delivery", |name| name.parse().ok())?,
-    };
+    let filter =
+        DeliveryFilter { run_id: params.uuid("run_id")?, status: params.one_of("status")? };
     let page = by_time(&mut params, LISTS)?;
     params.finish()?;
     let rows = app.store.deliveries(&caller.tenant, &filter, &page).await?;

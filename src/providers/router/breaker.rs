@@ -249,8 +249,9 @@ mod tests {
 
     #[test]
     fn what_counts_as_a_fault() {
-        use FailureKind::{BadRequest, NotFound, RateLimited, Transient, Unauthorized};
-        let table = [(RateLimited, 8), (BadRequest, 13), (Unauthorized, 13), (NotFound, 13)];
+        use FailureKind::{BadRequest, NotFound, RateLimited, TooLarge, Transient, Unauthorized};
+        let reset = [BadRequest, Unauthorized, NotFound, TooLarge].map(|kind| (kind, 13));
+        let table = [(RateLimited, 8)].into_iter().chain(reset);
         for (kind, admitted) in table {
             let call = Breakers::default().call("m");
             let mut outcomes = vec![fault(Transient); 5];

@@ -86,6 +86,7 @@ mod tests {
             (FailureKind::BadRequest, None, None, None),
             (FailureKind::ContextLength, None, None, None),
             (FailureKind::ContentFilter, None, None, None),
+            (FailureKind::TooLarge, None, None, None),
         ];
         for (kind, wish, left, expected) in table {
             assert_eq!(delay(&error(kind, wish), 0, left), expected, "{kind:?} {wish:?} {left:?}");

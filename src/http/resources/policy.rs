@@ -48,7 +48,7 @@ pub(crate) struct PolicyReplayRequest {
     /// Runs created before this time.
     until: Option<DateTime<Utc>>,
     /// Runs at most, the newest; default: 10000.
-    #[schema(minimum = 1, maximum = 1_000_000, default = 10_000)]
+    #[schema(minimum = 1, maximum = 1_000_000, required = false)]
     limit: Option<u32>,
     /// The `next_cursor` of an answer: the runs behind those are looked at.
     cursor: Option<String>,

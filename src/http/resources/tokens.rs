@@ -40,7 +40,7 @@ pub(crate) struct TokenRequest {
     #[schema(required, min_items = 1, max_items = 4)]
     actions: Vec<Action>,
     /// How long the token is valid.
-    #[schema(minimum = 1, maximum = 3600, default = 300)]
+    #[schema(minimum = 1, maximum = 3600, required = false)]
     ttl_seconds: Option<i64>,
 }
 

@@ -107,7 +107,38 @@ impl RunEvent {
                 let call = compacted.call.as_ref()?;
                 (&call.provider, &call.model, &call.usage)
             }
-            _ => return None,
+            Self::RunQueued {}
+            | Self::RunStarted { .. }
+            | Self::AttemptStarted { .. }
+            | Self::AnswerBlank { .. }
+            | Self::ModelRetried(_)
+            | Self::SessionLoaded { .. }
+            | Self::SkillActivated(_)
+            | Self::RunResumed { .. }
+            | Self::IterationStarted { .. }
+            | Self::CallGiven(_)
+            | Self::ToolChoiceUnmet { .. }
+            | Self::ScanWarned(_)
+            | Self::BudgetWarned { .. }
+            | Self::ToolCallStarted(_)
+            | Self::ToolCallBlocked(_)
+            | Self::ToolCallCompleted(_)
+            | Self::ToolCallAwaitingClient(_)
+            | Self::ToolCallAwaitingChild(_)
+            | Self::ApprovalRequested(_)
+            | Self::ApprovalResolved(_)
+            | Self::HandoffStarted { .. }
+            | Self::LabelsChanged(_)
+            | Self::OutputProposed { .. }
+            | Self::OutputReflected { .. }
+            | Self::ValidationFailed { .. }
+            | Self::ConfirmationRequested { .. }
+            | Self::DecisionExtractionFailed(_)
+            | Self::DecisionValidationFailed(_)
+            | Self::RunCancelRequested { .. }
+            | Self::RunCompleted(_)
+            | Self::RunFailed(_)
+            | Self::RunCancelled(_) => return None,
         };
         Some((format!("{provider}/{model}"), usage))
     }

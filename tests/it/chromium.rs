@@ -187,11 +187,13 @@ impl Chromium {
     /// under the pointer; then the click is made again.
     pub(crate) async fn click(&self, selector: &str) {
         let find = format!("document.querySelector({})", json!(selector));
+        let selector = json!(selector);
         let place = format!(
             "(() => {{ const element = {find};
                 element.scrollIntoView({{block: 'center', behavior: 'instant'}});
                 window.hasMissed = true;
-                const note = (event) => {{ window.hasMissed = !element.contains(event.target); }};
+                // A page that is live may have made the element anew meanwhile.
+                const note = (event) => {{ window.hasMissed = !event.target.closest({selector}); }};
                 document.addEventListener('click', note, {{capture: true, once: true}});
                 const box = element.getBoundingClientRect();
                 return {{x: box.x + box.width / 2, y: box.y + box.height / 2}}; }})()"

@@ -6,9 +6,10 @@
 //! monotonic clock.
 
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
-use tokio::time::Instant;
+use tokio::time::{Instant, Interval, MissedTickBehavior};
 
 /// A difference that is put down to the way of the answer and not to the clocks, in microseconds.
 const TOLERANCE: i64 = 100_000;
@@ -29,6 +30,13 @@ pub fn now() -> DateTime<Utc> {
 pub fn beginning(at: DateTime<Utc>, unit: TimeDelta) -> DateTime<Utc> {
     let seconds = unit.num_seconds().max(1);
     DateTime::from_timestamp(at.timestamp().div_euclid(seconds) * seconds, 0).unwrap_or(at)
+}
+
+/// Ticks at once and then after each pause, which begins anew after a late tick.
+pub fn every(pause: Duration) -> Interval {
+    let mut ticks = tokio::time::interval(pause);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks
 }
 
 /// Takes note that the database had that time between `asked` and now.

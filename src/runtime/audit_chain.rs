@@ -17,6 +17,7 @@ use serde_json::json;
 use sha2::Sha256;
 use tokio_util::sync::CancellationToken;
 
+use crate::clock;
 use crate::event::{Act, AuditAction, SERVICE};
 use crate::store::{
     ChainHead, CheckedStretch, Closed, Closing, IsSigned, KnownHead, Page, Signatures, Store,
@@ -129,8 +130,7 @@ impl AuditChain {
 
     /// Closes stretches, until the service stops.
     pub(super) async fn close(self: Arc<Self>, stop: CancellationToken) {
-        let mut look = tokio::time::interval(LOOK);
-        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut look = clock::every(LOOK);
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,

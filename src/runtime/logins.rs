@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::jwt::JwtRefusal;
 use super::keys::DEFAULT_TENANT;
 use crate::bounds::tally::Tally;
+use crate::clock;
 use crate::event::{Act, AuditAction};
 use crate::store::{ApiKeyRecord, Store};
 
@@ -113,8 +114,7 @@ impl Logins {
 
     /// Writes what is noted, until the service stops.
     pub(super) async fn write(self: Arc<Self>, stop: CancellationToken) {
-        let mut look = tokio::time::interval(LOOK);
-        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut look = clock::every(LOOK);
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,

@@ -16,6 +16,7 @@ use super::Runtime;
 use super::heartbeat::HeartbeatStore;
 use super::retention::Kept;
 use super::{server_requests, usage_sums};
+use crate::clock;
 use crate::store::{GivenBack, StoreError, Swept, Wakeup, Watch};
 
 /// How often the loop looks without being woken.
@@ -112,16 +113,9 @@ impl Runtime {
     async fn run_loop(&self) {
         let inner = &self.inner;
         let mut hints = inner.store.wakeups();
-        let every = |most: Duration| {
-            let mut ticks = tokio::time::interval(most.min(inner.settings.lease / 6));
-            ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-            ticks
-        };
-        let (mut reconcile, mut watch) = (every(RECONCILE), every(WATCH));
-        let mut poll = tokio::time::interval(POLL);
-        poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut parents = tokio::time::interval(PARENTS);
-        parents.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let in_lease = |pause: Duration| clock::every(pause.min(inner.settings.lease / 6));
+        let (mut reconcile, mut watch) = (in_lease(RECONCILE), in_lease(WATCH));
+        let (mut poll, mut parents) = (clock::every(POLL), clock::every(PARENTS));
         let mut others =
             Others { watch: Watch::default(), silent: Vec::new(), healthy_since: Instant::now() };
         loop {

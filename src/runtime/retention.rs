@@ -8,9 +8,10 @@
 use std::time::Duration;
 
 use chrono::TimeDelta;
-use tokio::time::{Interval, MissedTickBehavior};
+use tokio::time::Interval;
 
 use super::Runtime;
+use crate::clock;
 use crate::store::{DeletedRun, StoreError};
 
 /// Runs or entries that are deleted in one transaction, at most.
@@ -31,9 +32,7 @@ pub(super) enum Kept {
 
 /// When to look for what has been kept for that long.
 pub(super) fn looks(retention: Duration) -> Interval {
-    let mut looks = tokio::time::interval((retention / 10).clamp(Duration::from_secs(1), LOOK));
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    looks
+    clock::every((retention / 10).clamp(Duration::from_secs(1), LOOK))
 }
 
 impl Runtime {

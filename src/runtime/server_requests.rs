@@ -10,6 +10,7 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use super::keys::DEFAULT_TENANT;
+use crate::clock;
 use crate::event::{Act, AuditAction, SERVICE};
 use crate::store::Store;
 use crate::tools::proxy::{ServerRequest, ServerRequests};
@@ -19,8 +20,7 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// Records what is noted, until the service stops.
 pub(super) async fn record(requests: ServerRequests, store: Arc<Store>, stop: CancellationToken) {
-    let mut look = tokio::time::interval(LOOK);
-    look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut look = clock::every(LOOK);
     while stop.run_until_cancelled(look.tick()).await.is_some() {
         record_noted(&requests, &store, false).await;
     }

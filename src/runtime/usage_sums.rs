@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
+use crate::clock;
 use crate::store::Store;
 
 /// The pause between two looks. Until it is moved, each reader adds it up.
@@ -14,8 +15,7 @@ const PORTION: u32 = 1000;
 
 /// Moves it, until the service stops. All replicas do, each taking what the others leave.
 pub(super) async fn add_up(store: Arc<Store>, stop: CancellationToken) {
-    let mut look = tokio::time::interval(LOOK);
-    look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut look = clock::every(LOOK);
     loop {
         tokio::select! {
             () = stop.cancelled() => return,

@@ -25,6 +25,7 @@ use self::lanes::Lanes;
 use self::receivers::Receivers;
 use self::signature::Signer;
 use super::start::StartError;
+use crate::clock;
 use crate::config;
 use crate::event::ValidationError;
 use crate::outbound::{AddressPolicy, Client};
@@ -126,8 +127,7 @@ impl WebhookSender {
     }
 
     async fn send(self: Arc<Self>, webhooks: Webhooks, stop: CancellationToken) {
-        let mut poll = tokio::time::interval(POLL);
-        poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut poll = clock::every(POLL);
         let mut sending = Sending {
             sender: Arc::clone(&self),
             webhooks: Arc::new(webhooks),

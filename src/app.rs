@@ -407,7 +407,6 @@ impl Parts {
     }
 }
 
-/// What one key may have open, so that something is left for the others.
 fn workspaces(config: &Config) -> Result<WorkspaceSettings, AppError> {
     let section = &config.tools.workspace;
     let sharing = match &config.objects {
@@ -428,6 +427,7 @@ fn workspaces(config: &Config) -> Result<WorkspaceSettings, AppError> {
     })
 }
 
+/// What one key may have open, so that something is left for the others.
 fn requests_per_key(server: &config::Server) -> usize {
     let most = http::affordable_connections(server.max_connections);
     server.max_requests_per_key.min(most - most.div_ceil(5)).max(1)

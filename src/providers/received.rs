@@ -3,6 +3,7 @@
 //!
 //! Generated values are deterministic. Arguments are not parsed here.
 
+use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::failure::Reported;
@@ -39,6 +40,16 @@ pub(super) fn bounded(mut completion: Completion) -> Result<Completion, Unusable
         return Err(Unusable::Malformed(message));
     }
     Ok(completion)
+}
+
+/// The member `usage` of an answer, whatever else it says.
+pub(super) fn member_usage(body: &[u8]) -> Option<&RawValue> {
+    #[derive(Deserialize)]
+    struct Answer<'a> {
+        #[serde(borrow)]
+        usage: Option<&'a RawValue>,
+    }
+    serde_json::from_slice::<Answer<'_>>(body).ok()?.usage
 }
 
 /// Believable numbers of tokens.

@@ -66,7 +66,7 @@ impl Run {
                 Reserved::Refused(refusal) => refusal,
             };
             if refusal.may_settle() {
-                self.settle().await?; // what this run has reserved itself is in nobody's way
+                self.settle().await?; // no other run waits for what this one has reserved
                 if !self.pause(look).await {
                     return Ok(ModelCall::GivenUp);
                 }

@@ -14,8 +14,7 @@ use serde_json::{Value, json};
 use super::{OpenTurn, Phase, State, Step};
 use crate::bounds::json;
 use crate::event::{
-    ApprovalBasis, Awaited, CallFailure, Circumstances, Resolution, RunEvent, ToolCallCompleted,
-    WaitKind,
+    ApprovalBasis, Awaited, CallFailure, Circumstances, RunEvent, ToolCallCompleted, WaitKind,
 };
 use crate::message::{CallTarget, ToolCall, Usage};
 use crate::run::{Delegation, Effect, OnUnknownOutcome, RunStatus, TerminationReason};
@@ -179,15 +178,8 @@ impl State {
 }
 
 fn review(turn: &OpenTurn, call: &ToolCall) -> RunEvent {
-    let edited = turn.resolved.get(&call.id).and_then(|answer| match &answer.resolved.resolution {
-        Resolution::Approved { arguments, .. } => arguments.clone(),
-        Resolution::Denied
-        | Resolution::Expired
-        | Resolution::Result { .. }
-        | Resolution::Happened { .. }
-        | Resolution::DidNotHappen
-        | Resolution::ChildEnded => None,
-    });
+    let answer = turn.resolved.get(&call.id);
+    let edited = answer.and_then(|answer| answer.resolved.resolution.edited().cloned());
     let of_model =
         || json::read(&call.arguments).unwrap_or_else(|_| Value::String(call.arguments.clone()));
     RunEvent::ApprovalRequested(Awaited {

@@ -132,11 +132,8 @@ pub(super) fn parse(body: &[u8], provider: &str, step: u32) -> Result<Completion
 
 /// What an answer says that it took, whatever else it says.
 pub(super) fn usage_of(body: &[u8]) -> Option<Usage> {
-    #[derive(Deserialize)]
-    struct Taking {
-        usage: WireUsage,
-    }
-    serde_json::from_slice::<Taking>(body).ok()?.usage.normalised()
+    let said = received::member_usage(body)?.get();
+    serde_json::from_str::<WireUsage>(said).ok()?.normalised()
 }
 
 /// Reads one block, which in a stream may be only its beginning.

@@ -227,12 +227,7 @@ fn list(items: &[&RawValue]) -> String {
 
 /// What an answer says that it took, whatever else it says.
 pub(super) fn usage_of(body: &[u8]) -> Option<Usage> {
-    #[derive(Deserialize)]
-    struct Taking<'a> {
-        #[serde(borrow)]
-        usage: Option<&'a RawValue>,
-    }
-    serde_json::from_slice::<Taking<'_>>(body).ok()?.usage.and_then(usage)
+    received::member_usage(body).and_then(usage)
 }
 
 /// `None` if the usage is malformed: the answer is still good.

@@ -131,7 +131,7 @@ async fn only_what_is_asked_for_is_counted(db: Db) {
 
 async fn calls_are_counted_once_for_those_who_ask_at_once(mut db: Db) {
     called(&db, Script::owned(), "file_ops", 3).await;
-    let filters = [all(), StatsFilter { agent: Some("nobody".into()), ..all() }];
+    let filters = [all(), StatsFilter { agent: Some("unused".into()), ..all() }];
     let (store, plans) = Arc::into_inner(db.store).unwrap().explaining();
     db.store = Arc::new(store);
     let ask = async |filter: &StatsFilter| db.store.tool_stats(TENANT, filter).await.unwrap();

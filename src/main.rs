@@ -1,5 +1,5 @@
-//! The binary: allocator, tokio runtime and command line; or the supervisor of sandboxed programs,
-//! or the reader of a PDF document, which need neither of the last two.
+//! The binary: allocator, tokio runtime and command line; or the process that supervisors of
+//! sandboxed programs are copies of, or the reader of a PDF document, which need neither of the last two.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -42,8 +42,8 @@ async fn purge_regularly() {
 
 fn main() -> ExitCode {
     set_purge_delay();
-    if std::env::args_os().nth(1).is_some_and(|command| command == sandbox::SUPERVISOR) {
-        return sandbox::supervise();
+    if std::env::args_os().nth(1).is_some_and(|command| command == sandbox::FORK_SERVER) {
+        return sandbox::serve_forks();
     }
     if std::env::args_os().nth(1).is_some_and(|command| command == pdf::READER) {
         return pdf::reader();

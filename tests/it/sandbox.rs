@@ -407,12 +407,16 @@ async fn programs_are_the_first_to_go_where_memory_runs_out() {
     }
 }
 
-/// The ancestor of a program that this process started itself.
-fn supervisor_of(program: i32) -> rustix::process::Pid {
-    let status = fs::read_to_string(format!("/proc/{program}/status")).unwrap();
+fn parent_of(process: i32) -> i32 {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
     let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).unwrap();
-    let parent: i32 = parent.trim().parse().unwrap();
-    if parent.cast_unsigned() == std::process::id() {
+    parent.trim().parse().unwrap()
+}
+
+/// The ancestor of a program that the fork server of this process started.
+fn supervisor_of(program: i32) -> rustix::process::Pid {
+    let parent = parent_of(program);
+    if parent_of(parent).cast_unsigned() == std::process::id() {
         return rustix::process::Pid::from_raw(program).unwrap();
     }
     supervisor_of(parent)
@@ -438,33 +442,40 @@ async fn programs_end_with_their_supervisor() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_supervisor_is_kept_ready_and_may_be_lost() {
+async fn the_fork_server_is_kept_and_may_be_lost() {
     let place = TempDir::new().unwrap();
     let supervisor = place.path().join("supervisor");
     std::os::unix::fs::symlink(settings().supervisor, &supervisor).unwrap();
     let named = supervisor.to_str().unwrap().to_owned();
-    let bench = Bench::with(Settings { supervisor, ..settings() });
-    for n in 0..3 {
-        assert_eq!(
-            bench.sh(&format!("echo {n}; cat inside.txt")).await.stdout.text,
-            format!("{n}\ninside\n")
-        );
-        let ready = loop {
-            let ready = processes_with(&named);
-            assert!(ready.len() < 2, "{ready:?}");
-            if ready.len() == 1 {
-                break ready;
+    let bench = Arc::new(Bench::with(Settings { supervisor, ..settings() }));
+    let mut known = None;
+    for n in 0..4 {
+        let say = format!("while ! [ -e go{n} ]; do sleep 0.01; done; echo {n}; cat inside.txt");
+        let running = Arc::clone(&bench);
+        let call = tokio::spawn(async move { running.sh(&say).await.stdout.text });
+        let server = loop {
+            let ours = |process: &i32| parent_of(*process).cast_unsigned() == std::process::id();
+            if let [server, _supervisor, ..] = processes_with(&named)[..]
+                && let server = [server].into_iter().find(ours)
+                && server.is_some()
+            {
+                break server;
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         };
-        if n == 1 {
-            let ready = rustix::process::Pid::from_raw(ready[0]).unwrap();
-            rustix::process::kill_process(ready, rustix::process::Signal::KILL).unwrap();
-            until_none(&named, "the supervisor").await;
+        // Calls go on without it, and the next one starts another.
+        let is_lost = n % 2 == 1;
+        assert_eq!(is_lost, known == server, "call {n}");
+        known = server;
+        if is_lost {
+            let server = rustix::process::Pid::from_raw(server.unwrap()).unwrap();
+            rustix::process::kill_process(server, rustix::process::Signal::KILL).unwrap();
         }
+        fs::write(bench.workspace().join(format!("go{n}")), "").unwrap();
+        assert_eq!(call.await.unwrap(), format!("{n}\ninside\n"));
     }
     drop(bench);
-    until_none(&named, "the supervisor that was kept ready").await;
+    until_none(&named, "the fork server").await;
 }
 
 #[tokio::test]

@@ -1,20 +1,22 @@
-//! Open files that pass through the socket between the service and a supervisor.
+//! Open files that pass through the sockets between the service, the fork server and supervisors.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-/// Sends a few bytes, and with them an open file.
-pub(super) fn send(socket: impl AsFd, text: &[u8], handle: impl AsFd) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+/// Open files in one message, at most.
+const MAX_HANDLES: usize = 3;
+
+/// Sends a few bytes, and with them open files.
+pub(super) fn send(socket: impl AsFd, text: &[u8], handles: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_HANDLES))];
     let mut message = SendAncillaryBuffer::new(&mut space);
-    let handles = [handle.as_fd()];
-    if !message.push(SendAncillaryMessage::ScmRights(&handles)) {
+    if !message.push(SendAncillaryMessage::ScmRights(handles)) {
         return Err(io::ErrorKind::OutOfMemory.into());
     }
     let sent = sendmsg(socket, &[IoSlice::new(text)], &mut message, SendFlags::NOSIGNAL)?;
@@ -27,7 +29,16 @@ pub(super) fn receive(
     into: &mut [u8],
     flags: RecvFlags,
 ) -> io::Result<Option<OwnedFd>> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    Ok(receive_several(socket, into, flags)?.into_iter().next())
+}
+
+/// Receives so many bytes, and the open files that came with them.
+pub(super) fn receive_several(
+    socket: impl AsFd,
+    into: &mut [u8],
+    flags: RecvFlags,
+) -> io::Result<Vec<OwnedFd>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_HANDLES))];
     let mut message = RecvAncillaryBuffer::new(&mut space);
     let length = into.len();
     let flags = flags | RecvFlags::CMSG_CLOEXEC;
@@ -35,8 +46,9 @@ pub(super) fn receive(
     if received.bytes < length {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    Ok(message.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut handles) => handles.next(),
+    let rights = message.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(handles) => Some(handles),
         _ => None,
-    }))
+    });
+    Ok(rights.flatten().collect())
 }

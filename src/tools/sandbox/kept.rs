@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::net::unix::pipe;
-use tokio::process::{ChildStderr, ChildStdout};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::plan::{Command, Plan, Reach, Step, Stopped, When};
@@ -39,8 +38,8 @@ pub struct Kept {
 /// A program that runs until this is dropped.
 pub struct Running {
     pub input: pipe::Sender,
-    pub output: ChildStdout,
-    pub errors: ChildStderr,
+    pub output: pipe::Receiver,
+    pub errors: pipe::Receiver,
     pub ending: Ending,
     /// Answers what it asks of the network.
     _way_out: Option<AbortOnDropHandle<()>>,

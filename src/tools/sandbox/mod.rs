@@ -1,13 +1,14 @@
 //! Runs programs so that they reach what they were given and nothing else, and end when they must.
 //!
-//! [`Sandbox::run`] starts a supervisor (this same binary, see `supervisor`), hands it a plan and
-//! reads what the programs write. The supervisor outlives the service: dropping the future, and the
+//! [`Sandbox::run`] starts a supervisor (a copy of a small process of this same binary, see
+//! `fork_server`), hands it a plan and reads what the programs write. The supervisor outlives the service: dropping the future, and the
 //! death of the whole service, end every program there is. How well programs are held depends on
 //! the kernel; it is found out by trying, told as a [`SandboxLevel`], and never assumed.
 //!
 //! It does not decide what may run, nor what may be reached: tools do, from a permit.
 
 mod confinement;
+mod fork_server;
 mod handles;
 mod kept;
 pub mod known;
@@ -36,15 +37,15 @@ use tokio::net::TcpListener;
 use tokio::sync::{OnceCell, oneshot};
 
 use crate::run::SandboxLevel;
+pub use fork_server::serve_forks;
 pub use kept::{Kept, Running};
 pub use output::Output;
 use plan::{Holds, MAX_PLAN, PROXY_PORT, Plan, Reach, Step};
 pub use plan::{Limits, Stopped};
 use supervised::Supervisors;
-pub use supervisor::supervise;
 
-/// The argument that makes the binary a supervisor.
-pub const SUPERVISOR: &str = "sandbox-run";
+/// The argument that makes the binary the fork server of supervisors.
+pub const FORK_SERVER: &str = "sandbox-run";
 /// How long a supervisor may take beyond its plan's own time.
 const GRACE: Duration = Duration::from_secs(5);
 /// How long it may take to find out what the kernel gives.
@@ -81,7 +82,7 @@ pub struct Settings {
     pub limits: Limits,
     /// Whether namespaces are made where that is possible.
     pub namespaces: bool,
-    /// The binary that supervises.
+    /// The binary that supervisors are copies of.
     pub supervisor: PathBuf,
 }
 
@@ -243,7 +244,6 @@ impl Sandbox {
         let (report, stdout, stderr) = tokio::time::timeout(timeout + GRACE, supervised)
             .await
             .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
-        self.supervisors.keep_ready();
         if let Some(failure) = report.failure {
             return Err(SandboxError::NotStarted(failure));
         }

@@ -7,6 +7,7 @@
 
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
+use std::os::fd::AsFd;
 
 use rustix::net::{RecvFlags, recv};
 use tokio::io::Interest;
@@ -28,7 +29,7 @@ pub(super) fn hand_over() -> io::Result<()> {
     )?;
     raise_loopback(&any)?;
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, PROXY_PORT))?;
-    handles::send(rustix::stdio::stdin(), MARK, &listener)
+    handles::send(rustix::stdio::stdin(), MARK, &[listener.as_fd()])
 }
 
 /// The socket, from the supervisor's other end; none where a report comes in its place.

@@ -1,25 +1,30 @@
-//! The service's end of a supervisor. Starting the binary costs more than most programs that run
-//! under it, so after a call one more supervisor is kept ready for a minute.
+//! The service's end of a supervisor, and of the fork server that supervisors come from, which is
+//! kept for a minute after its last use.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rustix::net::Shutdown;
+use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
+use tokio::net::unix::pipe;
 use tokio::net::{TcpListener, UnixStream};
-use tokio::process::{Child, ChildStderr, ChildStdout, Command};
+use tokio::process::{Child, Command};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
+use super::fork_server::{self, Streams};
 use super::output::{self, Output};
 use super::plan::{MAX_PLAN, Plan, Report};
-use super::{SUPERVISOR, SandboxError, WayOut, handles, network};
+use super::{FORK_SERVER, SandboxError, WayOut, handles, network};
 
-/// How long a supervisor waits for a plan.
+/// How long a fork server is kept without use.
 const KEPT: Duration = Duration::from_mins(1);
 /// Bytes of a report.
 const MAX_REPORT: u64 = 64 * 1024;
@@ -27,12 +32,12 @@ const MAX_REPORT: u64 = 64 * 1024;
 /// Starts supervisors.
 pub(super) struct Supervisors {
     binary: PathBuf,
-    ready: Arc<Mutex<Option<Supervised>>>,
+    server: Arc<Mutex<Option<Arc<ForkServer>>>>,
 }
 
 impl Supervisors {
     pub(super) fn new(binary: &Path) -> Self {
-        Self { binary: binary.to_owned(), ready: Arc::default() }
+        Self { binary: binary.to_owned(), server: Arc::default() }
     }
 
     /// A supervisor that works on this plan.
@@ -45,53 +50,105 @@ impl Supervisors {
         let text = serde_json::to_vec(plan).map_err(io::Error::other)?;
         let length = u32::try_from(text.len()).ok().filter(|n| *n as usize <= MAX_PLAN);
         let length = length.ok_or(SandboxError::TooLarge)?;
-        let ready = self.ready.lock().take();
-        if let Some(mut ready) = ready
-            && ready.give(workspace, length, &text, input).await.is_ok()
-        {
-            return Ok(ready);
-        }
-        let mut started = Supervised::start(&self.binary)?;
+        let server = self.server()?;
+        let mut started = match server.fork().await {
+            Ok(started) => started,
+            Err(_gone) => {
+                self.server.lock().take_if(|known| Arc::ptr_eq(known, &server));
+                self.server()?.fork().await?
+            }
+        };
         started.give(workspace, length, &text, input).await?;
         Ok(started)
     }
 
-    /// Has a supervisor ready for the next call, if that comes soon.
-    pub(super) fn keep_ready(&self) {
-        let mut ready = self.ready.lock();
-        if ready.is_some() {
+    fn server(&self) -> io::Result<Arc<ForkServer>> {
+        let mut place = self.server.lock();
+        if let Some(server) = &*place {
+            *server.used.lock() = Instant::now();
+            return Ok(Arc::clone(server));
+        }
+        let server = Arc::new(ForkServer::start(&self.binary)?);
+        *place = Some(Arc::clone(&server));
+        tokio::spawn(end_unused(Arc::downgrade(&self.server), Arc::downgrade(&server)));
+        Ok(server)
+    }
+}
+
+/// Lets go of a server that was not used for a while, unless it is gone already.
+async fn end_unused(place: Weak<Mutex<Option<Arc<ForkServer>>>>, server: Weak<ForkServer>) {
+    loop {
+        let Some(used) = server.upgrade().map(|server| *server.used.lock()) else { return };
+        tokio::time::sleep_until(used + KEPT).await;
+        let (Some(place), Some(server)) = (place.upgrade(), server.upgrade()) else { return };
+        let mut known = place.lock();
+        if *server.used.lock() == used {
+            known.take_if(|known| Arc::ptr_eq(known, &server));
             return;
         }
-        let Ok(started) = Supervised::start(&self.binary) else { return }; // the next call tells
-        let process = started.id();
-        *ready = Some(started);
-        let place = Arc::downgrade(&self.ready);
-        tokio::spawn(async move {
-            tokio::time::sleep(KEPT).await;
-            if let Some(place) = place.upgrade() {
-                place.lock().take_if(|ready| ready.id() == process);
-            }
-        });
+    }
+}
+
+/// A process that ends where this is dropped.
+struct ForkServer {
+    socket: UnixStream,
+    used: Mutex<Instant>,
+    /// Collected by the runtime when it has ended.
+    _process: Child,
+}
+
+impl ForkServer {
+    fn start(binary: &Path) -> io::Result<Self> {
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
+        ours.set_nonblocking(true)?;
+        let process = Command::new(binary)
+            .arg(FORK_SERVER)
+            .env_clear()
+            .current_dir("/")
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::null())
+            .spawn()?;
+        let socket = UnixStream::from_std(ours)?;
+        Ok(Self { socket, used: Mutex::new(Instant::now()), _process: process })
+    }
+
+    async fn fork(&self) -> io::Result<Supervised> {
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
+        ours.set_nonblocking(true)?;
+        let (stdout, writes) = pipe_with(PipeFlags::CLOEXEC)?;
+        let (stderr, writes_errors) = pipe_with(PipeFlags::CLOEXEC)?;
+        let streams = Streams {
+            socket: theirs.as_fd(),
+            stdout: writes.as_fd(),
+            stderr: writes_errors.as_fd(),
+        };
+        let request = || fork_server::request(self.socket.as_fd(), &streams);
+        self.socket.async_io(Interest::WRITABLE, request).await?;
+        let streams =
+            (pipe::Receiver::from_owned_fd(stdout)?, pipe::Receiver::from_owned_fd(stderr)?);
+        Ok(Supervised { socket: UnixStream::from_std(ours)?, streams: Some(streams), held: None })
     }
 }
 
 /// A supervisor, which ends where this is dropped.
 pub(super) struct Supervised {
-    /// None when it has ended.
-    child: Option<Child>,
     socket: UnixStream,
+    /// What the programs write, until that is read elsewhere.
+    streams: Option<(pipe::Receiver, pipe::Receiver)>,
     /// Dropped when it has ended.
     held: Option<oneshot::Sender<()>>,
 }
 
-/// The supervisor ends its programs when the socket is closed, and itself after them.
+/// The supervisor ends its programs when nothing more can come through the socket, and itself after
+/// them.
 impl Drop for Supervised {
     fn drop(&mut self) {
-        if let (Some(mut child), Some(held)) = (self.child.take(), self.held.take())
+        if let Some(held) = self.held.take()
             && let Ok(runtime) = Handle::try_current()
+            && let Ok(mut socket) = self.closed_for_writing()
         {
             runtime.spawn(async move {
-                let _ = child.wait().await; // its end is of no interest
+                let _ = tokio::io::copy(&mut socket, &mut tokio::io::sink()).await; // its end counts
                 drop(held);
             });
         }
@@ -99,22 +156,10 @@ impl Drop for Supervised {
 }
 
 impl Supervised {
-    fn start(binary: &Path) -> io::Result<Self> {
-        let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
-        ours.set_nonblocking(true)?;
-        let child = Command::new(binary)
-            .arg(SUPERVISOR)
-            .env_clear()
-            .current_dir("/")
-            .stdin(Stdio::from(OwnedFd::from(theirs)))
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()?;
-        Ok(Self { child: Some(child), socket: UnixStream::from_std(ours)?, held: None })
-    }
-
-    fn id(&self) -> Option<u32> {
-        self.child.as_ref().and_then(Child::id)
+    fn closed_for_writing(&self) -> io::Result<UnixStream> {
+        rustix::net::shutdown(&self.socket, Shutdown::Write)?;
+        let again = self.socket.as_fd().try_clone_to_owned()?;
+        UnixStream::from_std(again.into())
     }
 
     /// Drops that when the supervisor has ended.
@@ -133,18 +178,17 @@ impl Supervised {
         input: Option<&OwnedFd>,
     ) -> io::Result<()> {
         let (socket, head) = (&self.socket, length.to_be_bytes());
-        socket.async_io(Interest::WRITABLE, || handles::send(socket, &head, workspace)).await?;
+        socket
+            .async_io(Interest::WRITABLE, || handles::send(socket, &head, &[workspace.as_fd()]))
+            .await?;
         self.socket.write_all(text).await?;
         let (socket, Some(input)) = (&self.socket, input) else { return Ok(()) };
-        socket.async_io(Interest::WRITABLE, || handles::send(socket, b"i", input)).await
+        socket.async_io(Interest::WRITABLE, || handles::send(socket, b"i", &[input.as_fd()])).await
     }
 
     /// What the programs write, to be read while they run.
-    pub(super) fn streams(&mut self) -> io::Result<(ChildStdout, ChildStderr)> {
-        let missing = || io::Error::other("a stream of the supervisor is missing");
-        let child = self.child.as_mut().ok_or_else(missing)?;
-        let stdout = child.stdout.take().ok_or_else(missing)?;
-        Ok((stdout, child.stderr.take().ok_or_else(missing)?))
+    pub(super) fn streams(&mut self) -> io::Result<(pipe::Receiver, pipe::Receiver)> {
+        self.streams.take().ok_or_else(|| io::Error::other("the streams are read elsewhere"))
     }
 
     /// Where programs that were given a network ask for what is outside; none where nothing was started.
@@ -156,10 +200,6 @@ impl Supervised {
     pub(super) async fn report(mut self) -> io::Result<Report> {
         let mut text = Vec::new();
         (&mut self.socket).take(MAX_REPORT).read_to_end(&mut text).await?;
-        if let Some(child) = &mut self.child {
-            child.wait().await?;
-        }
-        self.child = None;
         serde_json::from_slice(&text).map_err(|_| io::Error::other("it ended without a report"))
     }
 
@@ -195,10 +235,6 @@ impl Supervised {
             output::captured(stderr, most, each_line)
         );
         let (stdout, stderr) = (stdout?, stderr?);
-        if let Some(child) = &mut self.child {
-            child.wait().await?;
-        }
-        self.child = None;
         let report = talked.and_then(|text| {
             serde_json::from_slice(&text).map_err(|_| {
                 let said = if plan.steps.is_empty() { "" } else { stderr.text.trim() };

@@ -9,7 +9,6 @@
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -32,15 +31,8 @@ const LATER_LOOKS: Duration = Duration::from_millis(100);
 /// The exit code where programs have ended the runner: that of a process that was killed.
 const LOST: i32 = 128 + 9;
 
-/// The whole life of a supervisor.
-pub fn supervise() -> ExitCode {
-    match supervised() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(_gone) => ExitCode::FAILURE,
-    }
-}
-
-fn supervised() -> io::Result<()> {
+/// The whole life of a supervisor, whose socket is its standard input.
+pub(super) fn supervise() -> io::Result<()> {
     close_others()?;
     rustix::process::setsid()?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;

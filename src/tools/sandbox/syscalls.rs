@@ -77,7 +77,7 @@ pub(super) fn raise_loopback(socket: impl AsFd) -> io::Result<()> {
 
 /// Closes every descriptor but the three standard ones.
 pub(super) fn close_others() -> io::Result<()> {
-    // SAFETY: called first thing, before anything in this process owns a descriptor above 2.
+    // SAFETY: called first thing in a process, before anything in it owns a descriptor above 2.
     check(unsafe { libc::close_range(3, libc::c_uint::MAX, 0) })
 }
 
@@ -85,6 +85,12 @@ pub(super) fn close_others() -> io::Result<()> {
 pub(super) fn reset_signal(signal: libc::c_int) {
     // SAFETY: installs no handler of ours.
     unsafe { libc::signal(signal, libc::SIG_DFL) };
+}
+
+/// Children of this process are gone when they end, and nobody waits for them.
+pub(super) fn ignore_ends_of_children() {
+    // SAFETY: installs no handler of ours.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
 }
 
 /// Sets and clears attributes of a mount.

@@ -185,7 +185,7 @@ impl Buffer {
         }
         let has_none = |pending: &mut Pending| pending.text.is_empty();
         self.filled.wait_while(&mut pending, has_none);
-        MutexGuard::unlocked(&mut pending, || thread::sleep(GATHERED));
+        MutexGuard::unlocked(&mut pending, || thread::park_timeout(GATHERED));
         std::mem::swap(&mut pending.text, text);
         pending.writing = true;
         std::mem::take(&mut pending.dropped)

@@ -408,9 +408,9 @@ async fn programs_are_the_first_to_go_where_memory_runs_out() {
 }
 
 fn parent_of(process: i32) -> i32 {
-    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
-    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).unwrap();
-    parent.trim().parse().unwrap()
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"));
+    parent.map_or(0, |parent| parent.trim().parse().unwrap())
 }
 
 /// The ancestor of a program that the fork server of this process started.
@@ -441,38 +441,57 @@ async fn programs_end_with_their_supervisor() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn the_fork_server_is_kept_and_may_be_lost() {
-    let place = TempDir::new().unwrap();
+/// A bench whose fork server is known by an argument of its own.
+fn named_bench(place: &TempDir, timeout: Duration) -> (Bench, String) {
     let supervisor = place.path().join("supervisor");
     std::os::unix::fs::symlink(settings().supervisor, &supervisor).unwrap();
     let named = supervisor.to_str().unwrap().to_owned();
-    let bench = Arc::new(Bench::with(Settings { supervisor, ..settings() }));
+    (Bench::with(Settings { supervisor, timeout, ..settings() }), named)
+}
+
+/// The process that was started with this argument, and not a copy of it.
+fn fork_server(named: &str) -> Option<rustix::process::Pid> {
+    let ours = |process: &i32| parent_of(*process).cast_unsigned() == std::process::id();
+    rustix::process::Pid::from_raw(processes_with(named).into_iter().find(ours)?)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fork_server_that_is_stopped_holds_up_one_call() {
+    let place = TempDir::new().unwrap();
+    let (bench, named) = named_bench(&place, Duration::from_millis(500));
+    bench.sandbox.kernel().await;
+    let server = fork_server(&named).unwrap();
+    rustix::process::kill_process(server, rustix::process::Signal::STOP).unwrap();
+    let late = bench.tried("/bin/echo", &["one"], all()).await.unwrap_err();
+    assert!(late.to_string().contains("timed out"), "{late}");
+    assert_eq!(bench.run("/bin/echo", &["two"]).await.stdout.text, "two\n");
+    assert_ne!(fork_server(&named), Some(server));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_fork_server_is_kept_and_may_be_lost() {
+    let place = TempDir::new().unwrap();
+    let (bench, named) = named_bench(&place, settings().timeout);
+    let bench = Arc::new(bench);
     let mut known = None;
     for n in 0..4 {
-        let say = format!("while ! [ -e go{n} ]; do sleep 0.01; done; echo {n}; cat inside.txt");
+        let say = format!("touch on{n}; while ! [ -e go{n} ]; do sleep 0.01; done; echo {n}");
         let running = Arc::clone(&bench);
         let call = tokio::spawn(async move { running.sh(&say).await.stdout.text });
-        let server = loop {
-            let ours = |process: &i32| parent_of(*process).cast_unsigned() == std::process::id();
-            if let [server, _supervisor, ..] = processes_with(&named)[..]
-                && let server = [server].into_iter().find(ours)
-                && server.is_some()
-            {
-                break server;
-            }
+        while !bench.workspace().join(format!("on{n}")).exists() {
             tokio::time::sleep(Duration::from_millis(5)).await;
-        };
+        }
         // Calls go on without it, and the next one starts another.
+        let server = fork_server(&named);
         let is_lost = n % 2 == 1;
         assert_eq!(is_lost, known == server, "call {n}");
         known = server;
         if is_lost {
-            let server = rustix::process::Pid::from_raw(server.unwrap()).unwrap();
-            rustix::process::kill_process(server, rustix::process::Signal::KILL).unwrap();
+            let signal = rustix::process::Signal::KILL;
+            rustix::process::kill_process(server.unwrap(), signal).unwrap();
         }
         fs::write(bench.workspace().join(format!("go{n}")), "").unwrap();
-        assert_eq!(call.await.unwrap(), format!("{n}\ninside\n"));
+        assert_eq!(call.await.unwrap(), format!("{n}\n"));
     }
     drop(bench);
     until_none(&named, "the fork server").await;

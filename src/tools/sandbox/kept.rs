@@ -88,7 +88,7 @@ impl Sandbox {
         let listener = match &way_out {
             Some(_) => tokio::time::timeout(GRACE, started.listener())
                 .await
-                .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??,
+                .map_err(|_| self.supervisors.late())??,
             None => None,
         };
         let serving = listener.zip(way_out).map(|(listener, way_out)| way_out(listener));

@@ -241,9 +241,8 @@ impl Sandbox {
             let started = self.supervisors.start(workspace, &plan, None).await?;
             started.holding(held).ended(&plan, most, way_out, each_line).await
         };
-        let (report, stdout, stderr) = tokio::time::timeout(timeout + GRACE, supervised)
-            .await
-            .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+        let ended = tokio::time::timeout(timeout + GRACE, supervised).await;
+        let (report, stdout, stderr) = ended.map_err(|_| self.supervisors.late())??;
         if let Some(failure) = report.failure {
             return Err(SandboxError::NotStarted(failure));
         }

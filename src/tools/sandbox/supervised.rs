@@ -62,6 +62,13 @@ impl Supervisors {
         Ok(started)
     }
 
+    /// The error of a supervisor that did not answer in time. Its fork server may have been stopped,
+    /// where the sandbox does not keep programs from that: the next call starts another one.
+    pub(super) fn late(&self) -> io::Error {
+        self.server.lock().take();
+        io::ErrorKind::TimedOut.into()
+    }
+
     fn server(&self) -> io::Result<Arc<ForkServer>> {
         let mut place = self.server.lock();
         if let Some(server) = &*place {
@@ -107,6 +114,7 @@ impl ForkServer {
             .current_dir("/")
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
+            .kill_on_drop(true) // a process that was stopped does not see the end of its socket
             .spawn()?;
         let socket = UnixStream::from_std(ours)?;
         Ok(Self { socket, used: Mutex::new(Instant::now()), _process: process })

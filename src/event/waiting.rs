@@ -136,6 +136,10 @@ pub struct Resolved {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub decided_at: Option<DateTime<Utc>>,
+    /// How long the child run was under way that the call waited for, without its own waits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub child_duration_ms: Option<u64>,
 }
 
 /// An answer to a parked run.

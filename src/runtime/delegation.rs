@@ -144,6 +144,18 @@ impl StartRun for Children {
     }
 }
 
+/// Why a child run was not started, for the model.
+fn not_started(id: Uuid, agent: &str, error: StartError) -> ChildFailed {
+    match error {
+        StartError::InvalidInputs(errors) => invalid_inputs(agent, &errors),
+        StartError::PromptInjection(error) => invalid_inputs(agent, &[error]),
+        error => {
+            tracing::warn!(run_id = %id, %error, "a child run could not be started");
+            ChildFailed(format!("The agent {agent} could not be started: {error}."))
+        }
+    }
+}
+
 /// Whether a run ended because of the budget that it shared with its parent.
 fn is_over_shared_budget(code: &str, context: &Value) -> bool {
     TerminationReason::BudgetExceeded.code() == Some(code) && context["shared"] == true
@@ -359,18 +371,15 @@ impl Runtime {
                 {
                     tokio::time::sleep(LOOK).await;
                 }
-                Err(StartError::InvalidInputs(errors)) => {
-                    return Err(invalid_inputs(&call.agent, &errors));
-                }
-                Err(StartError::PromptInjection(error)) => {
-                    return Err(invalid_inputs(&call.agent, &[error]));
-                }
                 Err(error) => {
-                    tracing::warn!(run_id = %id, %error, "a child run could not be started");
-                    return Err(ChildFailed(format!(
-                        "The agent {} could not be started: {error}.",
-                        call.agent
-                    )));
+                    match self.inner.store.run(&parent.identity.caller.tenant, id).await {
+                        // Its agent was changed or removed since.
+                        Ok(Some(_)) => return Ok(None),
+                        Err(error) if error.is_transient() && !given_up.is_cancelled() => {
+                            tokio::time::sleep(LOOK).await;
+                        }
+                        _ => return Err(not_started(id, &call.agent, error)),
+                    }
                 }
             }
         }

@@ -26,11 +26,12 @@ use super::workspaces::OpenError;
 use crate::agents::prompt::ActiveSkill;
 use crate::clock;
 use crate::engine::{Disposal, Entry, FoldError, Plan, Rules, State, Stopped};
-use crate::event::{AuditRecord, Event, LabelCause, LabelsChanged, RunEvent};
+use crate::event::{AuditRecord, Event, LabelCause, LabelsChanged, Resolution, RunEvent};
 use crate::run::{Caller, Overrides, RunOrigin};
 use crate::store::writer::AppendError;
 use crate::store::{
-    ClaimedRun, DefinitionSnapshot, GivenBack, NewRun, QueuePlace, RunRecord, StoreError,
+    ApprovalRecord, ClaimedRun, DefinitionSnapshot, GivenBack, NewRun, QueuePlace, RunRecord,
+    StoreError,
 };
 use crate::tools::results::lost;
 
@@ -249,7 +250,10 @@ impl Runtime {
         if recovered.state.waiting().next().is_some() {
             for answer in self.answers_to(row, &recovered.state).await? {
                 recovered.audit.extend(expiry(&answer));
-                if let Some(resolved) = answer.resolved() {
+                if let Some(mut resolved) = answer.resolved() {
+                    if resolved.resolution == Resolution::ChildEnded {
+                        resolved.child_duration_ms = self.duration_of_child(row, &answer).await?;
+                    }
                     let before = recovered.state.labels();
                     recovered.record(RunEvent::ApprovalResolved(resolved))?;
                     let labels = recovered.state.labels();
@@ -269,6 +273,17 @@ impl Runtime {
             recovered.record(RunEvent::RunCancelRequested { reason })?;
         }
         Ok(())
+    }
+
+    /// How long the child run was under way that a call waited for; nothing where it is gone.
+    async fn duration_of_child(
+        &self,
+        parent: &RunRecord,
+        answer: &ApprovalRecord,
+    ) -> Result<Option<u64>, StoreError> {
+        let Some(child) = answer.child_run_id else { return Ok(None) };
+        let child = self.inner.store.run(&parent.tenant, child).await?;
+        Ok(child.and_then(|child| u64::try_from(child.active().num_milliseconds()).ok()))
     }
 
     fn free_slot(&self, was_begun: bool) -> Option<RunSlot> {

@@ -87,6 +87,7 @@ impl ApprovalRecord {
             decided_by: self.decided_by.clone(),
             reason: self.decision_reason.clone(),
             decided_at: self.decided_at,
+            child_duration_ms: None,
         })
     }
 }

@@ -25,6 +25,7 @@ use super::tables::{
 };
 use super::{ApprovalStatus, FORMAT, NewRun, RunWrite, SessionPlace, StoreError};
 use crate::bounds::json;
+use crate::clock;
 use crate::clock::beginning;
 use crate::event::{
     AuditRecord, Awaited, CallFailure, Event, ModelResponded, Resolved, RunEvent, WaitKind,
@@ -132,6 +133,14 @@ impl RunRecord {
     /// The number of the newest event.
     pub fn last_seq(&self) -> i64 {
         self.next_seq - 1
+    }
+
+    /// How long it has been under way, without the time in which it waited.
+    pub fn active(&self) -> TimeDelta {
+        let until = self.waiting_since.or(self.finished_at).unwrap_or_else(clock::now);
+        let waited = TimeDelta::milliseconds(self.waited_ms);
+        let active = self.started_at.map(|start| until - start - waited);
+        active.unwrap_or_default().max(TimeDelta::zero())
     }
 
     /// What the run has consumed, as far as its row says.

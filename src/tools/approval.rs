@@ -30,6 +30,21 @@ pub struct Granted<'a> {
     pub actions: &'a [Action],
 }
 
+/// What was decided on a call before it is prepared.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Decided<'a> {
+    pub approval: Option<Granted<'a>>,
+    /// Whether it was started, and is made again: its arguments were checked and it was let pass by
+    /// what was declared then.
+    pub was_started: bool,
+}
+
+impl<'a> From<Option<Granted<'a>>> for Decided<'a> {
+    fn from(approval: Option<Granted<'a>>) -> Self {
+        Self { approval, was_started: false }
+    }
+}
+
 impl Granted<'_> {
     /// Why the approval does not hold any more, as a sentence for the person who is asked again.
     pub(super) fn lapsed(&self, tool_hash: Option<&str>, labels: Labels) -> Option<String> {

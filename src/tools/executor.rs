@@ -13,7 +13,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::approval::{Escalated, Granted};
+use super::approval::{Decided, Escalated};
 use super::arguments;
 use super::audit_arguments::shown;
 pub use super::call_options::CallOptions;
@@ -40,6 +40,8 @@ use crate::run::{Consumption, Delegation, Effect, Labels};
 
 /// The wait before a failed call is repeated; it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// Who approves a call that is made again.
+const EARLIER_DECISION: &str = "the decision with which it was started";
 /// What allows a call that no rule names: the tool was offered.
 const LISTED: &str = "tools";
 /// The longest such wait.
@@ -101,6 +103,7 @@ struct Asked<'a> {
     scope: &'a RunScope,
     offered: &'a Offered,
     has_network: bool,
+    was_started: bool,
 }
 
 /// What a call would do with its arguments.
@@ -131,14 +134,18 @@ impl Asked<'_> {
         ToolContext { has_network: self.has_network, ..context }
     }
 
+    /// Whether arguments match the tool's schema, which may be another one than when the call was
+    /// started.
+    fn check(&self, arguments: &Value) -> Result<(), String> {
+        if self.was_started { Ok(()) } else { arguments::check(&self.offered.arguments, arguments) }
+    }
+
     /// The arguments that match the tool's schema, or the call's result.
     fn arguments(&self, edited: Option<&Value>) -> Result<Value, Box<Finished>> {
-        let Self { call, offered, .. } = self;
+        let call = self.call;
         let arguments =
             edited.map_or_else(|| arguments::parse(&call.arguments), |edited| Ok(edited.clone()));
-        let checked = arguments.and_then(|arguments| {
-            arguments::check(&offered.arguments, &arguments).map(|()| arguments)
-        });
+        let checked = arguments.and_then(|arguments| self.check(&arguments).map(|()| arguments));
         checked.map_err(|message| Box::new(refused(call, CallFailure::InvalidArguments, &message)))
     }
 
@@ -151,7 +158,7 @@ impl Asked<'_> {
     ) -> Result<Considered, Unprepared> {
         let Self { call, scope, offered, .. } = self;
         if let Some(place) = changed_by {
-            arguments::check(&offered.arguments, arguments).map_err(|message| {
+            self.check(arguments).map_err(|message| {
                 let message = format!("Interceptor {place} changed the arguments. {message}");
                 refused(call, CallFailure::InvalidArguments, &message)
             })?;
@@ -289,7 +296,8 @@ impl Executor {
     }
 
     /// Takes a call up to the point where it may be executed, or answers it. An approval replaces
-    /// the question for one, and no other check.
+    /// the question for one, and no other check; of a call that was started only the rules are asked
+    /// again, and nobody for an approval.
     ///
     /// # Errors
     /// [`FatalToolError`] where the tool cannot even look at what the call would do.
@@ -298,17 +306,19 @@ impl Executor {
         call: &ToolCall,
         slot: Slot,
         scope: &RunScope,
-        approval: Option<Granted<'_>>,
+        decided: impl Into<Decided<'_>>,
     ) -> Result<Prepared, FatalToolError> {
+        let Decided { approval, was_started } = decided.into();
         let offered = self.offered(&call.name, scope);
         let Some((index, offered)) = offered else {
             return Ok(Prepared::Answered(self.unknown(call)));
         };
-        let lapsed = approval.and_then(|it| it.lapsed(Some(&offered.hash), scope.labels));
+        let may_lapse = approval.filter(|_| !was_started);
+        let lapsed = may_lapse.and_then(|it| it.lapsed(Some(&offered.hash), scope.labels));
         let approval = approval.filter(|_| lapsed.is_none());
         let edited = approval.and_then(|granted| granted.arguments);
         let has_network = self.gate.has_network();
-        let asked = Asked { call, slot, scope, offered, has_network };
+        let asked = Asked { call, slot, scope, offered, has_network, was_started };
         let arguments = match asked.arguments(edited) {
             Ok(arguments) => arguments,
             Err(finished) => return Ok(Prepared::Answered(*finished)),
@@ -319,7 +329,7 @@ impl Executor {
             Err(Unprepared::Fatal(error)) => return Err(error),
         };
         let Considered { canonical, context, actions } = considered;
-        let lapsed = lapsed.or_else(|| approval.and_then(|it| it.outgrown_by(&actions)));
+        let lapsed = lapsed.or_else(|| may_lapse.and_then(|it| it.outgrown_by(&actions)));
         let approval = approval.filter(|_| lapsed.is_none());
         let (tool, options) = (&offered.tool, &offered.options);
         let declared = tool.info().effect;
@@ -329,6 +339,7 @@ impl Executor {
         let actions: Arc<[Action]> = actions.into();
         let judged = Action::recorded(&actions);
         let approved_by = approval.map(|granted| granted.by);
+        let approved_by = approved_by.or(was_started.then_some(EARLIER_DECISION));
         let question = Call {
             tool: &call.name,
             effect: declared,

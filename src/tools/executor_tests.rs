@@ -11,6 +11,7 @@ use async_trait::async_trait;
 use serde_json::json;
 use uuid::Uuid;
 
+use super::super::approval::Granted;
 use super::*;
 use crate::event::{ApprovalBasis, AuditRecord, Circumstances, RunEvent, ToolCallBlocked};
 use crate::governance::{Action, ActionKind, Permit, Policy, ToolPolicy, ToolRule};

@@ -293,6 +293,7 @@ impl Bench {
             };
             let decided_by = Some("tester".to_owned());
             self.record(RunEvent::ApprovalResolved(Resolved {
+                child_duration_ms: None,
                 decided_at: None,
                 call_id,
                 kind,

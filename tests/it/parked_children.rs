@@ -5,7 +5,9 @@
 //! |---|---|
 //! | depth, pending, approvals list | `a_tree_parks_and_goes_on_from_its_leaf` |
 //! | workers, queue | `parked_trees_leave_the_workers_to_others` |
-//! | time limits | `the_wait_of_a_child_costs_no_run_its_time` |
+//! | time limits | `the_wait_of_a_child_costs_no_run_its_time`, `the_work_of_a_child_after_its_wait_is_its_parents_time` |
+//! | a changed agent, schema, description | `a_changed_agent_does_not_undo_a_call` |
+//! | limits of calls, rates | `a_call_that_is_made_again_is_counted_once` |
 //! | cancel, void approvals | `cancelling_a_parked_tree_ends_all_of_it` |
 //! | crash, restart | `a_parked_tree_survives_crashes` |
 //! | child cancelled, denied | `an_end_without_output_is_told_to_the_parent` |
@@ -26,6 +28,9 @@ on_both_stores! {
     a_tree_parks_and_goes_on_from_its_leaf,
     parked_trees_leave_the_workers_to_others,
     the_wait_of_a_child_costs_no_run_its_time,
+    the_work_of_a_child_after_its_wait_is_its_parents_time,
+    a_changed_agent_does_not_undo_a_call,
+    a_call_that_is_made_again_is_counted_once,
     cancelling_a_parked_tree_ends_all_of_it,
     a_parked_tree_survives_crashes,
     an_end_without_output_is_told_to_the_parent,
@@ -169,6 +174,72 @@ async fn the_wait_of_a_child_costs_no_run_its_time(db: Db) {
     assert_eq!(settle(&service, &waiting, "approve").await.status, 200);
     let boss = ended(&service, &run).await;
     assert_eq!(boss["status"], "completed", "{boss:#}");
+}
+
+async fn the_work_of_a_child_after_its_wait_is_its_parents_time(db: Db) {
+    let works = WRITES.replace("text: 'written", "delay_ms: 700\n    text: 'written");
+    let service = tree().scenario("writer", &works).start(db).await;
+    let run = service.enqueue("boss").await;
+    let waiting = parked(&service, &run).await;
+    assert_eq!(settle(&service, &waiting, "approve").await.status, 200);
+    let boss = ended(&service, &run).await;
+    let seconds = boss["budget"]["used"]["duration_seconds"].as_f64().unwrap();
+    assert!(seconds >= 0.7, "{boss:#}");
+}
+
+async fn a_changed_agent_does_not_undo_a_call(db: Db) {
+    let told = WRITER.replace("instructions", "description: Writes otherwise.\ninstructions");
+    let needs = format!("{WRITER}inputs: {{required: [title]}}\n");
+    for changed in [None, Some(needs), Some(told)] {
+        let boss = delegating("boss", "agent:writer")
+            + "governance: {tool_policies: {'agent:writer': ask}}\n";
+        let setup = tree().agent("boss", &boss).scenario("boss", &delegates("agent:writer"));
+        let mut service = setup.start(db).await;
+        let run = service.enqueue("boss").await;
+        let waiting = parked(&service, &run).await; // for the call of the writer
+        assert_eq!(settle(&service, &waiting, "approve").await.status, 200);
+        let of_child = |run: &Value| run["pending"][0]["tool"] == "file_ops";
+        let waiting = service.until(&run, of_child).await;
+        service.kill().await;
+        let file = service.dir.path().join("agents/writer.yaml");
+        match &changed {
+            None => std::fs::remove_file(&file).unwrap(),
+            Some(text) => std::fs::write(&file, format!("name: writer\n{text}")).unwrap(),
+        }
+        service.restart().await;
+        assert_eq!(settle(&service, &waiting, "approve").await.status, 200);
+        let boss = ended(&service, &run).await;
+        assert_eq!(boss["output"]["result"], "told: written: Appen", "{changed:?}: {boss:#}");
+        let calls = service.get(&format!("{run}/tool-calls")).await.body;
+        assert!(calls["data"][0]["child_run_id"].is_string(), "{calls:#}");
+    }
+}
+
+async fn a_call_that_is_made_again_is_counted_once(db: Db) {
+    for (limits, crashes) in [
+        ("governance: {budget: {max_tool_calls: 2}}", false),
+        ("governance: {budget: {max_tool_calls: 2}}", true),
+        ("tool_options: {'agent:writer': {rate_limit_per_minute: 1}}", false),
+        ("tool_options: {'agent:writer': {rate_limit_per_minute: 1}}", true),
+    ] {
+        let boss = format!("{}{limits}\n", delegating("boss", "agent:writer"));
+        let works = WRITES.replace("text: 'written", "delay_ms: 1500\n    text: 'written");
+        let setup = tree().agent("boss", &boss).scenario("boss", &delegates("agent:writer"));
+        let setup = if crashes { setup.scenario("writer", &works) } else { setup };
+        let mut service = setup.config("[runtime]\nlease = \"2s\"").start(db).await;
+        let run = service.enqueue("boss").await;
+        let waiting = parked(&service, &run).await;
+        assert_eq!(settle(&service, &waiting, "approve").await.status, 200);
+        if crashes {
+            service.until(&run, |run| run["status"] == "running").await;
+            service.kill().await;
+            service.restart().await;
+        }
+        let boss = ended(&service, &run).await;
+        let told = &boss["output"]["result"];
+        assert_eq!(told, "told: written: Appen", "{limits} {crashes}: {boss:#}");
+        assert_eq!(boss["budget"]["tree"]["tool_calls"], 2, "{boss:#}");
+    }
 }
 
 async fn cancelling_a_parked_tree_ends_all_of_it(db: Db) {

@@ -131,8 +131,10 @@ impl Run {
                 break;
             }
             let next = self.admitted(&pending, next).await?;
-            let next = next.beyond(self.state.counted(pending.call.id));
-            match self.reserve_tool_call(next.consumes()).await? {
+            let counted = self.state.counted(pending.call.id);
+            let is_new = counted.is_none();
+            let next = next.beyond(counted);
+            match self.reserve_tool_call(is_new, next.consumes()).await? {
                 Some(events) if group.is_empty() => return Ok(self.record_all(events)?),
                 Some(_) => break,
                 None => {}
@@ -202,14 +204,15 @@ impl Run {
         Ok(self.admission.admit(tool, own).await?)
     }
 
-    /// The next step, unless the caller's calls are too many in this minute. What the call was judged
-    /// by is noted.
+    /// The next step, unless the caller's calls are too many in this minute, of which one that is made
+    /// again was counted before. What the call was judged by is noted.
     async fn admitted(
         &mut self,
         pending: &PendingCall,
         next: NextStep,
     ) -> Result<NextStep, Stopped> {
-        let Admitted { refused, rate } = if next.is_judged() {
+        let is_counted = self.state.counted(pending.call.id).is_some();
+        let Admitted { refused, rate } = if next.is_judged() && !is_counted {
             self.admission_of(&pending.call.name).await?
         } else {
             Admitted::default()
@@ -242,7 +245,7 @@ impl Run {
             biased;
             () = self.control.token.cancelled() => return None,
             () = until(deadline) => return None,
-            prepared = self.executor.prepare(&pending.call, pending.slot(), &self.scope, pending.granted()) => prepared,
+            prepared = self.executor.prepare(&pending.call, pending.slot(), &self.scope, pending.decided()) => prepared,
         };
         Some(Ok(match prepared {
             Ok(Prepared::Answered(finished)) => NextStep::Answered(Ok(finished)),

@@ -121,13 +121,15 @@ impl Run {
             .map(|output| u32::try_from(output).unwrap_or(u32::MAX))
     }
 
-    /// Reserves a tool call and what it takes. Where that is refused: what it means.
+    /// Reserves a tool call, unless it was counted before, and what it takes. Where that is refused:
+    /// what it means.
     pub(super) async fn reserve_tool_call(
         &mut self,
+        is_new: bool,
         consumes: &Consumption,
     ) -> Result<Option<Vec<RunEvent>>, Stopped> {
         let wanted = Amounts {
-            tool_calls: 1,
+            tool_calls: is_new.into(),
             files: self.state.new_files(consumes),
             lines: consumes.lines_changed,
             requests: consumes.network_requests,

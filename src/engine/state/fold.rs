@@ -88,7 +88,7 @@ impl State {
                 self.iteration = given.iteration;
                 self.phase = Phase::Acting(OpenTurn::of(given.message.clone()));
             }
-            RunEvent::ToolCallStarted(call) => self.dispatched(call, misplaced)?,
+            RunEvent::ToolCallStarted(call) => self.dispatched(call, event.at, misplaced)?,
             RunEvent::ToolCallCompleted(call) => {
                 self.count(call.call_id, &call.content, call.failure);
                 self.keep(call);
@@ -217,8 +217,10 @@ impl State {
     fn dispatched(
         &mut self,
         call: &ToolCallStarted,
+        at: DateTime<Utc>,
         misplaced: FoldError,
     ) -> Result<(), FoldError> {
+        let active = self.active_ms(at);
         if call.effect != Effect::Read {
             self.cache.clear();
         }
@@ -227,6 +229,7 @@ impl State {
         let turn = self.turn(misplaced)?;
         turn.dispatched.insert(call.call_id, dispatched);
         turn.counted.entry(call.call_id).or_default().add(&call.consumes);
+        turn.begun_after.entry(call.call_id).or_insert(active);
         Ok(())
     }
 
@@ -259,8 +262,14 @@ impl State {
         {
             self.cache.clear(); // what is read again labels the run again
         }
+        if let Some(duration) = resolved.child_duration_ms {
+            self.child_was_under_way(resolved.call_id, duration, at);
+        }
         let turn = self.turn(misplaced)?;
         turn.dispatched.remove(&resolved.call_id);
+        if resolved.resolution == Resolution::ChildEnded {
+            turn.children_ended.insert(resolved.call_id);
+        }
         let earlier = turn.resolved.get(&resolved.call_id);
         let was_approved = earlier.map(|earlier| &earlier.resolved.resolution);
         let is_repeated = matches!(was_approved, Some(Resolution::Approved { .. }));
@@ -275,6 +284,16 @@ impl State {
             turn.resolved.insert(resolved.call_id, answer); // else its approval still holds
         }
         Ok(())
+    }
+
+    /// A run is under way for as long as a child of its call is: what the child worked while this run
+    /// was parked is not waited.
+    fn child_was_under_way(&mut self, call_id: Uuid, duration_ms: u64, now: DateTime<Utc>) {
+        let Phase::Acting(turn) = &self.phase else { return };
+        let Some(begun) = turn.begun_after.get(&call_id) else { return };
+        let counted = self.active_ms(now) - begun;
+        let duration = i64::try_from(duration_ms).unwrap_or(i64::MAX);
+        self.totals.waited_ms -= duration.saturating_sub(counted).max(0);
     }
 
     fn turn(&mut self, misplaced: FoldError) -> Result<&mut OpenTurn, FoldError> {

@@ -352,9 +352,8 @@ impl State {
         let mut used = below.consumption.clone();
         used.add(&totals.consumption);
         let cost = usage.cost_micro_usd.or_else(|| (usage.total_tokens() == 0).then_some(0));
-        let waited = u64::try_from(totals.waited_ms).unwrap_or(0);
         #[expect(clippy::cast_precision_loss, reason = "a run is not that long")]
-        let elapsed = self.elapsed_ms(now).saturating_sub(waited) as f64 / 1000.0;
+        let elapsed = self.active_ms(now).max(0) as f64 / 1000.0;
         json!({
             "usage": {
                 "input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens,

@@ -39,7 +39,7 @@ use crate::providers::ToolChoice;
 use crate::run::{
     Action, Consumption, Effect, GivenCall, Labels, OnUnknownOutcome, RunStatus, Totals,
 };
-use crate::tools::approval::Granted;
+use crate::tools::approval::{Decided, Granted};
 use crate::tools::executor::Slot;
 
 use crashes::Blame;
@@ -89,12 +89,19 @@ pub struct PendingCall {
     pub index: u32,
     /// The approval, where it was asked for.
     pub approval: Option<Approval>,
+    /// Whether it was started before, and is made again after a crash or after the wait of its child.
+    pub was_started: bool,
 }
 
 impl PendingCall {
     /// Where in the run it stands.
     pub fn slot(&self) -> Slot {
         Slot { attempt: self.attempt, iteration: self.iteration, index: self.index }
+    }
+
+    /// What was decided on it before, for those who execute it.
+    pub fn decided(&self) -> Decided<'_> {
+        Decided { approval: self.granted(), was_started: self.was_started }
     }
 
     /// The approval, for those who execute it.
@@ -166,10 +173,16 @@ struct OpenTurn {
     dispatched: BTreeMap<Uuid, Dispatched>,
     /// What was counted for each call that was dispatched.
     counted: BTreeMap<Uuid, Consumption>,
+    /// How long the run had been under way when each call was first dispatched, in milliseconds.
+    #[serde(default)]
+    begun_after: BTreeMap<Uuid, i64>,
     /// Whether a call was blocked.
     is_blocked: bool,
     /// What became of calls that were waited for.
     resolved: BTreeMap<Uuid, Answered>,
+    /// Calls whose child run was waited for, and has ended.
+    #[serde(default)]
+    children_ended: BTreeSet<Uuid>,
     proposal: Option<Proposal>,
 }
 
@@ -183,8 +196,10 @@ impl OpenTurn {
             answers: BTreeMap::new(),
             dispatched: BTreeMap::new(),
             counted: BTreeMap::new(),
+            begun_after: BTreeMap::new(),
             is_blocked: false,
             resolved: BTreeMap::new(),
+            children_ended: BTreeSet::new(),
             proposal: None,
         }
     }
@@ -197,6 +212,11 @@ impl OpenTurn {
     fn was_dispatched(&self, call_id: Uuid) -> bool {
         let effect = self.dispatched.get(&call_id).map(|call| call.effect);
         effect.is_some_and(|effect| effect != Effect::Read) && !self.answers.contains_key(&call_id)
+    }
+
+    /// Whether the call is under way, or was until its child had to wait.
+    fn was_started(&self, call_id: Uuid) -> bool {
+        self.dispatched.contains_key(&call_id) || self.children_ended.contains(&call_id)
     }
 
     fn is_answered(&self, call: &ToolCall) -> bool {
@@ -476,6 +496,13 @@ impl State {
             .checked_add_signed(waited)
     }
 
+    /// Milliseconds from the start, without those in which it waited.
+    fn active_ms(&self, now: DateTime<Utc>) -> i64 {
+        let until = self.totals.waiting_since.unwrap_or(now);
+        let since = self.started_at.map_or(0, |start| (until - start).num_milliseconds());
+        since - self.totals.waited_ms
+    }
+
     /// Milliseconds from the start.
     pub fn elapsed_ms(&self, now: DateTime<Utc>) -> u64 {
         self.started_at
@@ -499,6 +526,7 @@ impl State {
             iteration: self.iteration,
             index: u32::try_from(index).unwrap_or(u32::MAX),
             approval,
+            was_started: matches!(&self.phase, Phase::Acting(turn) if turn.was_started(call.id)),
         }
     }
 

@@ -65,9 +65,7 @@ impl State {
 
     /// Whether this call is repeated because the child run that it waited for has ended.
     pub fn child_has_ended(&self, call_id: Uuid) -> bool {
-        let Phase::Acting(turn) = &self.phase else { return false };
-        let resolved = turn.resolved.get(&call_id);
-        resolved.is_some_and(|answer| answer.resolved.resolution == Resolution::ChildEnded)
+        matches!(&self.phase, Phase::Acting(turn) if turn.children_ended.contains(&call_id))
     }
 
     /// An open call, as it will be looked at once what it waits for is there.

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use axum::Json;
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -16,7 +16,6 @@ use uuid::Uuid;
 use super::redacted;
 use super::webhooks::CallbackError;
 use crate::agents::Definition;
-use crate::clock;
 use crate::event::WaitKind;
 use crate::http::document::vocabulary::{PendingKind, RunInputs, RunMetadata};
 use crate::http::edge::problem::Problem;
@@ -450,11 +449,7 @@ impl From<ApprovalRecord> for Pending {
 
 impl From<&RunRecord> for BudgetUsed {
     fn from(record: &RunRecord) -> Self {
-        let until = record.waiting_since.or(record.finished_at).unwrap_or_else(clock::now);
-        let waited = TimeDelta::milliseconds(record.waited_ms);
-        let seconds = record
-            .started_at
-            .map_or(0.0, |start| (until - start - waited).as_seconds_f64().max(0.0));
+        let seconds = record.active().as_seconds_f64();
         Self {
             iterations: record.iterations,
             duration_seconds: (seconds * 1000.0).round() / 1000.0,

@@ -19,7 +19,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore};
 use url::Url;
 
-use super::messages::{self, Failure, Heard, MAX_MESSAGE, PATIENCE};
+use super::messages::{self, Failure, Heard, INITIALIZE, MAX_MESSAGE, PATIENCE};
 use super::reading;
 use crate::bounds::address;
 use crate::bounds::frames::{Framing, Splitter};
@@ -36,6 +36,8 @@ const DEADLINE: Duration = Duration::from_mins(10);
 const MAX_CALLS: usize = 32;
 /// Questions of the server's that are answered in one stream.
 const MAX_REPLIES: usize = 8;
+/// Why a request of a session came to nothing that the server does not know any more.
+const SESSION_ENDED: &str = "it answers 404: the session has ended";
 /// Bytes of a refusal that are told.
 const MAX_TOLD: usize = 200;
 
@@ -52,6 +54,8 @@ struct Shared {
     addresses: AddressPolicy,
     next: AtomicU64,
     session: Mutex<Session>,
+    /// Held by who begins a new session.
+    renewing: tokio::sync::Mutex<()>,
     places: Semaphore,
     list_changed: Arc<Notify>,
     /// The server does not know us any more, or does not answer.
@@ -69,7 +73,10 @@ struct Stream {
     splitter: Splitter,
     id: u64,
     answer: Option<Result<Value, messages::Fault>>,
+    /// To questions of the server's, which it waits for.
     replies: Vec<String>,
+    /// How many replies there have been.
+    replied: usize,
     list_changed: bool,
     /// Why it is not read further.
     broken: Option<String>,
@@ -109,9 +116,8 @@ impl Stream {
                     return true;
                 }
                 Ok(Heard::ListChanged) => self.list_changed = true,
-                Ok(Heard::Ping(reply) | Heard::Refused(reply))
-                    if self.replies.len() < MAX_REPLIES =>
-                {
+                Ok(Heard::Ping(reply) | Heard::Refused(reply)) if self.replied < MAX_REPLIES => {
+                    self.replied += 1;
                     self.replies.push(reply);
                 }
                 Ok(_) => {}
@@ -140,30 +146,60 @@ impl Address {
             addresses: AddressPolicy::any(),
             next: AtomicU64::new(1),
             session: Mutex::default(),
+            renewing: tokio::sync::Mutex::default(),
             places: Semaphore::new(MAX_CALLS),
             list_changed,
             lost,
         }))
     }
 
-    /// From now on the two speak this version.
-    pub(super) fn speaks(&self, version: &'static str) {
-        self.0.session.lock().version = Some(HeaderValue::from_static(version));
-    }
-
-    pub(super) async fn ask(
-        &self,
-        method: &'static str,
-        params: &Value,
-        requests: &Requests,
-    ) -> Answer {
+    pub(super) async fn ask(&self, method: &str, params: &Value, requests: &Requests) -> Answer {
         let closed = |_| Failure::NotSent("the service is closing".to_owned());
         let _place = self.0.places.acquire().await.map_err(closed)?;
+        let session = self.session();
+        match self.asked(method, params, requests).await {
+            Err(Failure::NotSent(why)) if why == SESSION_ENDED => {
+                self.begin_another(session).await?;
+                self.asked(method, params, requests).await
+            }
+            answer => answer,
+        }
+    }
+
+    async fn asked(&self, method: &str, params: &Value, requests: &Requests) -> Answer {
         let id = self.0.next.fetch_add(1, Ordering::Relaxed);
-        let mut asked = Asked { address: self.clone(), id, is_open: method != "initialize" };
+        let mut asked = Asked { address: self.clone(), id, is_open: method != INITIALIZE };
         let answer = self.posted(messages::request(id, method, params), id, requests).await;
         asked.is_open = false;
         answer
+    }
+
+    fn session(&self) -> Option<HeaderValue> {
+        self.0.session.lock().name.clone()
+    }
+
+    /// Begins a session in the place of one that has ended, unless that was done meanwhile.
+    async fn begin_another(&self, ended: Option<HeaderValue>) -> Result<(), Failure> {
+        let _renewing = self.0.renewing.lock().await;
+        if self.session() != ended {
+            return Ok(());
+        }
+        *self.0.session.lock() = Session::default();
+        let (params, unpaid) = (messages::introduction(), Requests::default());
+        let introduced = tokio::time::timeout(PATIENCE, self.asked(INITIALIZE, &params, &unpaid));
+        let introduced = introduced.await.map_err(|_| Failure::NotSent(SESSION_ENDED.into()))??;
+        self.introduced(&introduced).await.map_err(Failure::NotSent)
+    }
+
+    /// Settles what the server said first.
+    ///
+    /// # Errors
+    /// Why the two do not understand one another: a phrase.
+    pub(super) async fn introduced(&self, said: &Value) -> Result<(), String> {
+        let version = HeaderValue::from_static(messages::version_in(said)?);
+        self.0.session.lock().version = Some(version);
+        self.tell(messages::initialized()).await;
+        Ok(())
     }
 
     /// Says something that is not answered.
@@ -179,18 +215,22 @@ impl Address {
             id,
             answer: None,
             replies: Vec::new(),
+            replied: 0,
             list_changed: false,
             broken: None,
         };
-        let mut enough =
-            |headers: &HeaderMap, bytes: &[u8]| is_stream(headers) && stream.takes(bytes);
+        let mut enough = |headers: &HeaderMap, bytes: &[u8]| {
+            let is_enough = is_stream(headers) && stream.takes(bytes);
+            for reply in stream.replies.drain(..) {
+                let address = self.clone();
+                tokio::spawn(async move { address.tell(reply).await });
+            }
+            is_enough
+        };
+        let session = self.session();
         let sent = self.send(message, requests, &mut enough).await;
         if stream.list_changed {
             self.0.list_changed.notify_one();
-        }
-        for reply in std::mem::take(&mut stream.replies) {
-            let address = self.clone();
-            tokio::spawn(async move { address.tell(reply).await });
         }
         let answer = match sent {
             Ok(answer) => answer,
@@ -200,6 +240,9 @@ impl Address {
                 return Err(if was_sent { Failure::Lost(why) } else { Failure::NotSent(why) });
             }
         };
+        if answer.status == StatusCode::NOT_FOUND && session.is_some() {
+            return Err(Failure::NotSent(SESSION_ENDED.to_owned()));
+        }
         if !answer.status.is_success() {
             let failure = refusal(answer.status, &answer.body);
             if matches!(failure, Failure::Lost(_)) {

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::http::Address;
-use super::messages::{self, Failure, PATIENCE};
+use super::messages::{self, Failure, INITIALIZE, PATIENCE};
 use super::pipes::Pipes;
 use crate::tools::requests::Requests;
 
@@ -48,18 +48,16 @@ impl Link {
     /// # Errors
     /// Why that fails: a phrase.
     pub(super) async fn introduce(&self) -> Result<(), String> {
-        let introduced = self.ask_soon("initialize", messages::introduction()).await;
+        let introduced = self.ask_soon(INITIALIZE, messages::introduction()).await;
         let introduced = introduced.map_err(|failure| failure.to_string())?;
-        let version = messages::version_in(&introduced)?;
-        if let Self::Address(address) = self {
-            address.speaks(version);
-        }
-        let ready = messages::notification("notifications/initialized", &Value::Null);
         match self {
-            Self::Pipes(pipes) => pipes.tell(ready),
-            Self::Address(address) => address.tell(ready).await,
+            Self::Pipes(pipes) => {
+                messages::version_in(&introduced)?;
+                pipes.tell(messages::initialized());
+                Ok(())
+            }
+            Self::Address(address) => address.introduced(&introduced).await,
         }
-        Ok(())
     }
 
     /// The entries of the server's list of tools.

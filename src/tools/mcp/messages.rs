@@ -17,6 +17,8 @@ use crate::bounds::text::shortened;
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 /// Versions that are spoken, the preferred one first.
 pub(super) const VERSIONS: [&str; 4] = ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"];
+/// The method that begins a session.
+pub(super) const INITIALIZE: &str = "initialize";
 /// Bytes of one message that is read.
 pub(super) const MAX_MESSAGE: usize = 4 * 1024 * 1024;
 /// Bytes of the id of a request of the server's.
@@ -94,6 +96,11 @@ pub(super) fn notification(method: &str, params: &Value) -> String {
         return json!({"jsonrpc": "2.0", "method": method}).to_string();
     }
     json!({"jsonrpc": "2.0", "method": method, "params": params}).to_string()
+}
+
+/// What follows the answer to [`introduction`].
+pub(super) fn initialized() -> String {
+    notification("notifications/initialized", &Value::Null)
 }
 
 /// The answer to a request is not needed any more.

@@ -141,6 +141,7 @@ fn a_call_that_may_have_taken_effect_is_reviewed_with_what_was_executed() {
     };
     let answer = |call_id, kind, resolution| {
         RunEvent::ApprovalResolved(Resolved {
+            child_duration_ms: None,
             decided_at: None,
             call_id,
             kind,

@@ -106,7 +106,7 @@ CREATE TABLE runs (
 -- A run that simply completes enters three of these: the two lists, and runs_owned while it runs.
 CREATE INDEX runs_listed ON runs (tenant, created_at DESC, id DESC);
 CREATE INDEX runs_by_agent ON runs (tenant, agent, created_at DESC, id DESC);
-CREATE INDEX runs_owned ON runs (owner) WHERE status = 'running';
+CREATE INDEX runs_owned ON runs (owner, tenant) WHERE status = 'running';
 CREATE INDEX runs_by_status ON runs (tenant, status, created_at DESC, id DESC)
     WHERE status IN ('queued', 'awaiting_approval', 'awaiting_tool_results', 'needs_review', 'failed', 'cancelled');
 CREATE INDEX runs_by_reason ON runs (tenant, termination_reason, created_at DESC, id DESC)
@@ -394,6 +394,19 @@ CREATE UNLOGGED TABLE rate_limits (
     at      bigint NOT NULL,
     granted bigint NOT NULL
 ) WITH (fillfactor = 50);
+
+-- Places within the limits of tenants and keys, of runs that begin and are not stored yet: a run that is stored
+-- as running has its place by that.
+CREATE TABLE run_places (
+    id              uuid        PRIMARY KEY,
+    tenant          text        NOT NULL,
+    subject         text        NOT NULL,
+    run_id          uuid        NOT NULL,
+    idempotency_key text,
+    owner           text        NOT NULL,
+    taken_at        timestamptz NOT NULL
+);
+CREATE INDEX run_places_by_tenant ON run_places (tenant);
 
 -- What runs of agents with a memory said and did, in short, for later runs to recall: the event `seq` of a run in words.
 -- `words` splits at punctuation as queries do, so that a path is found by its parts.

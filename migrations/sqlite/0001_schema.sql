@@ -83,7 +83,7 @@ CREATE TABLE runs (
 
 CREATE INDEX runs_listed ON runs (tenant, created_at DESC, id DESC);
 CREATE INDEX runs_by_agent ON runs (tenant, agent, created_at DESC, id DESC);
-CREATE INDEX runs_owned ON runs (owner) WHERE status = 'running';
+CREATE INDEX runs_owned ON runs (owner, tenant) WHERE status = 'running';
 CREATE INDEX runs_by_status ON runs (tenant, status, created_at DESC, id DESC)
     WHERE status IN ('queued', 'awaiting_approval', 'awaiting_tool_results', 'needs_review', 'failed', 'cancelled');
 CREATE INDEX runs_by_reason ON runs (tenant, termination_reason, created_at DESC, id DESC)
@@ -335,6 +335,17 @@ CREATE TABLE rate_limits (
     at      INTEGER NOT NULL,
     granted INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
+
+CREATE TABLE run_places (
+    id              TEXT    PRIMARY KEY NOT NULL,
+    tenant          TEXT    NOT NULL,
+    subject         TEXT    NOT NULL,
+    run_id          TEXT    NOT NULL,
+    idempotency_key TEXT,
+    owner           TEXT    NOT NULL,
+    taken_at        INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE INDEX run_places_by_tenant ON run_places (tenant);
 
 CREATE TABLE observations (
     id         INTEGER PRIMARY KEY,

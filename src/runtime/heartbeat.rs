@@ -95,6 +95,7 @@ impl Runtime {
             return Ok(());
         }
         tracing::error!("this replica was declared dead; its runs were taken over");
+        inner.places.lose_all();
         inner.live.lose_all();
         // What it has claimed since then goes back first: no task drives it any more.
         store.release(&inner.owner).await?;

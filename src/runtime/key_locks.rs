@@ -11,10 +11,10 @@ use tokio::sync::{Mutex as KeyLock, OwnedMutexGuard};
 const FEW: usize = 64;
 
 /// Locks by tenant and idempotency key. There is one while a request has it or waits for it.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct KeyLocks(Mutex<Table>);
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Table {
     by_key: HashMap<(String, String), Weak<KeyLock<()>>>,
     /// At this size, those that nothing holds are taken out.

@@ -155,7 +155,7 @@ struct Inner {
     parents: delegation::Parents,
     rate_limits: Arc<RateLimits>,
     slots: slots::RunSlots,
-    places: places::Places,
+    places: Arc<places::Places>,
     key_locks: key_locks::KeyLocks,
     /// Memory for the conversations of all runs under way.
     room: Arc<Room>,
@@ -189,12 +189,15 @@ impl Runtime {
     ) -> Self {
         let owner: Arc<str> = Uuid::now_v7().to_string().into();
         let (bus, queue) = (Arc::<bus::Bus>::default(), Arc::<queue::Queue>::default());
+        let places = Arc::new(places::Places::new(settings.run_limits, Arc::clone(&queue)));
         let probation = Arc::<probation::Probation>::default();
         let webhooks = Arc::new(WebhookSender::new(Arc::clone(&store), settings.webhooks.clone()));
         let on_durable = {
             let (bus, queue) = (Arc::clone(&bus), Arc::clone(&queue));
             let (probation, webhooks) = (Arc::clone(&probation), Arc::clone(&webhooks));
+            let places = Arc::clone(&places);
             let tell = move |write: &RunWrite| {
+                places.written(write);
                 probation.written(write);
                 bus.publish(write.run_id, &write.events);
                 observer(write);
@@ -240,7 +243,7 @@ impl Runtime {
             router,
             handlers: Arc::default(),
             slots: slots::RunSlots::new(settings.max_concurrent_runs, settings.queue_workers),
-            places: places::Places::new(settings.run_limits),
+            places,
             key_locks: key_locks::KeyLocks::default(),
             room: Arc::default(),
             queue,

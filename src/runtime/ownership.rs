@@ -245,7 +245,7 @@ impl Runtime {
         for ownership in self.inner.owned.undriven(owned) {
             self.requeue(ownership, Reclaimed::Undriven).await?;
         }
-        Ok(())
+        self.reconcile_places().await
     }
 
     async fn requeue(

@@ -1,107 +1,161 @@
-//! The places that limits of tenants and keys leave to runs: those of this replica.
+//! The places of runs that this replica begins, within the limits of tenants and keys.
 //!
-//! A place is taken before a run of a request is stored, and when one is taken from the queue; it is
-//! given back with the slot, so a parked run has none, and a run that another one started is in the
-//! place of that. A run that was begun before goes on whatever the limits say. How many runs other
-//! replicas have is asked of the store, so together they may pass a limit by what several of them
-//! begin in the same moment.
+//! A run of a request takes a place before it is stored, in the store, where all replicas count
+//! together; it is given back where the run is not stored after all. A run that is stored as running has
+//! its place by that, whatever way it came: a parked run has none, one that another run started is in
+//! the place of that, and one that was begun before goes on whatever the limits say.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::time::timeout;
+use uuid::Uuid;
 
 use super::Runtime;
-use super::start::StartError;
-use crate::run::Caller;
-use crate::store::{LimitReached, RunLimits, RunRecord, Running, StoreError};
+use super::key_locks::KeyLocks;
+use super::queue::Queue;
+use super::start::{Checked, StartError};
+use crate::store::{RunLimits, RunPlace, RunWrite, StoreError};
 
-type Counts = Mutex<BTreeMap<(String, String), u32>>;
+/// How long a run waits for places of its tenant that are being taken.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// After so long a place is in the store, or never will be.
+const SETTLED: Duration = Duration::from_secs(10);
 
-/// The places of this replica, by tenant and subject.
-#[derive(Debug, Default)]
+/// The places that this replica has, each until its run is stored.
+#[derive(Debug)]
 pub(super) struct Places {
     limits: RunLimits,
-    taken: Arc<Counts>,
+    /// One of a tenant at a time asks the store, so that a flood takes no connections from others.
+    turns: KeyLocks,
+    /// By the ids of runs and places.
+    held: Mutex<BTreeSet<(Uuid, Uuid)>>,
+    /// What is to be given back.
+    left: Mutex<Vec<Uuid>>,
+    /// How often all of them were lost.
+    losses: AtomicU64,
+    queue: Arc<Queue>,
 }
 
-/// The place of one run, until it is dropped.
+/// The place of one run, given back when it is dropped unless the run is stored by then.
 #[derive(Debug)]
 pub(super) struct Place {
-    taken: Arc<Counts>,
-    of: (String, String),
+    places: Arc<Places>,
+    of: (Uuid, Uuid),
+    /// The losses before it was taken.
+    losses: u64,
 }
 
 impl Places {
-    pub(super) fn new(limits: RunLimits) -> Self {
-        Self { limits, ..Self::default() }
+    pub(super) fn new(limits: RunLimits, queue: Arc<Queue>) -> Self {
+        let (turns, held, left) = (KeyLocks::default(), Mutex::default(), Mutex::default());
+        Self { limits, turns, held, left, losses: AtomicU64::default(), queue }
     }
 
-    /// A place for a run that goes on whatever the limits say; none where nothing is counted.
-    pub(super) fn of_begun(&self, run: &RunRecord) -> Option<Place> {
-        let counts = !self.limits.is_unlimited() && run.parent_run_id.is_none();
-        counts.then(|| self.take(&mut self.taken.lock(), &run.tenant, &run.subject))
-    }
-
-    fn within_limits(
-        &self,
-        elsewhere: Running,
-        caller: &Caller,
-    ) -> Result<Option<Place>, LimitReached> {
-        if self.limits.is_unlimited() {
-            return Ok(None);
-        }
-        let mut taken = self.taken.lock();
-        match and_here(elsewhere, &taken).refuses(&caller.tenant, &caller.subject) {
-            Some(reached) => Err(reached),
-            None => Ok(Some(self.take(&mut taken, &caller.tenant, &caller.subject))),
+    /// A run that is stored needs nothing else.
+    pub(super) fn written(&self, write: &RunWrite) {
+        if write.new.is_some() && !self.limits.is_unlimited() {
+            self.held.lock().retain(|(run, _)| *run != write.run_id);
         }
     }
 
-    fn take(
-        &self,
-        taken: &mut BTreeMap<(String, String), u32>,
-        tenant: &str,
-        subject: &str,
-    ) -> Place {
-        let of = (tenant.to_owned(), subject.to_owned());
-        *taken.entry(of.clone()).or_default() += 1;
-        Place { taken: Arc::clone(&self.taken), of }
+    /// They were others' to take when this replica was declared dead.
+    pub(super) fn lose_all(&self) {
+        self.losses.fetch_add(1, Ordering::SeqCst);
+        self.held.lock().clear();
+    }
+
+    fn hold(self: &Arc<Self>, run: Uuid) -> Place {
+        let losses = self.losses.load(Ordering::SeqCst);
+        let of = (run, Uuid::now_v7());
+        self.held.lock().insert(of);
+        Place { places: Arc::clone(self), of, losses }
     }
 }
 
-fn and_here(mut running: Running, taken: &BTreeMap<(String, String), u32>) -> Running {
-    for ((tenant, subject), runs) in taken {
-        running.add(tenant, subject, *runs);
+impl Place {
+    /// Whether another run may have it by now.
+    pub(super) fn is_lost(&self) -> bool {
+        self.places.losses.load(Ordering::SeqCst) != self.losses
     }
-    running
+
+    /// It was not taken.
+    fn forget(self) {
+        self.places.held.lock().remove(&self.of);
+    }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut taken = self.taken.lock();
-        if let Some(runs) = taken.get_mut(&self.of) {
-            *runs -= 1;
-            if *runs == 0 {
-                taken.remove(&self.of);
-            }
+        if self.places.held.lock().remove(&self.of) {
+            self.places.left.lock().push(self.of.1);
+            self.places.queue.changed.notify_one();
         }
     }
 }
 
 impl Runtime {
     /// A place for a run of a request, where there are limits.
-    pub(super) async fn place_of(&self, caller: &Caller) -> Result<Option<Place>, StartError> {
+    pub(super) async fn place_of(&self, checked: &Checked) -> Result<Option<Place>, StartError> {
         let inner = &self.inner;
-        let elsewhere = inner.store.running_elsewhere(&inner.owner, inner.places.limits).await?;
-        inner.places.within_limits(elsewhere, caller).map_err(StartError::TooManyRuns)
+        let limits = inner.places.limits;
+        if limits.is_unlimited() {
+            return Ok(None);
+        }
+        let Checked { new, caller, .. } = checked;
+        let turn = timeout(PATIENCE, inner.places.turns.lock(&caller.tenant, "")).await;
+        let _turn = turn.map_err(|_| {
+            StoreError::Unavailable("too many runs of the tenant begin at once".to_owned())
+        })?;
+        let place = inner.places.hold(new.id);
+        let wanted = RunPlace {
+            id: place.of.1,
+            owner: &inner.owner,
+            run: new.id,
+            tenant: &caller.tenant,
+            subject: &caller.subject,
+            idempotency_key: new.idempotency.as_ref().map(|idempotency| &*idempotency.key),
+        };
+        match inner.store.take_place(wanted, limits).await? {
+            Ok(()) => Ok(Some(place)),
+            Err(reached) => {
+                place.forget();
+                Err(StartError::TooManyRuns(reached))
+            }
+        }
     }
 
-    /// What is under way, of all replicas, where there are limits.
-    pub(super) async fn running(&self) -> Result<Running, StoreError> {
-        let Places { limits, taken } = &self.inner.places;
-        let elsewhere = self.inner.store.running_elsewhere(&self.inner.owner, *limits).await?;
-        let taken = taken.lock();
-        Ok(and_here(elsewhere, &taken))
+    /// Gives places back of runs that were not stored.
+    pub(super) async fn give_places_back(&self) -> Result<(), StoreError> {
+        let left = std::mem::take(&mut *self.inner.places.left.lock());
+        if left.is_empty() {
+            return Ok(());
+        }
+        let given_back = self.inner.store.give_places_back(&left).await;
+        if given_back.is_err() {
+            self.inner.places.left.lock().extend(left); // tried again at the next wakeup
+        }
+        given_back
+    }
+
+    /// Gives places back that this replica has in the store alone: the answer to its asking was lost.
+    pub(super) async fn reconcile_places(&self) -> Result<(), StoreError> {
+        let places = &self.inner.places;
+        if places.limits.is_unlimited() {
+            return Ok(());
+        }
+        let held: Vec<Uuid> = places.held.lock().iter().map(|(_, place)| *place).collect();
+        self.inner.store.give_other_places_back(&self.inner.owner, &held, SETTLED).await
+    }
+
+    /// Nothing begins here any more.
+    pub(super) async fn give_all_places_back(&self) -> Result<(), StoreError> {
+        if self.inner.places.limits.is_unlimited() {
+            return Ok(());
+        }
+        self.inner.store.give_other_places_back(&self.inner.owner, &[], Duration::ZERO).await
     }
 }

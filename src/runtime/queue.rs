@@ -132,8 +132,7 @@ impl Runtime {
         inner.queue.shrank(claimed.len() as u64);
         for (claimed, ownership) in claimed {
             tracing::debug!(run_id = %claimed.run.id, epoch = claimed.run.epoch, "run claimed");
-            let place = inner.places.of_begun(&claimed.run);
-            let slot = slot(&inner.slots).map(|slot| slot.with_place(place));
+            let slot = slot(&inner.slots);
             let runtime = self.clone();
             inner.tasks.spawn(async move { runtime.resume(claimed, ownership, slot).await });
         }
@@ -207,7 +206,7 @@ impl Runtime {
             }
             let last_served = inner.queue.last_served.lock().clone();
             let limit = u32::try_from(room).unwrap_or(u32::MAX);
-            let mut running = self.running().await?;
+            let mut running = inner.store.running(inner.settings.run_limits).await?;
             let claim = inner.store.claim_within(&inner.owner, limit, &last_served, &mut running);
             let claimed = self.claimed(claim).await?;
             let has_more = claimed.len() == room;

@@ -154,10 +154,16 @@ impl Runtime {
         }
     }
 
-    /// Claims this run and goes on with it, unless another replica was faster or its turn has not
-    /// come.
+    /// Claims this run and goes on with it, unless another replica was faster, its turn has not
+    /// come, or it needs a place: then it is taken from the queue when there is one.
     pub(super) async fn take_over(&self, run: Uuid, slot: Option<RunSlot>) {
-        match self.claimed(self.inner.store.claim_run(&self.inner.owner, run)).await {
+        let inner = &self.inner;
+        let claimed = if inner.settings.run_limits.is_unlimited() {
+            self.claimed(inner.store.claim_run(&inner.owner, run)).await
+        } else {
+            self.claimed(inner.store.claim_placed_run(&inner.owner, run)).await
+        };
+        match claimed {
             Ok(claimed) => {
                 for (claimed, ownership) in claimed {
                     Box::pin(self.resume(claimed, ownership, slot.clone())).await;
@@ -211,8 +217,6 @@ impl Runtime {
         }
         let was_begun = recovered.state.started_at().is_some();
         let slot = slot.or_else(|| self.free_slot(was_begun)).ok_or(ResumeError::NoFreeSlot)?;
-        let slot =
-            if slot.has_place() { slot } else { slot.with_place(self.inner.places.of_begun(row)) };
         let (loaded, plan) = planned?;
         let directory = loaded.agent.workspace_of(row.id, row.session_id.as_deref());
         let workspace = self.inner.workspaces.open(&row.tenant, &directory).await?;

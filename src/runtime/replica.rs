@@ -108,6 +108,9 @@ impl Runtime {
         if let Err(error) = inner.store.release(&inner.owner).await {
             tracing::warn!(%error, "the leases could not be given back; they expire");
         }
+        if let Err(error) = self.give_all_places_back().await {
+            tracing::warn!(%error, "places could not be given back; they expire with the lease");
+        }
     }
 
     async fn run_loop(&self) {
@@ -188,6 +191,7 @@ impl Runtime {
                 }
             }
         }
+        done = done.and(self.give_places_back().await);
         done = done.and(self.answer_parents().await);
         if hint != Wakeup::Queue {
             done = done.and(self.apply_cancel_requests().await);

@@ -32,7 +32,7 @@ struct Shared {
     taken: Mutex<Option<Taken>>,
     /// One permit, for the child to which the slot is lent.
     lent: Arc<Semaphore>,
-    /// The run's place within the limits of its tenant and key, which its children share.
+    /// The run's place within the limits of its tenant and key, until it is stored.
     place: OnceLock<Place>,
 }
 
@@ -98,7 +98,7 @@ impl RunSlot {
         self.0.taken.lock()
     }
 
-    /// Keeps the run's place as long as its slot; the first one counts.
+    /// Keeps the run's place, as long as its slot at most; the first one counts.
     pub(super) fn with_place(self, place: Option<Place>) -> Self {
         if let Some(place) = place {
             let _ = self.0.place.set(place);
@@ -106,8 +106,9 @@ impl RunSlot {
         self
     }
 
-    pub(super) fn has_place(&self) -> bool {
-        self.0.place.get().is_some()
+    /// Whether its run has a place no more.
+    pub(super) fn has_lost_its_place(&self) -> bool {
+        self.0.place.get().is_some_and(Place::is_lost)
     }
 
     pub(super) fn parent_slot(&self) -> ParentSlot {

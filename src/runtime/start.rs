@@ -314,7 +314,7 @@ impl Runtime {
         if inner.workspaces.fault().is_some() {
             return Err(StartError::NoWorkspace);
         }
-        let place = self.place_of(&checked.caller).await?;
+        let place = self.place_of(&checked).await?;
         let slot = inner.slots.free().ok_or(StartError::Overloaded)?.with_place(place);
         self.receive(&checked).await?;
         self.start_here(checked, slot, mode).await.map(Accepted::Started)
@@ -425,6 +425,9 @@ impl Runtime {
             Err(OpenError::NotHere(_)) => return Err(StartError::NoWorkspace),
             opened => opened.map_err(|e| broken(&new.agent, &e))?,
         };
+        if slot.has_lost_its_place() {
+            return Err(lost_place());
+        }
         let state = State::new(plan.rules.clone());
         let identity = RunIdentity {
             lineage,
@@ -522,6 +525,11 @@ pub(super) fn opening(
 ) -> Result<Opening, StartError> {
     plan.opening(inputs, background)
         .map_err(|e| StartError::InvalidInputs(vec![at("", e.to_string())]))
+}
+
+fn lost_place() -> StartError {
+    let why = "this replica was declared dead while the run began";
+    StartError::Store(StoreError::Unavailable(why.to_owned()))
 }
 
 fn not_stored(reason: &dyn std::error::Error) -> StartError {

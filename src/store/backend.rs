@@ -1,6 +1,7 @@
 //! What a database does in its own way: everything else is written once, over this.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::sync::broadcast;
@@ -64,6 +65,9 @@ pub(super) trait Backend: Send + Sync {
 #[async_trait]
 pub(super) trait Transaction: Send {
     async fn run(&mut self, query: Query) -> Result<Vec<Row>, StoreError>;
+    /// Takes the lock of a tenant until the transaction ends; where it is not free in time, nothing
+    /// more can be done with this.
+    async fn lock_tenant(&mut self, tenant: &str, patience: Duration) -> Result<bool, StoreError>;
     /// As [`Backend::commit`], as a part of this transaction.
     async fn write(&mut self, batch: Batch) -> Result<HashSet<Uuid>, StoreError>;
     async fn commit(self: Box<Self>) -> Result<(), StoreError>;

@@ -71,7 +71,7 @@ pub use ownership::{CancelOutcome, GivenBack};
 pub use rate_limit::{RateLimit, Taken};
 pub use replicas::{Swept, Watch};
 pub use rows::*;
-pub use running::{LimitReached, RunLimits, Running};
+pub use running::{LimitReached, RunLimits, RunPlace, Running};
 pub use tables::{
     ApiKeyRecord, ApprovalRecord, AuditRow, ClaimedRun, Delivery, IdempotentRun, IterationRecord,
     ListedSession, LookedAt, Observation, RunRecord, SessionRecord, SessionRunRecord, Stretch,

@@ -13,11 +13,13 @@ mod wakeups;
 
 use std::collections::HashSet;
 use std::str::FromStr;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use sqlx::postgres::{PgArguments, PgConnectOptions, PgConnection};
 use sqlx::{Arguments, AssertSqlSafe, ConnectOptions, Connection, Row as _};
 use tokio::sync::broadcast;
+use tokio::time::timeout;
 use uuid::Uuid;
 
 use self::connections::{Connections, PooledConnection, within};
@@ -284,6 +286,13 @@ struct OpenTransaction<'c> {
 impl Transaction for OpenTransaction<'_> {
     async fn run(&mut self, query: Query) -> Result<Vec<Row>, StoreError> {
         run(&mut self.line, query).await
+    }
+
+    async fn lock_tenant(&mut self, tenant: &str, patience: Duration) -> Result<bool, StoreError> {
+        // Tenants of the same hash share a lock.
+        let lock = Query::new("SELECT pg_advisory_xact_lock(7412, hashtext(:tenant))");
+        let locked = timeout(patience, self.run(lock.bind("tenant", tenant))).await;
+        locked.map_or(Ok(false), |locked| locked.map(|_| true))
     }
 
     async fn write(&mut self, batch: Batch) -> Result<HashSet<Uuid>, StoreError> {

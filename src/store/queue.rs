@@ -3,6 +3,8 @@
 //! A run is claimed only by a version of the service that can read what has been written of it: its
 //! row has the newest format of those that have owned it.
 
+use std::time::Duration;
+
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
@@ -17,6 +19,8 @@ use crate::clock;
 const MAX_TENANTS: u32 = 64;
 /// How often one claim looks for tenants that are not at their limits.
 const MAX_LOOKS: u32 = 64;
+/// How long a claim waits for places of a tenant that are being taken.
+const PATIENCE: Duration = Duration::from_millis(250);
 
 /// Runs that wait for a replica and for nothing else, as their index has it.
 macro_rules! in_line {
@@ -126,21 +130,18 @@ impl Store {
                 if left == 0 {
                     break;
                 }
-                let wanted = share.min(left).min(running.room(&tenant));
-                let full_keys = running.full_keys(&tenant);
-                running.has_held_back |= wanted == 0 || !full_keys.is_empty();
-                if wanted == 0 {
-                    continue;
-                }
-                let taken = match self.claim_of(owner, &tenant, wanted, &full_keys).await {
+                let wanted = share.min(left);
+                let taken = if running.is_unlimited() {
+                    self.claimed(claim_of(owner, &tenant, wanted, &[])).await
+                } else {
+                    self.claim_with_places(owner, &tenant, wanted, running).await
+                };
+                let taken = match taken {
                     Ok(taken) => taken,
                     // What was taken is driven; the next claim meets the same error.
                     Err(_) if !claimed.is_empty() => return Ok(claimed),
                     Err(error) => return Err(error),
                 };
-                for taken in taken.iter().filter(|taken| taken.run.parent_run_id.is_none()) {
-                    running.add(&tenant, &taken.run.subject, 1);
-                }
                 let count = u32::try_from(taken.len()).unwrap_or(u32::MAX);
                 left = left.saturating_sub(count);
                 if count == wanted {
@@ -153,7 +154,50 @@ impl Store {
         Ok(claimed)
     }
 
-    /// The same without limits.
+    /// Takes up to `limit` queued runs of one tenant for which there are places: they are counted and
+    /// taken under the lock of the tenant.
+    async fn claim_with_places(
+        &self,
+        owner: &str,
+        tenant: &str,
+        limit: u32,
+        running: &mut Running,
+    ) -> Result<Vec<ClaimedRun>, StoreError> {
+        let mut claimed: Vec<ClaimedRun> = Vec::new();
+        if running.room(tenant) == 0 {
+            running.has_held_back = true;
+            return Ok(claimed);
+        }
+        let mut tx = self.backend.begin(Work::Control).await?;
+        if !tx.lock_tenant(tenant, PATIENCE).await? {
+            running.has_held_back = true; // other tenants do not wait for it
+            return Ok(claimed);
+        }
+        running.recount(&mut *tx, tenant).await?;
+        let mut left = limit;
+        while left > 0 {
+            let (wanted, full_keys) = (left.min(running.room(tenant)), running.full_keys(tenant));
+            running.has_held_back |= wanted == 0 || !full_keys.is_empty();
+            if wanted == 0 {
+                break;
+            }
+            let claim = claim_of(owner, tenant, wanted, &full_keys);
+            let taken: Vec<ClaimedRun> = readable(&tx.run(claim).await?).collect();
+            for taken in taken.iter().filter(|taken| taken.run.parent_run_id.is_none()) {
+                running.add(tenant, &taken.run.subject, 1);
+            }
+            let count = u32::try_from(taken.len()).unwrap_or(u32::MAX);
+            left = left.saturating_sub(count);
+            claimed.extend(taken);
+            if count < wanted {
+                break;
+            }
+        }
+        tx.commit().await?;
+        Ok(claimed)
+    }
+
+    /// As [`Self::claim_within`], without limits.
     ///
     /// # Errors
     /// The same.
@@ -199,63 +243,6 @@ impl Store {
         rows.iter().map(|row| row.read("tenant")).collect()
     }
 
-    /// Takes up to `limit` queued runs of one tenant, and none of these keys.
-    async fn claim_of(
-        &self,
-        owner: &str,
-        tenant: &str,
-        limit: u32,
-        full_keys: &[String],
-    ) -> Result<Vec<ClaimedRun>, StoreError> {
-        // Constants where they are not needed, so that the plan is that of the usual claim.
-        let (of_others, of_others_too) = match full_keys {
-            [] => ("", ""),
-            _ => (" AND NOT (subject IN :full_keys)", " AND NOT (w.subject IN :full_keys)"),
-        };
-        // First in each line for a session: those whose turn it is if no run holds it.
-        // Materialised, so that the limits hold.
-        let claim = format!(
-            concat!(
-                "WITH RECURSIVE heads (id) AS (SELECT * FROM (SELECT id FROM runs WHERE tenant = :tenant AND ",
-                waits!(""),
-                " ORDER BY session_id, session_place, available_at, id LIMIT 1) AS first \
-             UNION ALL SELECT (SELECT r.id FROM runs r WHERE r.tenant = :tenant AND ",
-                waits!("r."),
-                " AND r.session_id > h.session_id \
-             ORDER BY r.session_id, r.session_place, r.available_at, r.id LIMIT 1) \
-             FROM heads JOIN runs h ON h.id = heads.id), \
-             turned AS MATERIALIZED (SELECT id, priority, available_at FROM runs w \
-             WHERE id IN (SELECT id FROM heads) AND ",
-                waits!("w."),
-                " AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.tenant = w.tenant \
-             AND r.session_id = w.session_id AND r.session_place = 'holds' \
-             AND r.finished_at IS NULL) AND w.available_at <= {{now}} \
-             AND w.format <= :format{of_others_too} \
-             ORDER BY w.priority DESC, w.available_at, w.id LIMIT :limit{{skip_locked}}), \
-             due AS MATERIALIZED (SELECT id, priority, available_at FROM runs WHERE ",
-                in_line!(""),
-                " AND tenant = :tenant AND available_at <= {{now}} AND format <= :format{of_others} \
-             ORDER BY priority DESC, available_at, id LIMIT :limit{{skip_locked}}), \
-             next AS MATERIALIZED (SELECT id AS next_id FROM (SELECT * FROM turned \
-             UNION ALL SELECT * FROM due) AS both_lines ORDER BY priority DESC, available_at, id LIMIT :limit) \
-             UPDATE runs SET status = 'running', owner = :owner, epoch = epoch + 1, format = :format, \
-             available_at = NULL, \
-             session_place = CASE WHEN session_place IS NOT NULL THEN 'holds' END, \
-             session_turn = CASE WHEN session_place <> 'holds' THEN \
-             (SELECT COALESCE(max(r.session_turn), 0) + 1 FROM runs r \
-             WHERE r.tenant = runs.tenant AND r.session_id = runs.session_id \
-             AND r.session_turn IS NOT NULL) ELSE session_turn END \
-             FROM next WHERE id = next_id",
-                claimed!(),
-            ),
-            of_others = of_others,
-            of_others_too = of_others_too
-        );
-        let claim = Query::new(claim);
-        let claim = if full_keys.is_empty() { claim } else { claim.bind("full_keys", full_keys) };
-        self.claimed(claim.bind("owner", owner).bind("tenant", tenant).bind("limit", limit)).await
-    }
-
     /// Puts up to `limit` queued runs into the line whose time has come.
     pub async fn end_delays(&self, limit: u32) -> Result<(), StoreError> {
         let first = Query::new(
@@ -296,7 +283,8 @@ impl Store {
              available_at = NULL FROM next WHERE id = next_id{}",
             claimed!(),
         ));
-        self.claimed(claim.bind("owner", owner).bind("limit", limit)).await
+        let claim = claim.bind("owner", owner).bind("limit", limit);
+        self.claimed(claim.bind("format", FORMAT)).await
     }
 
     /// Takes this run, if it is queued and its turn has come.
@@ -305,12 +293,31 @@ impl Store {
         owner: &str,
         run: Uuid,
     ) -> Result<Option<ClaimedRun>, StoreError> {
-        let claim = Query::new(concat!(
+        self.claim_this(owner, run, "").await
+    }
+
+    /// The same, if it needs no place to go on: it was begun before, or is in that of another run.
+    pub async fn claim_placed_run(
+        &self,
+        owner: &str,
+        run: Uuid,
+    ) -> Result<Option<ClaimedRun>, StoreError> {
+        let is_placed = " AND (started_at IS NOT NULL OR parent_run_id IS NOT NULL)";
+        self.claim_this(owner, run, is_placed).await
+    }
+
+    async fn claim_this(
+        &self,
+        owner: &str,
+        run: Uuid,
+        condition: &str,
+    ) -> Result<Option<ClaimedRun>, StoreError> {
+        let claim = Query::new(
             "UPDATE runs SET status = 'running', owner = :owner, epoch = epoch + 1, format = :format, \
              available_at = NULL WHERE id = :run AND status = 'queued' AND available_at <= {now} \
              AND format <= :format",
-            claimed!(),
-        ));
+        );
+        let claim = claim.push(condition).push(claimed!());
         let claim = claim.bind("owner", owner).bind("run", run).bind("format", FORMAT);
         let rows = self.backend.write(Work::Control, claim).await?;
         rows.first().map(Record::read).transpose()
@@ -337,11 +344,64 @@ impl Store {
              LIMIT :limit{skip_locked})",
             claimed!(),
         ));
-        self.claimed(claim.bind("owner", owner).bind("limit", limit)).await
+        let claim = claim.bind("owner", owner).bind("limit", limit);
+        self.claimed(claim.bind("format", FORMAT)).await
     }
 
     async fn claimed(&self, claim: Query) -> Result<Vec<ClaimedRun>, StoreError> {
-        let rows = self.backend.write(Work::Control, claim.bind("format", FORMAT)).await?;
+        let rows = self.backend.write(Work::Control, claim).await?;
         Ok(readable(&rows).collect())
     }
+}
+
+/// Takes up to `limit` queued runs of one tenant, and none of these keys.
+fn claim_of(owner: &str, tenant: &str, limit: u32, full_keys: &[String]) -> Query {
+    // Constants where they are not needed, so that the plan is that of the usual claim.
+    let (of_others, of_others_too) = match full_keys {
+        [] => ("", ""),
+        _ => (" AND NOT (subject IN :full_keys)", " AND NOT (w.subject IN :full_keys)"),
+    };
+    // First in each line for a session: those whose turn it is if no run holds it.
+    // Materialised, so that the limits hold.
+    let claim = format!(
+        concat!(
+            "WITH RECURSIVE heads (id) AS (SELECT * FROM (SELECT id FROM runs WHERE tenant = :tenant AND ",
+            waits!(""),
+            " ORDER BY session_id, session_place, available_at, id LIMIT 1) AS first \
+         UNION ALL SELECT (SELECT r.id FROM runs r WHERE r.tenant = :tenant AND ",
+            waits!("r."),
+            " AND r.session_id > h.session_id \
+         ORDER BY r.session_id, r.session_place, r.available_at, r.id LIMIT 1) \
+         FROM heads JOIN runs h ON h.id = heads.id), \
+         turned AS MATERIALIZED (SELECT id, priority, available_at FROM runs w \
+         WHERE id IN (SELECT id FROM heads) AND ",
+            waits!("w."),
+            " AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.tenant = w.tenant \
+         AND r.session_id = w.session_id AND r.session_place = 'holds' \
+         AND r.finished_at IS NULL) AND w.available_at <= {{now}} \
+         AND w.format <= :format{of_others_too} \
+         ORDER BY w.priority DESC, w.available_at, w.id LIMIT :limit{{skip_locked}}), \
+         due AS MATERIALIZED (SELECT id, priority, available_at FROM runs WHERE ",
+            in_line!(""),
+            " AND tenant = :tenant AND available_at <= {{now}} AND format <= :format{of_others} \
+         ORDER BY priority DESC, available_at, id LIMIT :limit{{skip_locked}}), \
+         next AS MATERIALIZED (SELECT id AS next_id FROM (SELECT * FROM turned \
+         UNION ALL SELECT * FROM due) AS both_lines ORDER BY priority DESC, available_at, id LIMIT :limit) \
+         UPDATE runs SET status = 'running', owner = :owner, epoch = epoch + 1, format = :format, \
+         available_at = NULL, \
+         session_place = CASE WHEN session_place IS NOT NULL THEN 'holds' END, \
+         session_turn = CASE WHEN session_place <> 'holds' THEN \
+         (SELECT COALESCE(max(r.session_turn), 0) + 1 FROM runs r \
+         WHERE r.tenant = runs.tenant AND r.session_id = runs.session_id \
+         AND r.session_turn IS NOT NULL) ELSE session_turn END \
+         FROM next WHERE id = next_id",
+            claimed!(),
+        ),
+        of_others = of_others,
+        of_others_too = of_others_too
+    );
+    let claim = Query::new(claim);
+    let claim = if full_keys.is_empty() { claim } else { claim.bind("full_keys", full_keys) };
+    let claim = claim.bind("owner", owner).bind("tenant", tenant).bind("limit", limit);
+    claim.bind("format", FORMAT)
 }

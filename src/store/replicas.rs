@@ -207,6 +207,8 @@ impl Store {
                  WHERE status = 'running' AND owner IN :dead",
             );
             tx.run(disown.bind("dead", &*dead)).await?;
+            let places = Query::new("DELETE FROM run_places WHERE owner IN :dead");
+            tx.run(places.bind("dead", &*dead)).await?;
             let forget =
                 Query::new("DELETE FROM replicas WHERE dead AND heartbeat_at < {now} - :day");
             tx.run(forget.bind("day", Duration::from_hours(24))).await?;

@@ -460,6 +460,10 @@ impl Transaction for SimulatedTransaction<'_> {
         Ok(rows)
     }
 
+    async fn lock_tenant(&mut self, tenant: &str, patience: Duration) -> Result<bool, StoreError> {
+        at_once(self.transaction.lock_tenant(tenant, patience))
+    }
+
     async fn write(&mut self, batch: Batch) -> Result<HashSet<Uuid>, StoreError> {
         self.simulated.database.changed();
         at_once(self.transaction.write(self.simulated.faulty.changed_batch(batch)))

@@ -107,6 +107,7 @@ mod retries;
 mod reviews;
 mod rivals;
 mod routing;
+mod run_limits;
 mod samples;
 mod sandbox;
 mod script_tools;

@@ -123,6 +123,8 @@ pub(crate) struct Counts {
     /// The caller went away before the answer.
     pub(crate) aborted: usize,
     pub(crate) open: usize,
+    /// The most that were open at once.
+    pub(crate) most: usize,
 }
 
 /// Chooses an answer by the request.
@@ -228,6 +230,7 @@ impl Open {
         shared.counts.send_modify(|counts| {
             counts.started += 1;
             counts.open += 1;
+            counts.most = counts.most.max(counts.open);
         });
         Self { shared, answered: false }
     }

@@ -13,6 +13,7 @@ mod journal;
 mod lists;
 mod memory;
 mod ownership;
+mod places;
 // A release build of the service does not ask for plans.
 #[cfg(debug_assertions)]
 mod plans;

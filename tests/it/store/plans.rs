@@ -1,9 +1,12 @@
 //! The query plans of every list with every filter, over many rows: no sort, no sequential scan.
 
+use std::time::Duration;
+
 use chrono::TimeDelta;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection};
 use toolloop::store::{
-    ApprovalFilter, ApprovalStatus, AuditFilter, MemoryFilter, RunCursor, RunFilter, StatsFilter,
+    ApprovalFilter, ApprovalStatus, AuditFilter, LimitReached, MemoryFilter, RunCursor, RunFilter,
+    RunLimits, RunPlace, StatsFilter,
 };
 
 use super::*;
@@ -12,6 +15,7 @@ on_both! {
     no_list_sorts_or_looks_through_a_table,
     usage_of_many_runs_is_read_from_sums,
     what_is_asked_every_second_passes_over_what_is_not_due,
+    a_place_costs_what_its_own_tenant_has_under_way,
 }
 
 /// SQLite's planner does not ask how many there are.
@@ -375,6 +379,43 @@ async fn what_is_asked_every_second_passes_over_what_is_not_due(mut db: Db) {
     };
     assert_eq!(plans.iter().find(looks_through), None);
     assert!(plans[0].contains("approvals_due"), "{}", plans[0]);
+}
+
+async fn a_place_costs_what_its_own_tenant_has_under_way(mut db: Db) {
+    let Words { series, id, at, .. } = Words::of(&db, 20_000);
+    let running = format!(
+        "INSERT INTO runs (id, created_at, tenant, subject, agent, agent_version, engine_version, \
+         format, definition_hash, kind, inputs, overrides, metadata, epoch, next_seq, status, owner) \
+         SELECT {id}, {at}, CASE WHEN n = 7 THEN '{TENANT}' ELSE 'other' END, 'key', 'a', '1', '1', \
+         1, 'd', 'iterative', '{{}}', '{{}}', '{{}}', 1, 3, 'running', 'me' FROM {series}"
+    );
+    execute(&db, &[running]).await;
+    for replica in ["me", "you"] {
+        db.store.register_replica(replica, Duration::from_hours(1)).await.unwrap();
+    }
+    let (store, plans) = Arc::into_inner(db.store).unwrap().explaining();
+    db.store = Arc::new(store);
+    let limits = RunLimits { of_tenant: Some(1), of_key: None };
+    let place = RunPlace {
+        id: Uuid::now_v7(),
+        owner: "you",
+        run: Uuid::now_v7(),
+        tenant: TENANT,
+        subject: "key",
+        idempotency_key: Some("k"),
+    };
+    let taken = db.store.take_place(place, limits).await.unwrap();
+    assert_eq!(taken, Err(LimitReached::OfTenant(1)));
+    let plans = std::mem::take(&mut *plans.lock());
+    assert_eq!(plans.len(), 2, "{plans:?}");
+    for plan in &plans {
+        let rows = plan.lines().filter_map(actual_rows).fold(0.0, f64::max);
+        let removed = plan.lines().filter_map(|line| line.split_once("Removed by Filter: "));
+        assert!(rows < IN_VAIN && removed.count() == 0, "{plan}");
+    }
+    if db.store.kind() == "sqlite" {
+        assert!(plans[0].contains("runs_owned (owner=? AND tenant=?)"), "{}", plans[0]);
+    }
 }
 
 /// As commits do: sums of an hour's runs, and then those of hours and days.

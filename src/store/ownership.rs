@@ -190,7 +190,8 @@ fn cancel(tenant: &str, run: Uuid, reason: Option<&str>) -> Query {
         "UPDATE runs SET cancel_requested_at = COALESCE(cancel_requested_at, {now}), \
          cancel_reason = COALESCE(cancel_reason, :reason), \
          status = CASE WHEN status = 'running' THEN status ELSE 'queued' END, \
-         available_at = CASE WHEN status <> 'running' THEN {now} END \
+         available_at = CASE WHEN status = 'running' THEN NULL \
+         WHEN status = 'queued' AND available_at <= {now} THEN available_at ELSE {now} END \
          WHERE tenant = :tenant AND id = :run AND finished_at IS NULL RETURNING *",
     );
     request.bind("tenant", tenant).bind("run", run).bind("reason", reason)

@@ -211,7 +211,7 @@ async fn tools_are_called_over_http(db: Db) {
     let path = format!("/v1/runs/{}", run["run_id"].as_str().unwrap());
     let stored = service.get(&path).await.body;
     assert_eq!(stored["labels"], json!(["untrusted"]));
-    assert_eq!(stored["budget"]["used"]["network_requests"], 3, "{:#}", stored["budget"]);
+    assert_eq!(stored["budget"]["used"]["network_requests"], 4, "{:#}", stored["budget"]);
 
     let (headers, _) = &mock.messages("tools/call")[0];
     assert_eq!(headers["mcp-session-id"], "session-0");

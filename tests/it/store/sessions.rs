@@ -16,6 +16,7 @@ on_both! {
     nobody_overtakes_those_that_wait,
     whoever_holds_keeps_it_through_crashes_and_parking,
     a_cancelled_one_does_not_keep_others_waiting,
+    a_cancelled_one_stays_before_those_that_came_later,
     many_claim_at_once_and_each_session_has_one_run,
     a_session_is_what_its_runs_say,
     journals_come_in_one_piece,
@@ -168,6 +169,19 @@ async fn whoever_holds_keeps_it_through_crashes_and_parking(db: Db) {
     assert_eq!(claim(&db, &mut scripts).await.len(), 0);
     db.cancel(holder).await;
     assert_eq!(claim(&db, &mut scripts).await, [scripts[1].id]);
+}
+
+async fn a_cancelled_one_stays_before_those_that_came_later(db: Db) {
+    let places = [HOLDS, SessionPlace::Next, SessionPlace::Next];
+    let mut scripts = places.map(|place| placed("s", place));
+    for script in &mut scripts {
+        let begin = script.start();
+        db.commit("me", &begin).await;
+    }
+    let turns = live(&db, "s").await;
+    assert_eq!(turns.len(), 3);
+    db.store.request_cancel(TENANT, turns[1], "key", None).await.unwrap();
+    assert_eq!(live(&db, "s").await, turns, "it took the last one for one that came before");
 }
 
 async fn a_cancelled_one_does_not_keep_others_waiting(db: Db) {

@@ -62,6 +62,15 @@ fn every_disguise_is_seen_through() {
 }
 
 #[test]
+fn names_with_a_digit_are_no_disguise() {
+    for text in
+        [r#"[["agent__ro", {"text": "h1"}], ["agent__ro", {"text": "h2"}]]"#, "from t0 to t1"]
+    {
+        assert_eq!(scan(text), None, "{text}");
+    }
+}
+
+#[test]
 fn a_text_is_found_behind_much_other_text() {
     let filler = "An ordinary line about the weather and the harvest.\n".repeat(5000);
     for text in

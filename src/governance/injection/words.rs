@@ -15,6 +15,8 @@ use super::phrases::{ADDRESS, Classes, IBAN, VOCABULARY};
 pub(super) const HIDDEN: u8 = 1;
 pub(super) const LOOKS_ALIKE: u8 = 2;
 pub(super) const LEET: u8 = 4;
+/// Bytes of a word in leetspeak. Shorter ones are names: `h1`, `t0`.
+const SHORTEST_LEET: usize = 3;
 /// Whether a sentence begins with it.
 const STARTS_SENTENCE: u8 = 8;
 /// Whether a line ends before it.
@@ -236,7 +238,7 @@ impl Reader {
 
     /// A word with digits or signs: leetspeak, an address or an account number.
     fn signs(&self, flags: u8) -> (Classes, u8) {
-        if self.has_plain_letters {
+        if self.has_plain_letters && self.word.len() >= SHORTEST_LEET {
             let plain: Vec<u8> = self.word.iter().map(|byte| unleet(*byte)).collect();
             let known = classes_of(&plain);
             if known != 0 {

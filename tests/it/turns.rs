@@ -252,6 +252,10 @@ async fn a_run_begins_when_it_may(db: Db) {
             (refused.status.as_u16(), &refused.body["code"], &refused.body["errors"][0]["pointer"]);
         let expected = (422, &json!("INVALID_OVERRIDE"), &json!(format!("/{field}")));
         assert_eq!(said, expected, "{:#}", refused.body);
+        if body["available_at"] == "soon" {
+            let why = &refused.body["errors"][0]["message"];
+            assert_eq!(why, "must be a time like 2026-01-31T12:00:00Z");
+        }
     }
     let waits = service.post("/v1/agents/quick/invoke", &json!({"available_at": later})).await;
     assert_eq!(waits.status, 422, "{:#}", waits.body);

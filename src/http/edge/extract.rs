@@ -14,7 +14,8 @@ use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use axum::http::request::Parts;
 use chrono::{DateTime, Utc};
 use http_body_util::BodyExt;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, Error as _};
+use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 use strum::VariantNames;
 use uuid::Uuid;
@@ -26,6 +27,9 @@ use crate::bounds::text::{quoted, shortened};
 use crate::event::ValidationError;
 use crate::http::state::App;
 use crate::runtime::CallPlace;
+
+/// What is said of a value that is no time.
+const A_TIME: &str = "a time like 2026-01-31T12:00:00Z";
 
 /// The body, which must be a JSON object; an absent body, and `null`, are an empty object.
 pub(crate) struct JsonObject(pub(crate) Map<String, Value>);
@@ -262,11 +266,8 @@ impl Params {
     }
 
     pub(crate) fn time(&mut self, name: &str) -> Result<Option<DateTime<Utc>>, Problem> {
-        self.value(name, "a time like 2026-01-31T12:00:00Z", |text| {
-            // An offset's `+` that was not encoded has become a space.
-            let time = DateTime::parse_from_rfc3339(&text.replace(' ', "+")).ok()?;
-            Some(time.to_utc())
-        })
+        // An offset's `+` that was not encoded has become a space.
+        self.value(name, A_TIME, |text| time(&text.replace(' ', "+")))
     }
 
     pub(crate) fn uuid(&mut self, name: &str) -> Result<Option<Uuid>, Problem> {
@@ -293,6 +294,20 @@ impl Params {
             Err(invalid_parameter(name, "is not a parameter of this route"))
         })
     }
+}
+
+fn time(text: &str) -> Option<DateTime<Utc>> {
+    DateTime::parse_from_rfc3339(text).ok().map(|time| time.to_utc())
+}
+
+/// A time in a body, with an error that says how one is written.
+pub(crate) fn optional_time<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<DateTime<Utc>>, D::Error> {
+    let text = Option::<String>::deserialize(deserializer)?;
+    let parsed =
+        text.map(|text| time(&text).ok_or_else(|| D::Error::custom(format!("must be {A_TIME}"))));
+    parsed.transpose()
 }
 
 pub(crate) fn invalid_parameter(name: &str, why: &str) -> Problem {

@@ -17,7 +17,7 @@ use super::uploads::MAX_FILES;
 use crate::bounds::json::escaped_key;
 use crate::http::document::openapi::{one_object, properties};
 use crate::http::document::vocabulary::{RunInputs, RunMetadata};
-use crate::http::edge::extract::fields;
+use crate::http::edge::extract::{fields, optional_time};
 use crate::http::edge::problem::{Code, Problem};
 use crate::run::{GivenCall, Overrides, RunKind};
 use crate::runtime::{FileCopy, FileOwner};
@@ -68,6 +68,7 @@ struct Envelope {
     priority: Option<i64>,
     /// The queued run is not taken before this time, at most 30 days ahead. Only with `Prefer:
     /// respond-async`.
+    #[serde(deserialize_with = "optional_time")]
     available_at: Option<DateTime<Utc>>,
     /// Files of other workspaces that are copied into the run's before it begins; needs the scopes
     /// `files:read` and `files:write`.

@@ -18,7 +18,7 @@ use super::redacted;
 use crate::clock;
 use crate::event::ValidationError;
 use crate::http::edge::auth::{KeysAdmin, Scoped, forbidden, refused_key};
-use crate::http::edge::extract::{JsonObject, Name, Params, fields};
+use crate::http::edge::extract::{JsonObject, Name, Params, fields, optional_time};
 use crate::http::edge::problem::{Code, Problem};
 use crate::http::state::App;
 use crate::run::{Caller, may_execute};
@@ -59,6 +59,7 @@ pub(crate) struct KeyRequest {
     #[schema(required, value_type = Vec<Scope>, min_items = 1, example = json!(["agents:invoke", "runs:read", "tools:execute"]))]
     scopes: Vec<String>,
     /// When the key expires; default: never, or when the key that creates it expires.
+    #[serde(default, deserialize_with = "optional_time")]
     #[schema(example = json!(null))]
     expires_at: Option<DateTime<Utc>>,
     /// Invocations per minute, and likewise tool calls per minute; default: that of the key that

@@ -16,7 +16,7 @@ use crate::bounds::json;
 use crate::event::ValidationError;
 use crate::fairness;
 use crate::http::edge::auth::{AgentsRead, Scoped, forbidden};
-use crate::http::edge::extract::{JsonObject, Name, Params, fields};
+use crate::http::edge::extract::{JsonObject, Name, Params, fields, optional_time};
 use crate::http::edge::problem::{Code, Problem};
 use crate::http::resources::page::{time_cursor, time_of_cursor};
 use crate::http::state::App;
@@ -44,8 +44,10 @@ pub(crate) struct PolicyReplayRequest {
     /// At most 64 KiB, with 1000 entries in all of its lists.
     definition: Option<PolicyDefinition>,
     /// Runs created after this time.
+    #[serde(deserialize_with = "optional_time")]
     since: Option<DateTime<Utc>>,
     /// Runs created before this time.
+    #[serde(deserialize_with = "optional_time")]
     until: Option<DateTime<Utc>>,
     /// Runs at most, the newest; default: 10000.
     #[schema(minimum = 1, maximum = 1_000_000, required = false)]

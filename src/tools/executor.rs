@@ -42,6 +42,9 @@ use crate::run::{Consumption, Delegation, Effect, Labels};
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// Who approves a call that is made again.
 const EARLIER_DECISION: &str = "the decision with which it was started";
+/// What is said besides of a call that cannot be made again.
+const GONE_MEANWHILE: &str =
+    "; the call was started before, and it is unknown whether it took effect";
 /// What allows a call that no rule names: the tool was offered.
 const LISTED: &str = "tools";
 /// The longest such wait.
@@ -311,7 +314,7 @@ impl Executor {
         let Decided { approval, was_started } = decided.into();
         let offered = self.offered(&call.name, scope);
         let Some((index, offered)) = offered else {
-            return Ok(Prepared::Answered(self.unknown(call)));
+            return Ok(Prepared::Answered(self.unknown(call, was_started)));
         };
         let may_lapse = approval.filter(|_| !was_started);
         let lapsed = may_lapse.and_then(|it| it.lapsed(Some(&offered.hash), scope.labels));
@@ -394,15 +397,19 @@ impl Executor {
         self.tools.iter().find(|offered| offered.tool.info().name == tool)
     }
 
-    /// A tool that the run may use, and its place.
     /// The result of a call of a tool that is not offered; that of a server of which nothing is known
     /// may be there all the same.
-    fn unknown(&self, call: &ToolCall) -> Finished {
+    fn unknown(&self, call: &ToolCall, was_started: bool) -> Finished {
         let unlisted = self.unlisted.iter().find(|server| server.has(&call.name));
-        let message = unlisted.map_or_else(|| format!("Unknown tool {}", call.name), Unlisted::why);
+        let mut message =
+            unlisted.map_or_else(|| format!("Unknown tool {}", call.name), Unlisted::why);
+        if was_started {
+            message.push_str(GONE_MEANWHILE);
+        }
         refused(call, CallFailure::UnknownTool, &message)
     }
 
+    /// A tool that the run may use, and its place.
     fn offered(&self, name: &str, scope: &RunScope) -> Option<(usize, &Offered)> {
         let mut tools = self.tools.iter().enumerate();
         tools.find(|(_, offered)| offered.tool.info().name == name && scope.tools.contains(name))

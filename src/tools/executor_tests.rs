@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::super::approval::Granted;
+use super::super::approval::{Decided, Granted};
 use super::*;
 use crate::event::{ApprovalBasis, AuditRecord, Circumstances, RunEvent, ToolCallBlocked};
 use crate::governance::{Action, ActionKind, Permit, Policy, ToolPolicy, ToolRule};
@@ -336,6 +336,30 @@ async fn an_approval_answers_the_question_and_nothing_else() {
         matches!(blocked, Prepared::Answered(Finished { event: RunEvent::ToolCallBlocked(_), .. })),
         "{blocked:?}"
     );
+}
+
+#[tokio::test]
+async fn a_call_that_was_started_is_not_decided_on_anew() {
+    let bench = bench(&Policy { tool_policies: vec![denied("other")], ..Policy::default() });
+    let started = Decided { approval: None, was_started: true };
+    // It would be asked for, and does not match the schema.
+    for arguments in [r#"{"do": "destroy"}"#, r#"{"do": 1}"#] {
+        let call = call("probe", arguments);
+        let again = bench.executor.prepare(&call, SLOT, &bench.scope, started).await.unwrap();
+        assert!(matches!(again, Prepared::Ready(_)), "{arguments}: {again:?}");
+    }
+    let gone = call("nope", "{}");
+    let gone = bench.executor.prepare(&gone, SLOT, &bench.scope, started).await.unwrap();
+    let Prepared::Answered(finished) = gone else { panic!("{gone:?}") };
+    let (said, failure, _) = outcome(finished);
+    assert_eq!(failure, Some(CallFailure::UnknownTool));
+    assert!(said.ends_with("it is unknown whether it took effect"), "{said}");
+    // What is blocked stays blocked.
+    let scope =
+        RunScope { tools: Arc::new(BTreeSet::from(["other".to_owned()])), ..bench.scope.clone() };
+    let other = call("other", r#"{"do": "destroy"}"#);
+    let blocked = bench.executor.prepare(&other, SLOT, &scope, started).await.unwrap();
+    assert!(matches!(blocked, Prepared::Answered(_)), "{blocked:?}");
 }
 
 #[tokio::test]

@@ -145,7 +145,7 @@ struct Inner {
     settings: Settings,
     owner: Arc<str>,
     lease: Arc<Lease>,
-    live: live::Live,
+    live: Arc<live::Live>,
     owned: Arc<ownership::OwnedRuns>,
     probation: Arc<probation::Probation>,
     workspaces: Arc<workspaces::Workspaces>,
@@ -193,10 +193,9 @@ impl Runtime {
         let probation = Arc::<probation::Probation>::default();
         let webhooks = Arc::new(WebhookSender::new(Arc::clone(&store), settings.webhooks.clone()));
         let on_durable = {
-            let (bus, queue) = (Arc::clone(&bus), Arc::clone(&queue));
+            let (bus, queue, places) = (Arc::clone(&bus), Arc::clone(&queue), Arc::clone(&places));
             let (probation, webhooks) = (Arc::clone(&probation), Arc::clone(&webhooks));
-            let places = Arc::clone(&places);
-            let tell = move |write: &RunWrite| {
+            Arc::new(move |write: &RunWrite| {
                 places.written(write);
                 probation.written(write);
                 bus.publish(write.run_id, &write.events);
@@ -204,19 +203,11 @@ impl Runtime {
                 if write.fills_outbox() {
                     webhooks.outbox_grew();
                 }
-                if write.events.last().is_none_or(|event| event.what.ending().is_none()) {
-                    return;
-                }
-                let origin = &write.origin;
-                if origin.is_child {
-                    queue.children_ended([write.run_id]);
-                }
-                if origin.session_id.is_some() {
-                    queue.changed.notify_one(); // whose turn it is now may wait in the queue
-                }
-            };
-            Arc::new(tell) as OnDurable
+                queue.written(write);
+            })
         };
+        let (live, driven) = (Arc::<live::Live>::default(), Arc::<ownership::OwnedRuns>::default());
+        let on_cancelling = ownership::on_cancelling(&live, &driven);
         let patience = settings.store_patience;
         let workspaces = Arc::new(workspaces::Workspaces::new(
             &settings.workspaces,
@@ -232,7 +223,13 @@ impl Runtime {
             settings.audit_retention,
         ));
         let inner = Arc::new_cyclic(|inner| Inner {
-            writer: Writer::spawn(Arc::clone(&store), Arc::clone(&owner), patience, on_durable),
+            writer: Writer::spawn(
+                Arc::clone(&store),
+                Arc::clone(&owner),
+                patience,
+                on_durable,
+                on_cancelling,
+            ),
             store,
             loaded: Arc::new(loaded::LoadedAgents::new(
                 registry,
@@ -252,8 +249,8 @@ impl Runtime {
             workspaces,
             settings,
             owner,
-            live: live::Live::default(),
-            owned: Arc::default(),
+            live,
+            owned: driven,
             probation,
             child_ids,
             logins,

@@ -12,8 +12,10 @@ use parking_lot::{Mutex, MutexGuard};
 use uuid::Uuid;
 
 use super::Runtime;
+use super::live::Live;
 use crate::engine::RunControl;
-use crate::store::{ClaimedRun, GivenBack, StoreError};
+use crate::store::writer::OnCancelling;
+use crate::store::{Cancelling, ClaimedRun, GivenBack, StoreError};
 
 /// A run, and the epoch under which it is owned.
 type Ownership = (Uuid, i64);
@@ -85,6 +87,12 @@ impl OwnedRuns {
     pub(super) fn own(self: &Arc<Self>, run: Uuid, epoch: i64) -> OwnedRun {
         *self.lock().held.entry((run, epoch)).or_default() += 1;
         OwnedRun { owned: Arc::clone(self), run, epoch }
+    }
+
+    /// Whether no run is owned, and no claim under way can bring one.
+    pub(super) fn is_empty(&self) -> bool {
+        let holding = self.lock();
+        holding.held.is_empty() && holding.claims.is_empty()
     }
 
     /// Notes that a run is to be cancelled, where it may be about to be driven.
@@ -168,6 +176,17 @@ impl Drop for Claim {
             holding.cancelled = cancelled;
         }
     }
+}
+
+/// Cancels runs whose commits told that they had been asked to, before their replica heard of it.
+pub(super) fn on_cancelling(live: &Arc<Live>, owned: &Arc<OwnedRuns>) -> OnCancelling {
+    let (live, owned) = (Arc::clone(live), Arc::clone(owned));
+    Arc::new(move |run: Uuid, Cancelling { reason }: &Cancelling| {
+        owned.cancel(run, reason.as_deref());
+        if let Some(control) = live.get(run) {
+            control.cancel(reason.clone());
+        }
+    })
 }
 
 impl Runtime {

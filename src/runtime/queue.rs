@@ -16,7 +16,7 @@ use super::ownership::OwnedRun;
 use super::slots::{RunSlot, RunSlots};
 use crate::bounds::memory;
 use crate::clock;
-use crate::store::{ClaimedRun, StoreError};
+use crate::store::{ClaimedRun, RunWrite, StoreError};
 
 /// Runs that are taken at once, at most.
 const MAX_CLAIM: usize = 64;
@@ -82,6 +82,19 @@ impl Queue {
         ended.extend(children);
         if !ended.is_empty() {
             self.changed.notify_one();
+        }
+    }
+
+    /// What a run wrote is durable; its end may be what others in the queue wait for.
+    pub(super) fn written(&self, write: &RunWrite) {
+        if write.events.last().is_none_or(|event| event.what.ending().is_none()) {
+            return;
+        }
+        if write.origin.is_child {
+            self.children_ended([write.run_id]);
+        }
+        if write.origin.session_id.is_some() {
+            self.changed.notify_one(); // whose turn it is now may wait in the queue
         }
     }
 

@@ -181,6 +181,9 @@ impl Runtime {
     async fn handle_wakeup(&self, hint: Wakeup, others: &mut Others) -> Result<(), StoreError> {
         let mut done = Ok(());
         let mut orphans = Vec::new();
+        if hint != Wakeup::Queue {
+            done = done.and(self.apply_cancel_requests().await);
+        }
         if hint == Wakeup::Resync {
             done = done.and(self.requeue_abandoned().await);
             done = done.and(self.inner.store.expire_approvals().await.map(drop));
@@ -194,7 +197,6 @@ impl Runtime {
         done = done.and(self.give_places_back().await);
         done = done.and(self.answer_parents().await);
         if hint != Wakeup::Queue {
-            done = done.and(self.apply_cancel_requests().await);
             done = done.and(self.end_cancelled().await);
         }
         done = done.and(self.claim().await);
@@ -206,10 +208,11 @@ impl Runtime {
     }
 
     async fn apply_cancel_requests(&self) -> Result<(), StoreError> {
-        if self.inner.live.len() == 0 {
+        if self.inner.owned.is_empty() {
             return Ok(());
         }
         for (id, reason) in self.inner.store.cancel_requests(&self.inner.owner).await? {
+            self.inner.owned.cancel(id, reason.as_deref()); // it may be about to be driven
             if let Some(control) = self.inner.live.get(id) {
                 control.cancel(reason);
             }

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use tokio::sync::oneshot;
+use uuid::Uuid;
 
 use super::claimed::{ResumeError, Resumption};
 use super::delegation::{Lineage, Parent, ParentGuard};
@@ -23,7 +24,7 @@ use super::{Follower, Runtime};
 use crate::drivers::{DecisionFields, Driver, Native, React};
 use crate::engine::journal::{Ack, Append};
 use crate::engine::{AppendFailed, Driven, Entry, Journal, Plan, Run, RunControl, State, Stopped};
-use crate::event::{Event, RunEvent};
+use crate::event::{Event, RunEvent, SERVICE};
 use crate::fairness::{Payer, Turns};
 use crate::run::{Caller, RunOrigin, TraceContext};
 use crate::store::writer::{AppendError, Appender};
@@ -235,14 +236,14 @@ impl DrivenRun {
             match ended {
                 Ok(Ok(Driven::Parked)) => {
                     // A child may have ended since it was looked at.
-                    let children =
-                        self.run.state.waiting().filter_map(|awaited| awaited.child_run_id);
-                    self.runtime.inner.queue.children_ended(children);
+                    self.runtime.inner.queue.children_ended(awaited_children(&self.run.state));
                     if let Some(end) = end {
                         let _ = end.send(None); // who went away does not want to know
                     }
                 }
                 Ok(Ok(Driven::Ended)) => {
+                    let parked: Vec<Uuid> = awaited_children(&self.run.state).collect();
+                    self.runtime.cancel_children(&self.identity.caller.tenant, parked).await;
                     if let (Some(end), Some(record)) =
                         (end, record(&self.identity, &self.run.state))
                     {
@@ -310,7 +311,22 @@ impl DrivenRun {
     }
 }
 
+/// The child runs that a run waits for, or waited for when it ended.
+fn awaited_children(state: &State) -> impl Iterator<Item = Uuid> {
+    state.waiting().filter_map(|awaited| awaited.child_run_id)
+}
+
 impl Runtime {
+    /// Cancels the parked children of a run that has ended; the sweep finds those that are not reached.
+    async fn cancel_children(&self, tenant: &str, children: Vec<Uuid>) {
+        let reason = Some("the run that waited for it has ended");
+        for child in children {
+            if let Err(error) = self.cancel(tenant, child, SERVICE, reason).await {
+                tracing::debug!(run_id = %child, %error, "the child run is cancelled later");
+            }
+        }
+    }
+
     /// The journal of a run that is driven did not take what happened.
     async fn not_recorded(
         &self,
@@ -324,6 +340,9 @@ impl Runtime {
                 self.interrupt(identity, ownership, "the store refused to record it".into()).await;
             }
             AppendFailed::Fenced if !is_lost => self.fenced(ownership).await,
+            AppendFailed::Fenced if self.is_draining() => {
+                tracing::info!(run_id = %ownership.run(), "run is given back to the queue");
+            }
             reason => {
                 tracing::warn!(run_id = %ownership.run(), %reason, "run stopped on this replica");
                 if reason == AppendFailed::Unavailable {

@@ -1,13 +1,11 @@
 //! What a database does in its own way: everything else is written once, over this.
 
-use std::collections::HashSet;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::sync::broadcast;
-use uuid::Uuid;
 
-use super::batch::Batch;
+use super::batch::{Batch, Passed};
 use super::sql::{Dialect, Query, Row};
 use super::{ConnectionCounts, DatabaseInfo, StoreError, Wakeup};
 use crate::fairness::Hold;
@@ -49,7 +47,7 @@ pub(super) trait Backend: Send + Sync {
     /// Begins a transaction that writes; dropped, it is rolled back.
     async fn begin(&self, work: Work) -> Result<Box<dyn Transaction + '_>, StoreError>;
     /// Writes a batch in one transaction; the runs that passed the fence.
-    async fn commit(&self, batch: Batch) -> Result<HashSet<Uuid>, StoreError>;
+    async fn commit(&self, batch: Batch) -> Result<Passed, StoreError>;
 
     fn wakeups(&self) -> broadcast::Receiver<Wakeup>;
     /// Hints to all replicas that something changed. A hint may be lost.
@@ -69,6 +67,6 @@ pub(super) trait Transaction: Send {
     /// more can be done with this.
     async fn lock_tenant(&mut self, tenant: &str, patience: Duration) -> Result<bool, StoreError>;
     /// As [`Backend::commit`], as a part of this transaction.
-    async fn write(&mut self, batch: Batch) -> Result<HashSet<Uuid>, StoreError>;
+    async fn write(&mut self, batch: Batch) -> Result<Passed, StoreError>;
     async fn commit(self: Box<Self>) -> Result<(), StoreError>;
 }

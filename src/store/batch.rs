@@ -5,7 +5,7 @@
 //! written only for the runs that passed. Each database puts the rows into the text in its own
 //! way. The `IS TRUE` forms are deliberate: they leave a planner no index but the primary key.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 
 use uuid::Uuid;
 
@@ -29,9 +29,19 @@ pub(super) struct Step {
     pub(super) tail: &'static str,
 }
 
+/// The runs that passed the fence; with those that were asked to cancel, why.
+pub(super) type Passed = HashMap<Uuid, Option<Cancelling>>;
+
+/// That a run was asked to cancel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cancelling {
+    /// Why, where a reason was given.
+    pub reason: Option<String>,
+}
+
 /// What a batch of writes changes.
 pub(super) struct Batch {
-    /// Each gives the ids of the runs that it took.
+    /// Each gives the ids of the runs that it took, and whether and why they are to be cancelled.
     pub(super) fence: Vec<Step>,
     /// All have a column `run_id`.
     pub(super) rest: Vec<Step>,
@@ -111,7 +121,8 @@ fn known_runs(owner: &str, runs: Vec<RunChange>) -> Step {
         condition: "runs.id = w.id AND (runs.owner = w.writer) IS TRUE \
             AND (runs.status = 'running') IS TRUE AND runs.epoch = w.epoch \
             AND runs.next_seq = w.first_seq",
-        tail: "RETURNING runs.id",
+        tail: "RETURNING runs.id, runs.cancel_requested_at IS NOT NULL AS is_cancelled, \
+            runs.cancel_reason",
     }
 }
 
@@ -155,7 +166,8 @@ fn new_runs(dialect: Dialect, mut runs: Vec<RunChange>) -> Step {
         columns,
         rows: runs.into_iter().filter_map(row).collect(),
         condition,
-        tail: "ON CONFLICT DO NOTHING RETURNING id",
+        tail: "ON CONFLICT DO NOTHING \
+            RETURNING id, cancel_requested_at IS NOT NULL AS is_cancelled, cancel_reason",
     }
 }
 
@@ -190,8 +202,12 @@ fn new_calls(calls: Vec<CallChange>) -> Step {
 fn known_calls(calls: Vec<CallChange>) -> Step {
     let columns = columns_of::<CallState>();
     let set = columns.iter().map(|column| column.name).filter(|name| !name.ends_with("_id"));
-    let set: Vec<String> =
-        set.map(|name| format!("{name} = COALESCE(w.{name}, tool_calls.{name})")).collect();
+    let set = set.map(|name| match name {
+        // When it was first made, however often it is repeated.
+        "started_at" => "started_at = COALESCE(tool_calls.started_at, w.started_at)".to_owned(),
+        name => format!("{name} = COALESCE(w.{name}, tool_calls.{name})"),
+    });
+    let set: Vec<String> = set.collect();
     Step {
         name: "settled",
         head: format!("UPDATE tool_calls SET {} FROM", set.join(", ")),
@@ -233,11 +249,11 @@ fn voided(runs: Vec<Uuid>) -> Step {
 
 impl Step {
     /// The rows of the runs that passed the fence.
-    pub(super) fn keep(&mut self, passed: &HashSet<Uuid>) {
+    pub(super) fn keep(&mut self, passed: &Passed) {
         let run = self.columns.iter().position(|column| column.name == "run_id");
         self.rows.retain(|row| {
             run.and_then(|run| row.get(run))
-                .is_some_and(|id| matches!(id, Value::Id(Some(id)) if passed.contains(id)))
+                .is_some_and(|id| matches!(id, Value::Id(Some(id)) if passed.contains_key(id)))
         });
     }
 }

@@ -4,20 +4,25 @@ use uuid::Uuid;
 
 use super::approvals::requeue_answered;
 use super::backend::Work;
-use super::batch::Batch;
+use super::batch::{Batch, Cancelling};
 use super::projection::project;
 use super::sql::Query;
 use super::{RunWrite, Store, StoreError, Wakeup, WriteOutcome};
 use crate::run::RunStatus;
 
+/// What became of a batch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Commit {
+    /// One per write, in order.
+    pub outcomes: Vec<WriteOutcome>,
+    /// Runs of the batch that had been asked to cancel by then, by whichever replica.
+    pub cancelling: Vec<(Uuid, Cancelling)>,
+}
+
 impl Store {
-    /// Commits a batch in one transaction; one outcome per write, in order. At most one write per
+    /// Commits a batch in one transaction. At most one write per
     /// run in a batch. Repeating a batch after a lost answer is harmless.
-    pub async fn commit(
-        &self,
-        owner: &str,
-        batch: &[RunWrite],
-    ) -> Result<Vec<WriteOutcome>, StoreError> {
+    pub async fn commit(&self, owner: &str, batch: &[RunWrite]) -> Result<Commit, StoreError> {
         self.define(batch).await?;
         let steps = Batch::of(self.backend.dialect(), owner, project(owner, batch)?);
         let parked = batch.iter().filter(|write| write.park.is_some());
@@ -32,9 +37,9 @@ impl Store {
             stored
         };
         for write in batch {
-            if write.is_repeated && !stored.contains(&write.run_id) && self.is_stored(write).await?
-            {
-                stored.insert(write.run_id);
+            let is_stored = stored.contains_key(&write.run_id);
+            if write.is_repeated && !is_stored && self.is_stored(write).await? {
+                stored.insert(write.run_id, None);
             }
         }
         let is_queued = |write: &RunWrite| {
@@ -44,11 +49,13 @@ impl Store {
             self.backend.hint(Wakeup::Queue).await;
         }
         let outcome = |write: &RunWrite| match &write.new {
-            _ if stored.contains(&write.run_id) => WriteOutcome::Committed,
+            _ if stored.contains_key(&write.run_id) => WriteOutcome::Committed,
             Some(_) => WriteOutcome::IdTaken,
             None => WriteOutcome::Fenced,
         };
-        Ok(batch.iter().map(outcome).collect())
+        let outcomes = batch.iter().map(outcome).collect();
+        let cancelling = |(run, asked): (Uuid, Option<Cancelling>)| Some((run, asked?));
+        Ok(Commit { outcomes, cancelling: stored.into_iter().filter_map(cancelling).collect() })
     }
 
     /// Whether an earlier try has stored a write: its last event is in the journal.

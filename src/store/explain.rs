@@ -3,16 +3,14 @@
 //! A store that explains itself has the database explain every statement that reads before it runs
 //! it, with the very text and values that it runs with.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio::sync::broadcast;
-use uuid::Uuid;
 
 use super::backend::{Backend, Transaction, Work};
-use super::batch::Batch;
+use super::batch::{Batch, Passed};
 use super::sql::{Dialect, Query, Row};
 use super::{ConnectionCounts, DatabaseInfo, StoreError, Wakeup};
 
@@ -66,7 +64,7 @@ impl Backend for Explaining {
         self.backend.begin(work).await
     }
 
-    async fn commit(&self, batch: Batch) -> Result<HashSet<Uuid>, StoreError> {
+    async fn commit(&self, batch: Batch) -> Result<Passed, StoreError> {
         self.backend.commit(batch).await
     }
 

@@ -11,7 +11,6 @@ mod connections;
 mod standby;
 mod wakeups;
 
-use std::collections::HashSet;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -20,13 +19,12 @@ use sqlx::postgres::{PgArguments, PgConnectOptions, PgConnection};
 use sqlx::{Arguments, AssertSqlSafe, ConnectOptions, Connection, Row as _};
 use tokio::sync::broadcast;
 use tokio::time::timeout;
-use uuid::Uuid;
 
 use self::connections::{Connections, PooledConnection, within};
 use self::standby::Standby;
 use self::wakeups::{CHANNEL, Wakeups, payload};
 use super::backend::{Backend, Transaction, Work, hold};
-use super::batch::Batch;
+use super::batch::{Batch, Passed};
 use super::migrations::POSTGRES as MIGRATIONS;
 use super::sql::{Dialect, Query, Row, Value};
 use super::{ConnectionCounts, DatabaseInfo, StoreError, Wakeup};
@@ -215,7 +213,7 @@ impl Backend for Postgres {
         Ok(Box::new(OpenTransaction { line, _hold: hold }))
     }
 
-    async fn commit(&self, batch: Batch) -> Result<HashSet<Uuid>, StoreError> {
+    async fn commit(&self, batch: Batch) -> Result<Passed, StoreError> {
         let mut line = self.commits.get().await?;
         let written = within(commit::write_at_once(&mut line, &batch)).await;
         if let Some(passed) = line.settle(written)? {
@@ -295,7 +293,7 @@ impl Transaction for OpenTransaction<'_> {
         locked.map_or(Ok(false), |locked| locked.map(|_| true))
     }
 
-    async fn write(&mut self, batch: Batch) -> Result<HashSet<Uuid>, StoreError> {
+    async fn write(&mut self, batch: Batch) -> Result<Passed, StoreError> {
         within(commit::write(&mut self.line, &batch)).await
     }
 

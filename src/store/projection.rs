@@ -340,7 +340,7 @@ impl RunCalls<'_> {
                 row.effect = Some(call.effect.as_str().into());
                 row.decision = Some(call.decision.clone());
                 row.reason.clone_from(&call.reason);
-                row.started_at = Some(event.at);
+                row.started_at.get_or_insert(event.at);
             }
             RunEvent::ApprovalRequested(awaited) => self.ask(event.seq, awaited),
             RunEvent::ApprovalResolved(resolved) => self.decide(event.seq, resolved),

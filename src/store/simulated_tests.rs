@@ -4,7 +4,7 @@
 //!
 //! Each fault that a store once had can be put back: a statement is changed on its way.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use tokio::sync::broadcast;
 use uuid::Uuid;
 
 use super::backend::{Backend, Transaction, Work};
-use super::batch::Batch;
+use super::batch::{Batch, Passed};
 use super::sql::{Dialect, Query, Row};
 use super::sqlite::Sqlite;
 use super::tables::Record;
@@ -398,7 +398,7 @@ impl Backend for Simulated {
         Ok(Box::new(SimulatedTransaction { transaction, fate, simulated: self }))
     }
 
-    async fn commit(&self, batch: Batch) -> Result<HashSet<Uuid>, StoreError> {
+    async fn commit(&self, batch: Batch) -> Result<Passed, StoreError> {
         let fate = self.go("COMMIT").await?;
         let batch = self.faulty.changed_batch(batch);
         let passed = at_once(self.database.database.commit(batch))?;
@@ -464,7 +464,7 @@ impl Transaction for SimulatedTransaction<'_> {
         at_once(self.transaction.lock_tenant(tenant, patience))
     }
 
-    async fn write(&mut self, batch: Batch) -> Result<HashSet<Uuid>, StoreError> {
+    async fn write(&mut self, batch: Batch) -> Result<Passed, StoreError> {
         self.simulated.database.changed();
         at_once(self.transaction.write(self.simulated.faulty.changed_batch(batch)))
     }

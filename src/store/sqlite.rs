@@ -19,10 +19,9 @@ use sqlx::sqlite::{
 };
 use sqlx::{Arguments, AssertSqlSafe, ConnectOptions, Connection, Row as _};
 use tokio::sync::{Mutex as AsyncMutex, MutexGuard, broadcast};
-use uuid::Uuid;
 
 use super::backend::{Backend, Transaction, Work, hold};
-use super::batch::Batch;
+use super::batch::{Batch, Passed};
 use super::migrations::SQLITE as MIGRATIONS;
 use super::sql::{Dialect, Query, Row, Value, json};
 use super::{ConnectionCounts, DatabaseInfo, StoreError, Wakeup};
@@ -231,7 +230,7 @@ impl Backend for Sqlite {
         Ok(Box::new(begun))
     }
 
-    async fn commit(&self, batch: Batch) -> Result<HashSet<Uuid>, StoreError> {
+    async fn commit(&self, batch: Batch) -> Result<Passed, StoreError> {
         let mut writer = self.writer().await?;
         writer.connection()?;
         writer.is_broken = true;
@@ -276,7 +275,7 @@ impl Transaction for OpenTransaction<'_> {
         Ok(true) // of all of them: there is one writer
     }
 
-    async fn write(&mut self, batch: Batch) -> Result<HashSet<Uuid>, StoreError> {
+    async fn write(&mut self, batch: Batch) -> Result<Passed, StoreError> {
         commit::write(self.writer.connection()?, batch, "", "").await
     }
 

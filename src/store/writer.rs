@@ -20,7 +20,7 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::{RunWrite, Store, WriteOutcome};
+use super::{Cancelling, Commit, RunWrite, Store, WriteOutcome};
 
 /// Writes in one commit, at most.
 const MAX_BATCH: usize = 128;
@@ -68,6 +68,10 @@ pub struct Appender {
 /// block.
 pub type OnDurable = Arc<dyn Fn(&RunWrite) + Send + Sync>;
 
+/// Told of every run that had been asked to cancel when it was written, before its driver is told that
+/// the write is durable. Must not block.
+pub type OnCancelling = Arc<dyn Fn(Uuid, &Cancelling) + Send + Sync>;
+
 type Answer = oneshot::Sender<Result<(), AppendError>>;
 
 enum Request {
@@ -95,6 +99,7 @@ impl Writer {
         owner: Arc<str>,
         patience: Duration,
         on_durable: OnDurable,
+        on_cancelling: OnCancelling,
     ) -> Self {
         let (requests, inbox) = mpsc::unbounded_channel();
         let available = Arc::new(AtomicBool::new(true));
@@ -105,6 +110,7 @@ impl Writer {
             patience,
             available: available.clone(),
             on_durable,
+            on_cancelling,
             seconds,
         });
         let task = Task {
@@ -288,6 +294,7 @@ struct Committer {
     patience: Duration,
     available: Arc<AtomicBool>,
     on_durable: OnDurable,
+    on_cancelling: OnCancelling,
     /// How long successful commits take.
     seconds: metrics::Histogram,
 }
@@ -332,11 +339,14 @@ impl Committer {
             #[cfg(debug_assertions)]
             crash::point("before_commit");
             match self.store.commit(&self.owner, &writes).await {
-                Ok(outcomes) => {
+                Ok(Commit { outcomes, cancelling }) => {
                     #[cfg(debug_assertions)]
                     crash::point("after_commit");
                     self.seconds.record(since.elapsed());
                     self.available.store(true, Ordering::Relaxed);
+                    for (run, asked) in &cancelling {
+                        (self.on_cancelling)(*run, asked);
+                    }
                     for ((write, waiting), outcome) in writes.iter().zip(waiting).zip(outcomes) {
                         waiting.answer(match outcome {
                             WriteOutcome::Committed => {

@@ -312,8 +312,7 @@ impl Executor {
         decided: impl Into<Decided<'_>>,
     ) -> Result<Prepared, FatalToolError> {
         let Decided { approval, was_started } = decided.into();
-        let offered = self.offered(&call.name, scope);
-        let Some((index, offered)) = offered else {
+        let Some((index, offered)) = self.offered(&call.name, scope) else {
             return Ok(Prepared::Answered(self.unknown(call, was_started)));
         };
         let may_lapse = approval.filter(|_| !was_started);
@@ -341,13 +340,12 @@ impl Executor {
         let shown_arguments = shown(&arguments, canonical);
         let actions: Arc<[Action]> = actions.into();
         let judged = Action::recorded(&actions);
-        let approved_by = approval.map(|granted| granted.by);
-        let approved_by = approved_by.or(was_started.then_some(EARLIER_DECISION));
+        let earlier = was_started.then_some(EARLIER_DECISION);
         let question = Call {
             tool: &call.name,
             effect: declared,
             actions,
-            approved_by,
+            approved_by: approval.map(|granted| granted.by).or(earlier),
             skills: &scope.skills,
             labels: scope.labels,
             directory: scope.workspace.directory(),
@@ -477,8 +475,12 @@ impl Executor {
         let announced = Consumption::of(ready.permit.actions()).network_requests;
         ready.context.requests.announced(announced);
         let effect = ready.effect();
-        let tried = cancel.run_until_cancelled(self.tried(&ready, scope)).await;
-        let result = tried.unwrap_or_else(|| Err(Failure::cancelled(effect)));
+        let result = if cancel.is_cancelled() {
+            Err(Failure::not_begun())
+        } else {
+            let tried = cancel.run_until_cancelled(self.tried(&ready, scope)).await;
+            tried.unwrap_or_else(|| Err(Failure::cancelled(effect)))
+        };
         let result = ready.context.changed.weighed(result).await;
         let duration_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
         let (outcome, told) = audited(&result);

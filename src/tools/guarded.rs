@@ -32,6 +32,12 @@ impl Failure {
         Self::Told(CallFailure::Cancelled, format!("The run ended during this call{known}."))
     }
 
+    /// Of a call whose run had ended before it began.
+    pub(super) fn not_begun() -> Self {
+        let why = "Not executed, the run ended before this call began.";
+        Self::Told(CallFailure::NotExecuted, why.to_owned())
+    }
+
     pub(super) fn into_message(self) -> String {
         match self {
             Self::Told(_, message) | Self::Fatal(message) => message,
@@ -45,6 +51,7 @@ pub(super) fn audited(result: &Result<String, Failure>) -> (&'static str, Option
     match result {
         Ok(text) => ("succeeded", Some(text)),
         Err(Failure::Told(CallFailure::Cancelled, _)) => ("cancelled", None),
+        Err(Failure::Told(CallFailure::NotExecuted, _)) => ("not_executed", None),
         Err(Failure::Told(CallFailure::Timeout, _)) => ("timed_out", None),
         Err(Failure::Told(_, message)) => ("failed", Some(message)),
         Err(_) => ("failed", None),

@@ -8,6 +8,7 @@
 //! | time limits | `the_wait_of_a_child_costs_no_run_its_time`, `the_work_of_a_child_after_its_wait_is_its_parents_time` |
 //! | a changed agent, schema, description | `a_changed_agent_does_not_undo_a_call` |
 //! | limits of calls, rates | `a_call_that_is_made_again_is_counted_once` |
+//! | a limit or a failure beside a parked child | `what_ends_a_run_ends_its_parked_children` |
 //! | cancel, void approvals | `cancelling_a_parked_tree_ends_all_of_it` |
 //! | crash, restart | `a_parked_tree_survives_crashes` |
 //! | child cancelled, denied | `an_end_without_output_is_told_to_the_parent` |
@@ -31,6 +32,7 @@ on_both_stores! {
     the_work_of_a_child_after_its_wait_is_its_parents_time,
     a_changed_agent_does_not_undo_a_call,
     a_call_that_is_made_again_is_counted_once,
+    what_ends_a_run_ends_its_parked_children,
     cancelling_a_parked_tree_ends_all_of_it,
     a_parked_tree_survives_crashes,
     an_end_without_output_is_told_to_the_parent,
@@ -54,6 +56,21 @@ const WRITES: &str = "
 steps:
   - tool_calls: [{tool: file_ops, arguments: {operation: append, path: log.txt, content: x}}]
   - text: 'written: {{ results[0][:5] }}'
+";
+
+/// One that only reads, and asks for that.
+const ASKER: &str = "
+model: scripted/asker
+instructions: Read.
+tools: [file_ops]
+enable_double_confirmation: false
+governance: {autonomy: read-only, paths: {read: ['**']}, tool_policies: {file_ops: ask}}
+";
+
+const ASKS: &str = "
+steps:
+  - tool_calls: [{tool: file_ops, arguments: {operation: list, path: .}}]
+  - text: listed
 ";
 
 fn delegating(model: &str, tool: &str) -> String {
@@ -99,6 +116,14 @@ async fn event_types(service: &Service, run: &str) -> Vec<String> {
     let events = service.get(&format!("{run}/events")).await.body;
     let types = events["data"].as_array().unwrap().iter();
     types.map(|event| event["type"].as_str().unwrap().to_owned()).collect()
+}
+
+/// When the first event of a type happened.
+async fn event_at(service: &Service, run: &str, kind: &str) -> String {
+    let events = service.get(&format!("{run}/events")).await.body;
+    let mut events = events["data"].as_array().unwrap().iter();
+    let event = events.find(|event| event["type"] == kind).unwrap();
+    event["at"].as_str().unwrap().to_owned()
 }
 
 async fn a_tree_parks_and_goes_on_from_its_leaf(db: Db) {
@@ -185,6 +210,12 @@ async fn the_work_of_a_child_after_its_wait_is_its_parents_time(db: Db) {
     let boss = ended(&service, &run).await;
     let seconds = boss["budget"]["used"]["duration_seconds"].as_f64().unwrap();
     assert!(seconds >= 0.7, "{boss:#}");
+    let calls = service.get(&format!("{run}/tool-calls")).await.body;
+    let call = &calls["data"][0];
+    assert!(call["duration_ms"].as_u64().unwrap() >= 700, "{call:#}");
+    let began = call["started_at"].as_str().unwrap();
+    let resumed = event_at(&service, &run, "run.resumed").await;
+    assert!(began < resumed.as_str(), "its first start: {call:#}");
 }
 
 async fn a_changed_agent_does_not_undo_a_call(db: Db) {
@@ -239,6 +270,47 @@ async fn a_call_that_is_made_again_is_counted_once(db: Db) {
         let told = &boss["output"]["result"];
         assert_eq!(told, "told: written: Appen", "{limits} {crashes}: {boss:#}");
         assert_eq!(boss["budget"]["tree"]["tool_calls"], 2, "{boss:#}");
+    }
+}
+
+async fn what_ends_a_run_ends_its_parked_children(db: Db) {
+    for (rules, work, reason) in [
+        (
+            "governance: {budget: {max_duration_seconds: 1}}",
+            "import time; time.sleep(9)",
+            "duration_exceeded",
+        ),
+        ("throw_on_tool_failure: true", "raise SystemExit('broken')", "tool_failure"),
+        ("limits: {error_threshold: 1}", "raise SystemExit('broken')", "error"),
+    ] {
+        let work = python("work", work, ", effect: read");
+        let boss = format!(
+            "model: scripted/boss\ninstructions: Delegate.\ntools: ['agent:asker', 'script:it/work']\n\
+             parallel_tool_calls: true\nenable_double_confirmation: false\n{rules}\n"
+        );
+        let service = Setup::new()
+            .agent("boss", &boss)
+            .scenario(
+                "boss",
+                "steps:\n  - tool_calls: [{tool: \"agent:asker\", arguments: {}}, \
+                 {tool: \"script:it/work\", arguments: {}}]\n  - text: done\n",
+            )
+            .agent("asker", ASKER)
+            .scenario("asker", ASKS)
+            .tools("it", &format!("tools:\n{work}"))
+            .start(db)
+            .await;
+        let run = service.enqueue("boss").await;
+        let boss = ended(&service, &run).await;
+        assert_eq!(boss["termination_reason"], reason, "{rules}: {boss:#}");
+        let calls = service.get(&format!("{run}/tool-calls")).await.body;
+        let asked = &calls["data"][0];
+        assert_eq!((&asked["tool"], &asked["state"]), (&json!("agent:asker"), &json!("cancelled")));
+        assert!(!asked["result"].as_str().unwrap().contains("not executed"), "{asked:#}");
+        let child = format!("/v1/runs/{}", asked["child_run_id"].as_str().unwrap());
+        let child = ended(&service, &child).await;
+        assert_eq!(child["status"], "cancelled", "{child:#}");
+        assert_eq!(service.get("/v1/approvals").await.body["data"], json!([]));
     }
 }
 

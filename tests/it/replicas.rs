@@ -12,6 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
+use crate::claims::change;
 use crate::postgres_cluster;
 use crate::service::{Answer, Db, Service, Setup, Signal, answer, command, on_both_stores};
 
@@ -20,6 +21,7 @@ on_both_stores! {
     runs_that_were_begun_wait_for_no_worker,
     a_model_call_that_is_repeated_is_marked_and_charged,
     a_replay_on_a_replica_that_shuts_down_is_told_to_come_again,
+    a_cancel_that_was_not_heard_of_is_found_by_the_next_commit,
 }
 
 const AGENT: &str = "
@@ -49,6 +51,31 @@ async fn invoke(service: &Service, agent: &str, body: &Value) -> Answer {
 
 fn path_of(run: &Value) -> String {
     format!("/v1/runs/{}", run["run_id"].as_str().unwrap())
+}
+
+/// As another replica stores the request; its hint is not heard.
+async fn a_cancel_that_was_not_heard_of_is_found_by_the_next_commit(db: Db) {
+    let writes = "steps:\n  - delay_ms: 200\n    tool_calls: [{tool: file_ops, arguments: \
+                  {operation: append, path: log.txt, content: x}}]\n  - text: done\n";
+    let agent = AGENT.replace("AGENT", "writer") + "governance: {paths: {write: ['**']}}\n";
+    let service = Setup::new().agent("writer", &agent).scenario("writer", writes).start(db).await;
+    for _ in 0..6 {
+        let run = service.enqueue("writer").await;
+        service.until(&run, |run| run["iterations"] == 0 && run["status"] == "running").await;
+        let request = "UPDATE runs SET cancel_requested_at = created_at, cancel_reason = 'enough' \
+                       WHERE status = 'running'";
+        change(&service, request).await;
+        let run = service.until(&run, |run| run["finished_at"].is_string()).await;
+        assert_eq!(run["status"], "cancelled", "{run:#}");
+        assert_eq!(run["error"]["context"]["reason"], "enough", "{run:#}");
+        let calls = service.get(&format!("{}/tool-calls", path_of(&run))).await.body;
+        let call = &calls["data"][0];
+        assert!(call.is_null() || call["state"] == "cancelled", "{call:#}");
+    }
+    assert!(
+        !service.dir.path().join("workspace/default/log.txt").exists(),
+        "a call began after the request"
+    );
 }
 
 /// Runs in the middle of a model call.
@@ -399,6 +426,10 @@ async fn a_replay_on_a_replica_that_shuts_down_is_told_to_come_again(db: Db) {
     let told = replay.await.unwrap();
     assert_eq!((told.status.as_u16(), &told.body["code"]), (503, &json!("DRAINING")), "{told:?}");
     assert!(told.headers.contains_key("retry-after"));
+    while !service.log().contains("run is given back") {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(!service.log().contains("another replica owns"), "nobody does: {}", service.log());
     assert_eq!(told.headers["x-run-id"], first.body["run_id"].as_str().unwrap());
 }
 

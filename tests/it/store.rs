@@ -85,7 +85,7 @@ impl Db {
     }
 
     async fn commit_one(&self, owner: &str, write: &RunWrite) -> WriteOutcome {
-        self.store.commit(owner, std::slice::from_ref(write)).await.unwrap()[0]
+        self.store.commit(owner, std::slice::from_ref(write)).await.unwrap().outcomes[0]
     }
 
     /// Commits again what must be accepted: the answer to an earlier try was lost.

@@ -390,6 +390,8 @@ impl Run {
     /// Records the result of a call that was judged in a run with these labels.
     fn finish(&mut self, mut finished: Finished, labels: Labels) -> Result<(), FoldError> {
         if let RunEvent::ToolCallCompleted(call) = &mut finished.event {
+            let since_begun = self.state.with_ended_child(call.call_id, clock::now());
+            call.duration_ms = since_begun.unwrap_or(call.duration_ms);
             self.label(call, finished.yields)?;
             if let Some(warned) = self.scanned(call) {
                 self.record(warned)?;

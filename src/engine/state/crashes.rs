@@ -164,16 +164,25 @@ impl State {
         let open = turn.open_calls().filter(|(_, call)| call.target == CallTarget::Tool);
         open.map(|(_, call)| match turn.dispatched.get(&call.id).map(|call| call.effect) {
             Some(Effect::Once) => unknown_outcome(call),
-            Some(Effect::Idempotent) => {
-                let content = format!("Error: no result came of this call, {why}.");
-                unexecuted(call, CallFailure::Cancelled, content)
-            }
+            Some(Effect::Idempotent) => self.without_result(turn, call, why),
+            _ if turn.children_ended.contains_key(&call.id) => self.without_result(turn, call, why),
             Some(Effect::Read) | None => {
                 let content = format!("Error: not executed, {why}.");
                 unexecuted(call, CallFailure::NotExecuted, content)
             }
         })
         .collect()
+    }
+
+    /// The result of a call that was under way, or whose child run was, and is not waited for any more.
+    fn without_result(&self, turn: &OpenTurn, call: &ToolCall, why: &str) -> RunEvent {
+        let waiting = self.waiting.get(&call.id).and_then(|it| it.awaited.child_run_id);
+        let child_run_id = waiting.or_else(|| turn.children_ended.get(&call.id).copied().flatten());
+        let content = format!("Error: no result came of this call, {why}.");
+        RunEvent::ToolCallCompleted(ToolCallCompleted {
+            child_run_id,
+            ..unexecuted_call(call, CallFailure::Cancelled, content)
+        })
     }
 }
 
@@ -209,11 +218,9 @@ pub(super) fn unknown_outcome(call: &ToolCall) -> RunEvent {
 
 /// The result of a call that was never executed.
 pub(super) fn unexecuted(call: &ToolCall, failure: CallFailure, content: String) -> RunEvent {
-    RunEvent::ToolCallCompleted(ToolCallCompleted::new(
-        call.id,
-        call.name.clone(),
-        call.target,
-        content,
-        Some(failure),
-    ))
+    RunEvent::ToolCallCompleted(unexecuted_call(call, failure, content))
+}
+
+fn unexecuted_call(call: &ToolCall, failure: CallFailure, content: String) -> ToolCallCompleted {
+    ToolCallCompleted::new(call.id, call.name.clone(), call.target, content, Some(failure))
 }

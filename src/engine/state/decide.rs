@@ -1,7 +1,7 @@
 //! Decisions: what to do next, and how a run ends.
 //!
-//! In the order of the loop's specification: cancelled, what a crash left (`crashes.rs`), waiting,
-//! deadline, then what the phase asks for. Limits are judged in `limits.rs`, answers to a parked run in `waiting.rs`. Whatever strikes
+//! In the order of the loop's specification: cancelled, what a crash left (`crashes.rs`), waiting
+//! (unless a limit struck beside what is waited for), deadline, then what the phase asks for. Limits are judged in `limits.rs`, answers to a parked run in `waiting.rs`. Whatever strikes
 //! between the calls of one response answers the rest of them, so that no call is ever left open.
 
 use chrono::{DateTime, Utc};
@@ -15,7 +15,9 @@ use crate::engine::{Contract, output, phrases};
 use crate::event::{CallFailure, DecisionFailed, RunEvent, ValidationError};
 use crate::message::{CallTarget, FinishReason, ToolCall};
 use crate::providers::ToolChoice;
-use crate::run::{Effect, OnUnknownOutcome, Outcome, TerminationReason, ToolChoicePolicy};
+use crate::run::{
+    Effect, OnUnknownOutcome, Outcome, RunStatus, TerminationReason, ToolChoicePolicy,
+};
 
 /// How a run ends whose last attempt failed, by what was wrong with it.
 const NO_OUTPUT: (TerminationReason, &str) =
@@ -39,7 +41,8 @@ impl State {
             return asked;
         }
         if let Some(status) = self.parked() {
-            return Step::Suspend(status);
+            let end = if status == RunStatus::NeedsReview { None } else { self.struck(now) };
+            return end.unwrap_or(Step::Suspend(status));
         }
         let out_of_budget = || self.out_of_requests(now).or_else(|| self.out_of_files(now));
         if let Some(end) = self.crashed_too_often(now).or_else(out_of_budget) {
@@ -48,7 +51,7 @@ impl State {
         if let Some(condition) = self.not_continued {
             return self.end_mid_turn("the run ended", self.stopped_by(condition, "was met", now));
         }
-        if self.deadline().is_some_and(|deadline| now >= deadline) {
+        if self.is_out_of_time(now) {
             return self.out_of_time(now);
         }
         match &self.phase {

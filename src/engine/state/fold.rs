@@ -268,11 +268,11 @@ impl State {
         let turn = self.turn(misplaced)?;
         turn.dispatched.remove(&resolved.call_id);
         if resolved.resolution == Resolution::ChildEnded {
-            turn.children_ended.insert(resolved.call_id);
+            let child = awaited.as_ref().and_then(|it| it.awaited.child_run_id);
+            turn.children_ended.insert(resolved.call_id, child);
         }
-        let earlier = turn.resolved.get(&resolved.call_id);
-        let was_approved = earlier.map(|earlier| &earlier.resolved.resolution);
-        let is_repeated = matches!(was_approved, Some(Resolution::Approved { .. }));
+        let earlier = turn.resolved.get(&resolved.call_id).map(|it| &it.resolved.resolution);
+        let is_repeated = matches!(earlier, Some(Resolution::Approved { .. }));
         let repeats =
             matches!(resolved.resolution, Resolution::DidNotHappen | Resolution::ChildEnded);
         if !(is_repeated && repeats) {

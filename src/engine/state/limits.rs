@@ -79,6 +79,20 @@ impl State {
         None
     }
 
+    /// The end of a run at which a limit struck while calls were executed beside one that waits now.
+    pub(super) fn struck(&self, now: DateTime<Utc>) -> Option<Step> {
+        let out_of_budget = self.out_of_requests(now).or_else(|| self.out_of_files(now));
+        let out_of_time = || self.is_out_of_time(now).then(|| self.out_of_time(now));
+        let halted = || self.halted(now).map(|(why, end)| self.end_mid_turn(why, end));
+        out_of_budget.or_else(out_of_time).or_else(halted)
+    }
+
+    /// Whether the wall-clock limit has struck; a run that waits has only used what it had by then.
+    pub(super) fn is_out_of_time(&self, now: DateTime<Utc>) -> bool {
+        let until = self.totals.waiting_since.unwrap_or(now);
+        self.deadline().is_some_and(|deadline| until >= deadline)
+    }
+
     /// What is added to a result that this call has had before.
     pub fn stuck_note(&self, call_id: Uuid, result: &str) -> Option<String> {
         if self.streak.times + 1 < STUCK_NOTE {

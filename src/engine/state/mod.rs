@@ -182,7 +182,7 @@ struct OpenTurn {
     resolved: BTreeMap<Uuid, Answered>,
     /// Calls whose child run was waited for, and has ended.
     #[serde(default)]
-    children_ended: BTreeSet<Uuid>,
+    children_ended: BTreeMap<Uuid, Option<Uuid>>,
     proposal: Option<Proposal>,
 }
 
@@ -199,7 +199,7 @@ impl OpenTurn {
             begun_after: BTreeMap::new(),
             is_blocked: false,
             resolved: BTreeMap::new(),
-            children_ended: BTreeSet::new(),
+            children_ended: BTreeMap::new(),
             proposal: None,
         }
     }
@@ -216,7 +216,7 @@ impl OpenTurn {
 
     /// Whether the call is under way, or was until its child had to wait.
     fn was_started(&self, call_id: Uuid) -> bool {
-        self.dispatched.contains_key(&call_id) || self.children_ended.contains(&call_id)
+        self.dispatched.contains_key(&call_id) || self.children_ended.contains_key(&call_id)
     }
 
     fn is_answered(&self, call: &ToolCall) -> bool {
@@ -262,6 +262,10 @@ enum RequiredCall {
 /// Where the run stands between two events.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is one a run, and most of the time it is this"
+)]
 enum Phase {
     /// Nothing happened yet.
     Opening,

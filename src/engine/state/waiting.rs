@@ -65,7 +65,15 @@ impl State {
 
     /// Whether this call is repeated because the child run that it waited for has ended.
     pub fn child_has_ended(&self, call_id: Uuid) -> bool {
-        matches!(&self.phase, Phase::Acting(turn) if turn.children_ended.contains(&call_id))
+        matches!(&self.phase, Phase::Acting(turn) if turn.children_ended.contains_key(&call_id))
+    }
+
+    /// How long a call that waited for its child run was under way since it was first dispatched, in
+    /// milliseconds, without the waits; nothing for any other call.
+    pub fn with_ended_child(&self, call_id: Uuid, now: DateTime<Utc>) -> Option<u64> {
+        let Phase::Acting(turn) = &self.phase else { return None };
+        let begun = turn.begun_after.get(&call_id).filter(|_| self.child_has_ended(call_id))?;
+        u64::try_from(self.active_ms(now) - begun).ok()
     }
 
     /// An open call, as it will be looked at once what it waits for is there.

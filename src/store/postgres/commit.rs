@@ -5,15 +5,14 @@
 //! prepared once per connection. Rows are arrays, a column each, that `unnest` walks side by side
 //! in a select list: in `FROM` each array would be spooled on its own.
 
-use std::collections::HashSet;
 use std::fmt::Write;
 
-use sqlx::postgres::{PgArguments, PgBindIterExt, PgConnection};
+use sqlx::postgres::{PgArguments, PgBindIterExt, PgConnection, PgRow};
 use sqlx::{Arguments, AssertSqlSafe, Row};
 use uuid::Uuid;
 
 use crate::store::StoreError;
-use crate::store::batch::{Batch, Step};
+use crate::store::batch::{Batch, Cancelling, Passed, Step};
 use crate::store::sql::{Kind, Value};
 
 /// SQLSTATE of a division by zero, which only [`ALL_PASSED`] can be.
@@ -27,7 +26,7 @@ const ALL_PASSED: &str = "1 / (CASE WHEN (SELECT count(*) FROM passed) =";
 pub(super) async fn write_at_once(
     connection: &mut PgConnection,
     batch: &Batch,
-) -> Result<Option<HashSet<Uuid>>, StoreError> {
+) -> Result<Option<Passed>, StoreError> {
     match run(connection, batch, batch.added(|_| true).as_ref()).await {
         Err(sqlx::Error::Database(error)) if error.code().is_some_and(|c| c == NOT_ALL_PASSED) => {
             Ok(None)
@@ -40,9 +39,9 @@ pub(super) async fn write_at_once(
 pub(super) async fn write(
     connection: &mut PgConnection,
     batch: &Batch,
-) -> Result<HashSet<Uuid>, StoreError> {
+) -> Result<Passed, StoreError> {
     let passed = run(connection, batch, None).await?;
-    if let Some(step) = batch.added(|run| passed.contains(run)) {
+    if let Some(step) = batch.added(|run| passed.contains_key(run)) {
         let (mut sql, mut arguments) = (String::new(), PgArguments::default());
         bind(&mut arguments, &step).map_err(sqlx::Error::Encode)?;
         add(&mut sql, &mut 0, &step, "true");
@@ -56,7 +55,7 @@ async fn run(
     connection: &mut PgConnection,
     batch: &Batch,
     added: Option<&Step>,
-) -> Result<HashSet<Uuid>, sqlx::Error> {
+) -> Result<Passed, sqlx::Error> {
     let mut arguments = PgArguments::default();
     for step in batch.fence.iter().chain(&batch.rest).chain(added) {
         bind(&mut arguments, step).map_err(sqlx::Error::Encode)?;
@@ -67,7 +66,11 @@ async fn run(
         arguments.add(runs).map_err(sqlx::Error::Encode)?;
     }
     let statement = sqlx::query_with(AssertSqlSafe(compose(batch, added)), arguments);
-    statement.fetch_all(connection).await?.iter().map(|row| row.try_get(0)).collect()
+    let row = |row: &PgRow| {
+        let reason = row.try_get(2)?;
+        Ok((row.try_get(0)?, row.try_get::<bool, _>(1)?.then_some(Cancelling { reason })))
+    };
+    statement.fetch_all(connection).await?.iter().map(row).collect()
 }
 
 fn compose(batch: &Batch, added: Option<&Step>) -> String {
@@ -79,7 +82,7 @@ fn compose(batch: &Batch, added: Option<&Step>) -> String {
         sql.push_str("), ");
     }
     let passed: Vec<String> =
-        batch.fence.iter().map(|step| format!("SELECT id FROM {}", step.name)).collect();
+        batch.fence.iter().map(|step| format!("SELECT * FROM {}", step.name)).collect();
     let _ = write!(sql, "passed AS ({})", passed.join(" UNION ALL "));
     for step in &batch.rest {
         let _ = write!(sql, ", {}_rows AS (", step.name);
@@ -93,7 +96,7 @@ fn compose(batch: &Batch, added: Option<&Step>) -> String {
         add(&mut sql, &mut bound, step, &format!("{ALL_PASSED} ${runs} THEN 1 ELSE 0 END) = 1"));
         sql.push(')');
     }
-    sql.push_str(" SELECT id FROM passed");
+    sql.push_str(" SELECT * FROM passed");
     sql
 }
 

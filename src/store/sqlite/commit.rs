@@ -3,16 +3,14 @@
 //! once a connection, since its text repeats: small batches have few shapes, and the rows of a large
 //! one are filled up to a power of two.
 
-use std::collections::HashSet;
 use std::fmt::Write;
 
 use sqlx::AssertSqlSafe;
 use sqlx::sqlite::{SqliteArguments, SqliteConnection, SqliteRow};
-use uuid::Uuid;
 
 use super::add_value;
 use crate::store::StoreError;
-use crate::store::batch::{Batch, Step};
+use crate::store::batch::{Batch, Cancelling, Passed, Step};
 use crate::store::sql::{Row, Value};
 
 /// Rows of one statement: under SQLite's limit of 32,766 parameters whatever the table.
@@ -33,13 +31,16 @@ pub(super) async fn write(
     mut batch: Batch,
     before: &str,
     after: &str,
-) -> Result<HashSet<Uuid>, StoreError> {
-    let mut passed = HashSet::new();
+) -> Result<Passed, StoreError> {
+    let mut passed = Passed::new();
     let fence = std::mem::take(&mut batch.fence);
     for row in run(connection, before, fence, "").await? {
-        passed.insert(Row::Sqlite(row).read("id")?);
+        let row = Row::Sqlite(row);
+        let reason = row.read("cancel_reason")?;
+        let is_cancelled: bool = row.read("is_cancelled")?;
+        passed.insert(row.read("id")?, is_cancelled.then_some(Cancelling { reason }));
     }
-    let added = batch.added(|run| passed.contains(run));
+    let added = batch.added(|run| passed.contains_key(run));
     let mut rest = batch.rest;
     for step in &mut rest {
         step.keep(&passed);

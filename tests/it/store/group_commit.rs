@@ -21,7 +21,7 @@ on_both! {
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn writer(db: &Db) -> Writer {
-    Writer::spawn(db.store.clone(), "me".into(), PATIENCE, Arc::new(|_| {}))
+    Writer::spawn(db.store.clone(), "me".into(), PATIENCE, Arc::new(|_| {}), Arc::new(|_, _| {}))
 }
 
 /// Drives a whole run through the writer, waiting for each write.
@@ -146,8 +146,13 @@ async fn a_shutdown_commits_what_is_queued(db: Db) {
 }
 
 async fn a_closed_store_is_reported_when_patience_ends(db: Db) {
-    let writer =
-        Writer::spawn(db.store.clone(), "me".into(), Duration::from_millis(200), Arc::new(|_| {}));
+    let writer = Writer::spawn(
+        db.store.clone(),
+        "me".into(),
+        Duration::from_millis(200),
+        Arc::new(|_| {}),
+        Arc::new(|_, _| {}),
+    );
     db.store.close().await;
     assert_eq!(writer.append(Script::owned().start()).await, Err(AppendError::Unavailable));
     assert!(!writer.is_available());

@@ -38,7 +38,7 @@ async fn listed(db: &Db) -> usize {
 
 async fn a_key_is_one_run_in_a_batch(db: Db) {
     let batch: Vec<RunWrite> = (0..100).map(|_| keyed("k").start()).collect();
-    let outcomes = db.store.commit("me", &batch).await.unwrap();
+    let outcomes = db.store.commit("me", &batch).await.unwrap().outcomes;
     assert_eq!((committed(&outcomes), listed(&db).await), (1, 1));
     let winner = outcomes.iter().position(|outcome| *outcome == WriteOutcome::Committed).unwrap();
     let found = db.store.idempotent_run(TENANT, "k").await.unwrap().unwrap();
@@ -70,7 +70,8 @@ async fn a_key_is_one_run_in_batches_that_race(db: Db) {
         let mut batch: Vec<RunWrite> =
             (0..5).map(|key| keyed(&format!("k{key}")).start()).collect();
         batch.rotate_left(number % 5);
-        commits.spawn(async move { committed(&store.commit("me", &batch).await.unwrap()) });
+        commits
+            .spawn(async move { committed(&store.commit("me", &batch).await.unwrap().outcomes) });
     }
     assert_eq!(commits.join_all().await.into_iter().sum::<usize>(), 5);
     assert_eq!(listed(&db).await, 5);

@@ -135,7 +135,7 @@ async fn one_batch_may_hold_accepted_and_refused_writes(db: Db) {
     let mut taken = Script::with(|new| new.id = mine.id);
     let batch =
         [gone.write(vec![responded(1, &[])]), mine.write(vec![responded(1, &[])]), new.start()];
-    let outcomes = db.store.commit("me", &batch).await.unwrap();
+    let outcomes = db.store.commit("me", &batch).await.unwrap().outcomes;
     assert_eq!(outcomes, [WriteOutcome::Fenced, WriteOutcome::Committed, WriteOutcome::Committed]);
     assert_eq!(db.commit_one("me", &taken.start()).await, WriteOutcome::IdTaken);
     assert_eq!(db.journal(gone.id).await.len(), 2);
@@ -150,7 +150,7 @@ async fn batches_of_any_size_are_written_whole(db: Db) {
             scripts.iter_mut().map(|script| full_story(script).into_iter()).collect();
         let mut expected: Vec<Vec<Event>> = vec![Vec::new(); runs];
         while let Some(batch) = stories.iter_mut().map(Iterator::next).collect::<Option<Vec<_>>>() {
-            let outcomes = db.store.commit("me", &batch).await.unwrap();
+            let outcomes = db.store.commit("me", &batch).await.unwrap().outcomes;
             assert_eq!(outcomes, vec![WriteOutcome::Committed; runs]);
             for (journal, write) in expected.iter_mut().zip(batch) {
                 journal.extend(write.events);

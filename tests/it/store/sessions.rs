@@ -100,7 +100,7 @@ async fn of_many_at_once_one_holds(db: Db) {
 async fn a_batch_may_hold_the_same_session_twice(db: Db) {
     let mut scripts = [placed("s", HOLDS), placed("s", HOLDS), placed("t", HOLDS), Script::owned()];
     let batch: Vec<RunWrite> = scripts.iter_mut().map(Script::start).collect();
-    let outcomes = db.store.commit("me", &batch).await.unwrap();
+    let outcomes = db.store.commit("me", &batch).await.unwrap().outcomes;
     let held = outcomes[..2].iter().filter(|outcome| **outcome == WriteOutcome::Committed).count();
     assert_eq!((held, &outcomes[2..]), (1, &[WriteOutcome::Committed; 2][..]));
 }

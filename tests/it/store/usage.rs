@@ -271,7 +271,7 @@ async fn a_write_that_is_refused_or_repeated_adds_nothing(db: Db) {
     db.commit("another", &lost.start()).await;
     db.commit("me", &kept.start()).await;
     let batch = [lost, kept].map(|mut script| script.write(vec![responded(1, &[])]));
-    let outcomes = db.store.commit("me", &batch).await.unwrap();
+    let outcomes = db.store.commit("me", &batch).await.unwrap().outcomes;
     assert_eq!(outcomes, [WriteOutcome::Fenced, WriteOutcome::Committed]);
     assert_eq!(rows(&db, "usage_added").await, 2);
     let runs = db.sql("SELECT CAST(sum(runs) AS text) FROM usage_added").await;

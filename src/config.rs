@@ -53,7 +53,7 @@ use sources::{Origin, Sources};
 use tables::ModelPrice;
 pub use unset::{STAND_IN, UnsetVariables};
 pub use values::parse_duration;
-use values::{count, duration, some_duration, some_size};
+use values::{count, duration, some_size};
 pub use variables::about_unknown;
 pub use web_fetch::WebFetch;
 use webhooks::WebhookSettings;
@@ -205,9 +205,9 @@ pub struct Runtime {
     #[serde(default, deserialize_with = "some_size::<67_108_864, 17_592_186_044_416, _>")]
     #[schemars(schema_with = "values::size_schema::<67_108_864, 17_592_186_044_416>")]
     pub max_memory: Option<usize>,
-    /// How long an ended run is kept; default: forever.
-    #[serde(default, deserialize_with = "some_duration::<1_000, 3_153_600_000, _>")]
-    #[schemars(schema_with = "values::duration_schema")]
+    /// How long an ended run is kept; `never` deletes none, which is the default.
+    #[serde(default, deserialize_with = "values::retention::<1_000, 3_153_600_000, _>")]
+    #[schemars(schema_with = "values::retention_schema")]
     pub retention: Option<Duration>,
 }
 

@@ -20,7 +20,7 @@ use super::mistakes::with_section;
 use super::prompt::{PromptError, Templates};
 use super::rules::Rules;
 use super::yaml::{self, DefinitionError};
-use crate::bounds::schema::{Fault, Schema};
+use crate::bounds::schema::{Fault, Schema, allows_objects};
 use crate::event::ValidationError;
 use crate::run::{Autonomy, FlowRule, GovernanceMode};
 
@@ -101,6 +101,10 @@ impl Agent {
         checks::check(&definition)?;
         let inputs_validator =
             definition.inputs.as_ref().map(|s| compile_schema("inputs", s)).transpose()?;
+        if definition.inputs.as_ref().is_some_and(|schema| !allows_objects(schema)) {
+            let message = "must allow `type: object`: inputs are objects";
+            return Err(DefinitionError::at("inputs", message));
+        }
         let output_validator = definition
             .output
             .as_ref()

@@ -144,6 +144,7 @@ fn errors_name_line_column_and_key() {
         with("sampling: {temperature: 2.5}\n"),
         with("inputs:\n  type: object\n  properties: {a: {type: strng}}\n"),
         with("inputs: {$ref: 'http://127.0.0.1:1/x'}\n"),
+        with("inputs: {type: [array, 'null']}\n"),
         with("output: {schema: {type: array}}\n"),
         with("output:\n  schema: {type: object, required: 1}\n"),
         with("output: {tool: {name: 'a b'}, schema: {type: object}}\n"),

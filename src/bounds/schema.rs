@@ -177,6 +177,15 @@ impl Schema {
     }
 }
 
+/// Whether the root of a schema allows objects, as far as its type says.
+pub fn allows_objects(schema: &Value) -> bool {
+    match schema.get("type") {
+        Some(Value::Array(types)) => types.iter().any(|kind| kind == "object"),
+        Some(kind) => kind == "object",
+        None => *schema != Value::Bool(false),
+    }
+}
+
 /// Bytes of a compiled pattern of a schema. One `\w` of Unicode takes 50 KiB.
 fn max_program(author: Author) -> usize {
     match author {

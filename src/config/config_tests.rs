@@ -16,6 +16,15 @@ fn from_env(env: &[(&str, &str)]) -> Result<Config, ConfigError> {
 }
 
 #[test]
+fn nothing_need_be_deleted() {
+    let never =
+        from_file("[runtime]\nretention = \"never\"\n[audit]\nretention = \"never\"").unwrap();
+    assert_eq!((never.runtime.retention, never.audit.retention), (None, None));
+    let days = from_file("[runtime]\nretention = \"30d\"").unwrap();
+    assert_eq!(days.runtime.retention, Some(Duration::from_hours(30 * 24)));
+}
+
+#[test]
 fn every_setting_has_a_default() {
     let config = Config::load(None, std::iter::empty(), &Flags::default()).unwrap();
     assert_eq!(config.server.listen, "127.0.0.1:8080".parse().unwrap());

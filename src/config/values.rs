@@ -35,7 +35,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| format!("{text:?} is too long"))
 }
 
-/// Parses `64KiB`, `1MiB`, `1GiB`, `512B` or a plain number of bytes.
+/// Parses `64KiB`, `1MiB`, `1GiB`, `1TiB`, `512B` or a plain number of bytes.
 pub(super) fn parse_size(text: &str) -> Result<u64, String> {
     let (number, unit) = split_unit(text);
     let unit_bytes: u64 = match unit {
@@ -43,6 +43,7 @@ pub(super) fn parse_size(text: &str) -> Result<u64, String> {
         "KiB" => 1 << 10,
         "MiB" => 1 << 20,
         "GiB" => 1 << 30,
+        "TiB" => 1 << 40,
         _ => {
             return Err(format!(
                 "{text:?} is not a size; write e.g. \"64KiB\", \"1MiB\" or a number of bytes"
@@ -191,7 +192,7 @@ pub(super) fn retention_schema(_: &mut SchemaGenerator) -> Schema {
 pub(super) fn size_schema<const MIN: u64, const MAX: u64>(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"anyOf": [
         {"type": "integer", "minimum": MIN, "maximum": MAX},
-        {"type": "string", "pattern": "^[0-9]+ *(B|KiB|MiB|GiB)?$"}
+        {"type": "string", "pattern": "^[0-9]+ *(B|KiB|MiB|GiB|TiB)?$"}
     ]})
 }
 
@@ -239,12 +240,19 @@ mod tests {
 
     #[test]
     fn sizes_are_whole_numbers_with_an_optional_unit() {
-        for (text, bytes) in
-            [("0", 0), ("512B", 512), ("64KiB", 65_536), ("1MiB", 1_048_576), ("2 GiB", 1 << 31)]
-        {
+        for (text, bytes) in [
+            ("0", 0),
+            ("512B", 512),
+            ("64KiB", 65_536),
+            ("1MiB", 1_048_576),
+            ("2 GiB", 1 << 31),
+            ("1TiB", 1 << 40),
+        ] {
             assert_eq!(parse_size(text), Ok(bytes), "{text}");
         }
-        for text in ["", "KiB", "1kb", "1MB", "-1", "1.5MiB", "99999999999GiB"] {
+        for text in
+            ["", "KiB", "1kb", "1MB", "-1", "1.5MiB", "99999999999GiB", "99999999TiB", "1PiB"]
+        {
             assert!(parse_size(text).is_err(), "{text}");
         }
     }

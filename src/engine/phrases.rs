@@ -59,9 +59,21 @@ pub const ANSWER_NOW: &str = "A limit of this run was reached: no more tools can
 /// What is added to a result that the same call has brought before.
 pub fn stuck(times: u32) -> String {
     format!(
-        "Note: this is the same call with the same result for the {times}th time in a row. Repeating it brings nothing \
-         new; try something else, or finish with what you have."
+        "Note: this is the same call with the same result for the {} time in a row. Repeating it brings nothing \
+         new; try something else, or finish with what you have.",
+        ordinal(times)
     )
+}
+
+fn ordinal(number: u32) -> String {
+    let ending = match (number % 10, number % 100) {
+        (1..=3, 11..=13) => "th",
+        (1, _) => "st",
+        (2, _) => "nd",
+        (3, _) => "rd",
+        _ => "th",
+    };
+    format!("{number}{ending}")
 }
 
 /// What is wrong with an output, one line an error.
@@ -154,4 +166,18 @@ pub fn summary(text: &str) -> String {
     format!(
         "[Summary of the conversation so far; the turns that it stands for were removed]\n\n{text}"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_said_as_ordinals() {
+        let said = [1, 2, 3, 4, 11, 12, 13, 21, 22, 103, 111].map(ordinal);
+        let expected =
+            ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "22nd", "103rd", "111th"];
+        assert_eq!(said, expected);
+        assert!(stuck(3).contains("for the 3rd time in a row"));
+    }
 }

@@ -1,5 +1,8 @@
 //! The input schema of a tool, serialised once for all requests that offer the tool.
 
+mod sendable;
+
+use std::borrow::Cow;
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
@@ -14,12 +17,36 @@ pub struct ToolSchema(Arc<Cached>);
 struct Cached {
     schema: Arc<Value>,
     text: OnceLock<Option<Box<RawValue>>>,
+    /// Another schema, where this one is not sent as it is; and what that one leaves out in words.
+    sent: OnceLock<(Option<ToolSchema>, String)>,
+}
+
+/// A schema as every provider takes it.
+pub fn sent(schema: &Value) -> Cow<'_, Value> {
+    sendable::sendable(schema).map_or(Cow::Borrowed(schema), |(sent, _)| Cow::Owned(sent))
 }
 
 impl ToolSchema {
     fn text(&self) -> Option<&RawValue> {
-        let Cached { schema, text } = &*self.0;
+        let Cached { schema, text, .. } = &*self.0;
         text.get_or_init(|| to_raw_value(schema).ok()).as_deref()
+    }
+
+    fn sendable(&self) -> &(Option<Self>, String) {
+        self.0.sent.get_or_init(|| match sendable::sendable(self) {
+            Some((sent, words)) => (Some(sent.into()), words),
+            None => (None, String::new()),
+        })
+    }
+
+    /// The schema as every provider takes it.
+    pub fn sent(&self) -> &Self {
+        self.sendable().0.as_ref().unwrap_or(self)
+    }
+
+    /// What a description must say, because [`Self::sent`] does not.
+    pub fn left_to_say(&self) -> &str {
+        &self.sendable().1
     }
 
     /// Its length as JSON, in bytes.
@@ -30,7 +57,7 @@ impl ToolSchema {
 
 impl From<Arc<Value>> for ToolSchema {
     fn from(schema: Arc<Value>) -> Self {
-        Self(Arc::new(Cached { schema, text: OnceLock::new() }))
+        Self(Arc::new(Cached { schema, text: OnceLock::new(), sent: OnceLock::new() }))
     }
 }
 
@@ -83,5 +110,6 @@ mod tests {
         assert_eq!(serde_json::to_value(&tool).unwrap(), schema);
         assert_eq!(tool.json_len(), schema.to_string().len());
         assert_eq!((&tool["type"], &tool.clone()), (&json!("object"), &tool));
+        assert_eq!((tool.sent(), tool.left_to_say()), (&tool, ""));
     }
 }

@@ -22,7 +22,7 @@ pub fn bytes(conversation: &Conversation) -> usize {
 
 pub fn of_tools(offers: &[ToolOffer]) -> u64 {
     let len = |offer: &ToolOffer| {
-        offer.name.len() + offer.description.len() + offer.input_schema.json_len()
+        offer.name.len() + offer.told().len() + offer.input_schema.sent().json_len()
     };
     tokens(offers.iter().map(len).sum())
 }

@@ -22,6 +22,7 @@ pub mod scripted;
 pub mod wire;
 
 use crate::message::tool_schema::ToolSchema;
+use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
@@ -42,8 +43,19 @@ pub struct ToolOffer {
     pub name: String,
     /// For the model.
     pub description: String,
-    /// JSON Schema 2020-12 of the arguments; `type: object`.
+    /// JSON Schema 2020-12 of the arguments, which adapters send in the form that providers take.
     pub input_schema: ToolSchema,
+}
+
+impl ToolOffer {
+    /// The description with what the schema that is sent does not say.
+    fn told(&self) -> Cow<'_, str> {
+        match (self.description.trim_end(), self.input_schema.left_to_say()) {
+            (_, "") => Cow::Borrowed(&self.description),
+            ("", words) => Cow::Borrowed(words),
+            (description, words) => Cow::Owned(format!("{description}\n{words}")),
+        }
+    }
 }
 
 /// Whether the model must call a tool.

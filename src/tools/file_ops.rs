@@ -40,22 +40,22 @@ const MAX_MOVED: usize = 1000;
 /// The tool's name.
 pub const NAME: &str = "file_ops";
 
+/// Not longer than some servers of the OpenAI API allow: 1,024 characters.
 const DESCRIPTION: &str = "Reads and changes files in your workspace. `operation` says what; the other arguments \
     depend on it:\n\
-    - read: path; optional offset, limit (lines). Answers the file's text, of a PDF document too.\n\
+    - read: path; optional offset, limit (lines). The file's text, of a PDF document too.\n\
     - write: path, content. Makes the file (and its directories) or replaces it.\n\
-    - append: path, content. Adds to the end, makes the file if it is missing.\n\
-    - edit: path, old, new; optional replace_all. Replaces exact text that occurs exactly once.\n\
-    - list: optional path. Names in a directory, one a line; directories end with /.\n\
+    - append: path, content. Adds to the end, makes a missing file.\n\
+    - edit: path, old, new; optional replace_all. Replaces exact text that occurs once.\n\
+    - list: optional path. Names in a directory; directories end with /.\n\
     - glob: pattern; optional path. Paths that match, e.g. **/*.md.\n\
     - search: pattern (regular expression); optional path, glob. Matching lines as path:line: text.\n\
     - stat: path. Kind, size and time of change, as JSON.\n\
     - mkdir: path. Makes a directory, parents included.\n\
     - move: path, to. Renames or moves a file or directory.\n\
     - delete: path. Deletes a file or an empty directory.\n\
-    - patch: patch. Applies a unified diff to several files, all of it or nothing; /dev/null stands for \
-    a file that is made or deleted.\n\
-    Paths are relative to the workspace, with / between names; never absolute.";
+    - patch: patch. Applies a unified diff, all or nothing; /dev/null is a file that is made or deleted.\n\
+    Paths are relative to the workspace, never absolute.";
 
 /// The arguments, by operation. Arguments of other operations are ignored.
 #[derive(Debug, Clone, Copy, Deserialize)]

@@ -34,6 +34,7 @@ on_both_stores! {
     hostile_services_end_in_results,
     an_api_is_imported_and_called,
     bodies_are_sent_as_forms,
+    texts_of_json_and_joined_lists_are_sent_as_such,
 }
 
 /// In the environment of every test, and long enough to be looked for.
@@ -675,4 +676,75 @@ async fn bodies_are_sent_as_forms(db: Db) {
         "warning: tools/ref.yaml: openapi.operations[2]: left out of \"AddNote\": its body";
     assert!(checked.status.success() && said.contains(left_out), "{said}");
     assert!(service.log().contains("without a part of its operation"), "{}", service.log());
+}
+
+async fn texts_of_json_and_joined_lists_are_sent_as_such(db: Db) {
+    let mock = Mock::start().await;
+    let list = json!({"type": "array", "items": {"type": "integer"}});
+    let parameter = |name: &str, place: &str, style: &str, explode: bool| {
+        json!({"name": name, "in": place, "required": place == "path", "style": style,
+               "explode": explode, "schema": list})
+    };
+    let document = json!({
+        "openapi": "3.1.0",
+        "servers": [{"url": mock.url}],
+        "paths": {"/lists/{ids}": {"get": {"operationId": "lists", "parameters": [
+            parameter("ids", "path", "simple", false),
+            parameter("csv", "query", "form", false),
+            parameter("each", "query", "form", true),
+            parameter("spaced", "query", "spaceDelimited", false),
+            parameter("piped", "query", "pipeDelimited", false),
+            parameter("odd", "query", "tabDelimited", false),
+            parameter("x-ids", "header", "simple", false),
+        ]}}}
+    });
+    let own = format!(
+        "base_url: {}\ntools:\n\
+         - {{name: made, method: POST, path: /made, body: '{{\"v\": {{{{ args.v | tojson }}}}}}'}}\n\
+         - {{name: said, method: POST, path: /said, body: 'It says {{{{ args.v }}}}.'}}\n\
+         - {{name: typed, method: POST, path: /typed, headers: {{content-type: text/x}}, body: '[{{{{ args.v | tojson }}}}]'}}\n",
+        mock.url
+    );
+    let all = json!({"ids": [1, 2], "csv": [1, 2], "each": [1, 2], "spaced": [1, 2],
+        "piped": [1, 2], "x-ids": [1, 2]});
+    let steps = json!({"steps": [
+        {"tool_calls": [{"tool": "http:own/made", "arguments": {"v": "a \"b\""}}]},
+        {"tool_calls": [{"tool": "http:own/said", "arguments": {"v": "x"}}]},
+        {"tool_calls": [{"tool": "http:own/typed", "arguments": {"v": "x"}}]},
+        {"tool_calls": [{"tool": "http:ref/lists", "arguments": all}]},
+        {"tool_calls": [{"tool": "http:ref/lists", "arguments": {"ids": [3]}}]},
+        {"text": "done"}]});
+    let agent = "\nmodel: scripted/caller\ninstructions: Call.\n\
+                 tools: ['http:own/*', 'http:ref/*']\n\
+                 enable_double_confirmation: false\ngovernance: {autonomy: full}\n";
+    let service = Setup::new()
+        .agent("caller", agent)
+        .scenario("caller", &steps.to_string())
+        .tools("own", &own)
+        .tools("ref", "openapi: {file: api.json, operations: [lists]}")
+        .script("api.json", &document.to_string())
+        .start(db)
+        .await;
+    let run = service.run("caller", &json!({})).await;
+    let rows = rows(&service, &run).await;
+    for (path, kind, body) in [
+        ("/made", "application/json", r#"{"v": "a \"b\""}"#),
+        ("/said", "text/plain; charset=utf-8", "It says x."),
+        ("/typed", "text/x", r#"["x"]"#),
+    ] {
+        let seen = &mock.seen(path)[0];
+        assert_eq!((seen.header("content-type"), seen.body.as_str()), (kind, body), "{rows:#?}");
+    }
+    let seen = mock.seen("/lists/");
+    assert_eq!(
+        seen.iter().map(|seen| seen.line.as_str()).collect::<Vec<_>>(),
+        ["GET /lists/1%2C2?csv=1%2C2&each=1&each=2&piped=1%7C2&spaced=1+2", "GET /lists/3",],
+        "{rows:#?}"
+    );
+    assert_eq!((seen[0].header("x-ids"), seen[1].header("x-ids")), ("1,2", ""));
+    let checked = command(service.dir.path()).arg("check").output().await.unwrap();
+    let said = String::from_utf8_lossy(&checked.stdout).into_owned();
+    let left_out =
+        "left out of \"lists\": the parameter \"odd\": the style \"tabDelimited\" cannot be sent";
+    assert!(checked.status.success() && said.contains(left_out), "{said}");
 }

@@ -83,6 +83,7 @@ mod model_choice;
 mod narrowing;
 mod obedient;
 mod object_store;
+mod offered_schemas;
 mod openai_histories;
 mod openai_responses;
 mod openai_streams;

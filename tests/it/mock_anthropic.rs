@@ -131,6 +131,15 @@ fn check_tools(body: &Value) -> Result<Vec<&str>, String> {
         if tool["input_schema"]["type"] != "object" || !tool["description"].is_string() {
             return Err(format!("tools.{name}.input_schema.type: Input should be 'object'"));
         }
+        let is_composed = |schema: &Value| {
+            ["oneOf", "allOf", "anyOf"].iter().any(|keyword| schema.get(*keyword).is_some())
+        };
+        if is_composed(&tool["input_schema"]) {
+            return Err(format!(
+                "tools.{name}.custom.input_schema: input_schema does not support oneOf, allOf, or \
+                 anyOf at the top level"
+            ));
+        }
         names.push(name);
     }
     if body.get("tools").is_some() && names.is_empty() {
@@ -547,6 +556,9 @@ fn it_refuses_what_the_real_one_refuses() {
     assert!(with("tool_choice", json!({"type": "tool", "name": "u"})).contains("not found"));
     assert!(with("temperature", json!(1.5)).contains("range"));
     assert!(with("made_up", json!(1)).contains("Extra inputs"));
+    let composed = json!([{"name": "t", "description": "",
+        "input_schema": {"type": "object", "anyOf": [{"required": ["a"]}]}}]);
+    assert!(with("tools", composed).contains("at the top level"));
     let mut thinks = fine.clone();
     (thinks["thinking"], thinks["max_tokens"]) =
         (json!({"type": "enabled", "budget_tokens": 1024}), json!(2000));

@@ -542,9 +542,7 @@ fn check_tools(tools: Option<&Value>) -> Result<Vec<&str>, String> {
     let mut names = Vec::new();
     for tool in tools {
         let name = check_name(tool)?;
-        if !tool.pointer("/function/parameters").is_none_or(Value::is_object) {
-            return Err(format!("the parameters of {name} must be an object"));
-        }
+        tool.pointer("/function/parameters").map_or(Ok(()), |schema| check_root(name, schema))?;
         if tool["function"]["strict"] == json!(true) {
             check_strict(&tool["function"]["parameters"])?;
         }
@@ -554,6 +552,22 @@ fn check_tools(tools: Option<&Value>) -> Result<Vec<&str>, String> {
         names.push(name);
     }
     Ok(names)
+}
+
+/// What the API demands of the root of a schema.
+pub(crate) fn check_root(name: &str, schema: &Value) -> Result<(), String> {
+    const NOT: [&str; 6] = ["oneOf", "anyOf", "allOf", "enum", "not", "$ref"];
+    let invalid = format!("Invalid schema for function '{name}':");
+    if schema["type"] != "object" || NOT.iter().any(|keyword| schema.get(*keyword).is_some()) {
+        return Err(format!(
+            "{invalid} schema must have type 'object' and not have \
+             'oneOf'/'anyOf'/'allOf'/'enum'/'not' at the top level."
+        ));
+    }
+    if schema["properties"].is_object() {
+        return Ok(());
+    }
+    Err(format!("{invalid} In context=(), object schema missing properties."))
 }
 
 /// What `strict` demands of every object in a schema.
@@ -670,8 +684,12 @@ fn the_server_refuses_what_the_real_one_refuses() {
     let call = |id: &str| json!({"id": id, "type": "function", "function": {"name": "t", "arguments": "{}"}});
     let asks = |calls: Value| json!({"role": "assistant", "content": null, "tool_calls": calls});
     let tool = |id: &str| json!({"role": "tool", "tool_call_id": id, "content": "ok"});
-    let offer =
-        |name: &str| json!({"type": "function", "function": {"name": name, "parameters": {}}});
+    let offer = |name: &str| json!({"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}});
+    let of = |schema: Value| {
+        let mut offer = offer("t");
+        offer["function"]["parameters"] = schema;
+        offer
+    };
     let said = |messages: Value| json!({"model": "m", "messages": messages});
     let offering = |more: Value| {
         let mut body = said(json!([user]));
@@ -733,6 +751,14 @@ fn the_server_refuses_what_the_real_one_refuses() {
         (offering(json!({"options": {"seed": 1}})), "options"),
         (offering(json!({"response_format": {"type": "json_object"}})), "the word 'json'"),
         (offering(json!({"tools": [strict_offer]})), "must be false"),
+        (offering(json!({"tools": [of(json!({"type": "object"}))]})), "missing properties"),
+        (offering(json!({"tools": [of(json!({"properties": {}}))]})), "must have type 'object'"),
+        (
+            offering(
+                json!({"tools": [of(json!({"type": "object", "properties": {}, "anyOf": []}))]}),
+            ),
+            "at the top level",
+        ),
         (offering(json!({"tools": [offer("t")], "tool_choice": "any"})), "no offered tool"),
         (
             offering(

@@ -149,8 +149,7 @@ pub(crate) struct PolicyChange {
     /// The rule that decides; `none` where none objects.
     #[schema(example = "path")]
     rule: &'static str,
-    /// Its reason.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Its reason; null where no rule objects.
     reason: Option<String>,
 }
 
@@ -277,4 +276,28 @@ fn entries(document: &Value) -> usize {
 fn wrong(pointer: &str, message: String) -> Problem {
     let error = ValidationError { pointer: pointer.to_owned(), message };
     Problem::invalid(Code::InvalidInputs, vec![error])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_without_an_objection_has_its_reason() {
+        let change = Change {
+            run_id: Uuid::nil(),
+            call_id: Uuid::nil(),
+            tool: "file_ops".into(),
+            was: "blocked".into(),
+            would_be: "allowed",
+            rule: "none",
+            reason: None,
+        };
+        let answered = serde_json::to_value(PolicyChange::from(change)).unwrap();
+        assert_eq!(
+            answered.get("reason"),
+            Some(&serde_json::Value::Null),
+            "the document requires it"
+        );
+    }
 }

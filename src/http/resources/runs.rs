@@ -8,7 +8,6 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use tokio::time::Instant;
 use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn, ParameterStyle};
 use utoipa::openapi::schema::{ObjectBuilder, Type};
@@ -173,10 +172,9 @@ fn run_filter(params: &mut Params) -> Result<RunFilter, Problem> {
         status: params.one_of("status")?,
         session_id: params.text("session_id"),
         parent_run_id: params.uuid("parent_run_id")?,
-        termination_reason: params.value("termination_reason", "a termination reason", |name| {
-            let known = TerminationReason::deserialize(Value::from(name)).ok()?;
-            Some(known.as_str().to_owned())
-        })?,
+        termination_reason: params
+            .one_of::<TerminationReason>("termination_reason")?
+            .map(|reason| reason.as_str().to_owned()),
         created_after: params.time("created_after")?,
         created_before: params.time("created_before")?,
         metadata,

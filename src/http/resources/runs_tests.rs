@@ -19,4 +19,6 @@ fn filters_are_parsed_from_their_parameters() {
     {
         assert!(run_filter(&mut Params::parse(query).unwrap()).is_err(), "{query}");
     }
+    let refused = run_filter(&mut Params::parse("termination_reason=bored").unwrap()).unwrap_err();
+    assert!(format!("{refused:?}").contains("completed, max_iterations, "), "{refused:?}");
 }

@@ -50,7 +50,7 @@ struct Body<'a> {
 #[derive(Serialize)]
 struct Tool<'a> {
     name: Cow<'a, str>,
-    description: &'a str,
+    description: Cow<'a, str>,
     input_schema: InputSchema<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
     cache_control: Option<CacheControl>,
@@ -190,8 +190,8 @@ fn tools<'a>(request: &ModelRequest<'a>) -> Vec<Tool<'a>> {
     if !request.tools.is_empty() {
         let offered = request.tools.iter().map(|offer| Tool {
             name: request.names.to_wire(&offer.name),
-            description: &offer.description,
-            input_schema: InputSchema::Offered(&offer.input_schema),
+            description: offer.told(),
+            input_schema: InputSchema::Offered(offer.input_schema.sent()),
             cache_control: None,
         });
         return offered.collect();
@@ -205,7 +205,7 @@ fn tools<'a>(request: &ModelRequest<'a>) -> Vec<Tool<'a>> {
                 let input_schema = InputSchema::Anything;
                 called.push(Tool {
                     name,
-                    description: "Not available.",
+                    description: "Not available.".into(),
                     input_schema,
                     cache_control: None,
                 });

@@ -280,7 +280,7 @@ fn a_choice_is_sent_as_the_api_takes_it() {
             ..plain
         });
         assert_eq!(body["tool_choice"], expected);
-        let tool = json!({"name": "mcp__time__now", "description": "Now.", "input_schema": {"type": "object"}});
+        let tool = json!({"name": "mcp__time__now", "description": "Now.", "input_schema": {"type": "object", "properties": {}}});
         assert_eq!(body["tools"], json!([tool]));
     }
 }

@@ -7,13 +7,18 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::message::tool_schema;
+
 /// The formats that the API enforces.
 const FORMATS: [&str; 9] =
     ["date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6"];
 
 /// The schema with every object closed and without bounds; `None` if it cannot be expressed.
 pub(super) fn constrained(schema: &Value) -> Option<Value> {
-    (schema.get("type")? == "object").then(|| narrowed(schema)).flatten()
+    let sent = tool_schema::sent(schema);
+    let is_free = sent.get("properties")?.as_object()?.is_empty()
+        && sent.get("additionalProperties") != Some(&json!(false));
+    (schema.get("type")? == "object" && !is_free).then(|| narrowed(&sent)).flatten()
 }
 
 fn narrowed(schema: &Value) -> Option<Value> {
@@ -80,6 +85,11 @@ mod tests {
                 "properties": {"n": {"type": "integer"}}}]},
         }});
         assert_eq!(constrained(&schema), Some(expected));
+        let chosen =
+            json!({"type": "object", "properties": {"a": {}}, "anyOf": [{"required": ["a"]}]});
+        let expected =
+            json!({"type": "object", "properties": {"a": {}}, "additionalProperties": false});
+        assert_eq!(constrained(&chosen), Some(expected));
     }
 
     #[test]

@@ -114,7 +114,7 @@ struct Called<'a> {
 #[derive(Serialize)]
 struct Offered<'a> {
     name: Cow<'a, str>,
-    description: &'a str,
+    description: Cow<'a, str>,
     parameters: &'a ToolSchema,
 }
 
@@ -234,8 +234,8 @@ impl Serialize for Tools<'_> {
             r#type: "function",
             function: Offered {
                 name: self.names.to_wire(&offer.name),
-                description: &offer.description,
-                parameters: &offer.input_schema,
+                description: offer.told(),
+                parameters: offer.input_schema.sent(),
             },
         }))
     }

@@ -128,8 +128,7 @@ fn tools_options_and_thinking_are_passed_on() {
         ..plain(&conversation, &names)
     };
     let body = sent(&request);
-    let function =
-        json!({"name": "mcp__time__now", "description": "Now.", "parameters": {"type": "object"}});
+    let function = json!({"name": "mcp__time__now", "description": "Now.", "parameters": {"type": "object", "properties": {}}});
     assert_eq!(body["tools"], json!([{"type": "function", "function": function}]));
     assert_eq!(body["options"], json!({"num_ctx": 16_384, "num_predict": 300, "temperature": 0.5}));
     assert_eq!((&body["format"], &body["stream"]), (&format, &json!(true)));

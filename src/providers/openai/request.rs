@@ -4,7 +4,7 @@
 //! Arguments are sent back exactly as the model wrote them, even malformed: the API takes any
 //! string.
 
-use crate::message::tool_schema::ToolSchema;
+use crate::message::tool_schema::{self, ToolSchema};
 use std::borrow::Cow;
 
 use serde::Serialize;
@@ -100,7 +100,7 @@ struct Called<'a> {
 #[derive(Serialize)]
 struct Offered<'a> {
     name: Cow<'a, str>,
-    description: &'a str,
+    description: Cow<'a, str>,
     parameters: &'a ToolSchema,
     #[serde(skip_serializing_if = "Option::is_none")]
     strict: Option<bool>,
@@ -128,7 +128,7 @@ struct ResponseFormat<'a> {
 #[derive(Serialize)]
 struct JsonSchema<'a> {
     name: &'static str,
-    schema: &'a Value,
+    schema: Cow<'a, Value>,
     strict: bool,
 }
 
@@ -181,7 +181,8 @@ fn response_format<'a>(request: &ModelRequest<'a>) -> Option<ResponseFormat<'a>>
             .json_mode
             .then_some(ResponseFormat { r#type: "json_object", json_schema: None });
     };
-    let strict = request.capabilities.strict_schemas && strict::qualifies(schema);
+    let schema = tool_schema::sent(schema);
+    let strict = request.capabilities.strict_schemas && strict::qualifies(&schema);
     let json_schema = Some(JsonSchema { name: "output", schema, strict });
     Some(ResponseFormat { r#type: "json_schema", json_schema })
 }
@@ -226,16 +227,18 @@ impl Serialize for Calls<'_> {
 
 impl Serialize for Tools<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.offers.iter().map(|offer| OfFunction {
-            id: None,
-            r#type: "function",
-            function: Offered {
-                name: self.names.to_wire(&offer.name),
-                description: &offer.description,
-                parameters: &offer.input_schema,
-                strict:
-                    (self.may_be_strict && strict::qualifies(&offer.input_schema)).then_some(true),
-            },
+        serializer.collect_seq(self.offers.iter().map(|offer| {
+            OfFunction {
+                id: None,
+                r#type: "function",
+                function: Offered {
+                    name: self.names.to_wire(&offer.name),
+                    description: offer.told(),
+                    parameters: offer.input_schema.sent(),
+                    strict: (self.may_be_strict && strict::qualifies(offer.input_schema.sent()))
+                        .then_some(true),
+                },
+            }
         }))
     }
 }

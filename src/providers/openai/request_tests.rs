@@ -105,8 +105,7 @@ fn tools_choice_and_sampling_are_passed_on() {
         ..plain(&conversation, &names)
     };
     let body = sent(&request);
-    let function =
-        json!({"name": "mcp__time__now", "description": "Now.", "parameters": {"type": "object"}});
+    let function = json!({"name": "mcp__time__now", "description": "Now.", "parameters": {"type": "object", "properties": {}}});
     assert_eq!(body["tools"], json!([{"type": "function", "function": function}]));
     assert_eq!(body["temperature"], json!(0.5));
     assert_eq!(body["max_completion_tokens"], json!(300));

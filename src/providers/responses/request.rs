@@ -4,7 +4,7 @@
 //! items, if it needs any of them back, else as items built from the turn. Every call is followed
 //! by its output.
 
-use crate::message::tool_schema::ToolSchema;
+use crate::message::tool_schema::{self, ToolSchema};
 use std::borrow::Cow;
 
 use serde::Serialize;
@@ -63,7 +63,7 @@ enum Item<'a> {
 struct Offered<'a> {
     r#type: &'static str,
     name: Cow<'a, str>,
-    description: &'a str,
+    description: Cow<'a, str>,
     parameters: &'a ToolSchema,
     /// Always sent: the default is true.
     strict: bool,
@@ -101,7 +101,7 @@ struct Format<'a> {
 #[derive(Serialize)]
 struct Constraint<'a> {
     name: &'static str,
-    schema: &'a Value,
+    schema: Cow<'a, Value>,
     strict: bool,
 }
 
@@ -151,13 +151,13 @@ pub(super) fn body(
 }
 
 fn text<'a>(request: &ModelRequest<'a>) -> Option<Text<'a>> {
-    let constrained = |schema: &'a Value| Format {
-        r#type: "json_schema",
-        constraint: Some(Constraint {
-            name: "output",
-            schema,
-            strict: request.capabilities.strict_schemas && strict::qualifies(schema),
-        }),
+    let constrained = |schema: &'a Value| {
+        let schema = tool_schema::sent(schema);
+        let strict = request.capabilities.strict_schemas && strict::qualifies(&schema);
+        Format {
+            r#type: "json_schema",
+            constraint: Some(Constraint { name: "output", schema, strict }),
+        }
     };
     let format = request.output_schema.map(constrained);
     let any = || Format { r#type: "json_object", constraint: None };
@@ -233,9 +233,9 @@ impl Serialize for Tools<'_> {
         serializer.collect_seq(self.offers.iter().map(|offer| Offered {
             r#type: "function",
             name: self.names.to_wire(&offer.name),
-            description: &offer.description,
-            parameters: &offer.input_schema,
-            strict: self.may_be_strict && strict::qualifies(&offer.input_schema),
+            description: offer.told(),
+            parameters: offer.input_schema.sent(),
+            strict: self.may_be_strict && strict::qualifies(offer.input_schema.sent()),
         }))
     }
 }

@@ -112,7 +112,7 @@ fn tools_choice_thinking_and_schema_are_passed_on() {
     let closed = Arc::new(
         json!({"type": "object", "required": [], "additionalProperties": false, "properties": {}}),
     );
-    let open = Arc::new(json!({"type": "object"}));
+    let open = Arc::new(json!({"type": "object", "properties": {"a": {}}}));
     let offer = |schema: &Arc<Value>| ToolOffer {
         name: "mcp:time/now".into(),
         description: "Now.".into(),

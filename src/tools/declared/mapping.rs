@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 use url::Url;
 use url::form_urlencoded::byte_serialize;
@@ -18,6 +19,7 @@ use super::file::{BodyFormat, Entry};
 use super::form::{self, text_of};
 use super::{Environment, Wrong};
 use crate::bounds::address;
+use crate::bounds::json;
 use crate::bounds::secrets;
 use crate::bounds::template::{TemplateError, Templates, Undefined, is_template};
 
@@ -39,6 +41,9 @@ const NOT_HEADERS: [&str; 12] = [
     "transfer-encoding",
     "upgrade",
 ];
+
+/// The media type of JSON.
+const JSON: &str = "application/json";
 
 /// Values of environment variables, by name.
 #[derive(Clone, Default)]
@@ -261,8 +266,9 @@ impl Mapping {
             Some(form) if self.body_format == BodyFormat::Form => {
                 (form::TYPE, form::encoded(&form)?)
             }
+            Some(Value::String(text)) if body.is_string() && is_json(&text) => (JSON, text),
             Some(Value::String(text)) if body.is_string() => ("text/plain; charset=utf-8", text),
-            Some(value) => ("application/json", value.to_string()),
+            Some(value) => (JSON, value.to_string()),
         };
         headers.entry(CONTENT_TYPE).or_insert(HeaderValue::from_static(kind));
         Ok(bytes.into())
@@ -360,6 +366,12 @@ fn sole_expression<'a>(templates: &Templates, template: &'a str) -> Option<&'a s
     let inside = template.trim().strip_prefix("{{")?.strip_suffix("}}")?;
     let inside = inside.trim_start_matches('-').trim_end_matches('-').trim();
     templates.is_expression(inside).then_some(inside)
+}
+
+/// Whether a text that a template made is an object, a list or a text in JSON. A number or a word
+/// may as well be plain text.
+fn is_json(text: &str) -> bool {
+    text.trim_start().starts_with(['{', '[', '"']) && json::read::<IgnoredAny>(text).is_ok()
 }
 
 /// The parts of a template that stand as they are.

@@ -8,6 +8,7 @@
 //! send is left out where it is optional, and told.
 
 mod body;
+mod list;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -161,19 +162,29 @@ impl Document {
                 left_out.push(format!("the parameter {name:?}: it is an object"));
                 continue;
             }
+            let list = match list::style(parameter, &schema, place) {
+                Ok(list) => list,
+                Err(why) if required || place == "path" => {
+                    return Err(format!("the parameter {name:?}: {why}"));
+                }
+                Err(why) => {
+                    left_out.push(format!("the parameter {name:?}: {why}"));
+                    continue;
+                }
+            };
             match place {
                 "path" => {
                     let argument = arguments.add(name, schema, true)?;
-                    path = path.replace(&format!("{{{name}}}"), &format!("{{{{ {argument} }}}}"));
+                    path = path.replace(&format!("{{{name}}}"), &list.template(&argument));
                 }
                 "query" => {
                     let argument = arguments.add(name, schema, required)?;
-                    arguments.query.insert(name.to_owned(), format!("{{{{ {argument} }}}}"));
+                    arguments.query.insert(name.to_owned(), list.template(&argument));
                 }
                 "header" if is_own_header(name) => {}
                 "header" => {
                     let argument = arguments.add(name, schema, required)?;
-                    arguments.headers.insert(name.to_owned(), format!("{{{{ {argument} }}}}"));
+                    arguments.headers.insert(name.to_owned(), list.template(&argument));
                 }
                 "cookie" if !required => {
                     left_out.push(format!("the parameter {name:?}: cookies are not sent"));

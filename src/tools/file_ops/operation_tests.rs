@@ -449,3 +449,8 @@ fn a_change_that_waited_for_a_thread_checks_the_lease_before_it_acts() {
         }
     });
 }
+
+#[test]
+fn the_description_is_as_short_as_servers_demand() {
+    assert!(super::DESCRIPTION.chars().count() <= 1024);
+}

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use crate::bounds::schema::Schema;
+use crate::bounds::schema::{self, Schema};
 use crate::bounds::text::quoted;
 use crate::governance::injection;
 use crate::message::tool_schema::ToolSchema;
@@ -103,7 +103,7 @@ pub(super) fn read(server: &str, effects: &Effects, entries: &[Value]) -> Listed
             listed.warn(format!("it lists the tool {own_name} twice; the first one is taken"));
             continue;
         }
-        let schema = match schema(entry) {
+        let schema = match input_schema(entry) {
             Ok(schema) => schema,
             Err(why) => {
                 listed.warn(format!("the tool {own_name} is left out: its input schema {why}"));
@@ -147,7 +147,7 @@ fn is_name(name: &str) -> bool {
         && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_./".contains(&b))
 }
 
-fn schema(entry: &Value) -> Result<ToolSchema, String> {
+fn input_schema(entry: &Value) -> Result<ToolSchema, String> {
     let schema = ToolSchema::from(entry["inputSchema"].clone());
     if !schema.is_object() {
         return Err("is missing".to_owned());
@@ -156,6 +156,9 @@ fn schema(entry: &Value) -> Result<ToolSchema, String> {
         return Err(format!("has more than {} KiB", MAX_SCHEMA / 1024));
     }
     Schema::of_tool(&schema).map_err(|refused| refused.to_string())?;
+    if !schema::allows_objects(&schema) {
+        return Err("allows no object, and arguments are objects".to_owned());
+    }
     match injection::scan_json(&schema) {
         Some((_, suspicion)) => {
             Err(format!("looks like a prompt injection: {}", suspicion.in_words()))
@@ -247,6 +250,8 @@ mod tests {
             no_schema,
             with("no-object", json!(true)),
             with("odd", json!({"type": "nonsense"})),
+            with("text", json!({"type": "string"})),
+            with("lists", json!({"type": ["array", "null"]})),
             with("abroad", json!({"$ref": "https://a.example/schema"})),
             with("large", json!({"type": "object", "description": long})),
             with("deep", nested),
@@ -255,13 +260,24 @@ mod tests {
         let listed = read("x", &Effects::new(), &entries);
         let names: Vec<&str> = listed.tools.iter().map(|tool| tool.info.name.as_str()).collect();
         assert_eq!(names, ["mcp:x/good", "mcp:x/long"], "{:#?}", listed.warnings);
-        assert_eq!(listed.warnings.len(), 13, "{:#?}", listed.warnings);
+        assert_eq!(listed.warnings.len(), 15, "{:#?}", listed.warnings);
         assert!(listed.tools[1].info.description.len() <= MAX_DESCRIPTION + 3);
         let many: Vec<Value> = (0..1000).map(|n| tool(&format!("t{n}"))).collect();
         assert_eq!(read("x", &Effects::new(), &many).tools.len(), MAX_TOOLS);
         let large = json!({"type": "object", "description": "y".repeat(60_000)});
         let many: Vec<Value> = (0..100).map(|n| with(&format!("t{n}"), large.clone())).collect();
         assert!(read("x", &Effects::new(), &many).tools.len() < 10);
+    }
+
+    #[test]
+    fn a_root_that_leaves_its_type_out_is_one_of_objects() {
+        for schema in [json!({}), json!({"required": ["a"]}), json!({"type": ["object", "null"]})] {
+            let entry = json!({"name": "a", "inputSchema": schema});
+            let listed = read("x", &Effects::new(), &[entry]);
+            assert_eq!(listed.warnings, Vec::<String>::new(), "{schema}");
+            let offered = &listed.tools[0].info.input_schema;
+            assert_eq!((&**offered, &offered.sent()["type"]), (&schema, &json!("object")));
+        }
     }
 
     #[test]

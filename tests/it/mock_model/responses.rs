@@ -4,7 +4,7 @@
 use axum::body::Bytes;
 use serde_json::{Value, json};
 
-use super::{check_json_mode, check_strict};
+use super::{check_json_mode, check_root, check_strict};
 
 /// The rules of the real API; the message is what it would complain about.
 pub(crate) fn check(body: &Value) -> Result<(), String> {
@@ -41,6 +41,7 @@ pub(crate) fn check(body: &Value) -> Result<(), String> {
     let mut offered = Vec::new();
     for tool in tools {
         let name = name_of(tool)?;
+        check_root(name, &tool["parameters"])?;
         match tool["strict"].as_bool() {
             Some(true) => check_strict(&tool["parameters"])?,
             Some(false) => {}
@@ -214,6 +215,13 @@ fn the_server_refuses_what_the_real_one_refuses() {
             "not persisted",
         ),
         (offering(tool(Value::Null), json!("auto")), "left out"),
+        (
+            offering(
+                json!({"type": "function", "name": "t", "strict": false, "parameters": {}}),
+                json!("auto"),
+            ),
+            "must have type 'object'",
+        ),
         (offering(tool(json!(true)), json!("auto")), "must be false"),
         (offering(tool(json!(false)), json!({"type": "function", "name": "u"})), "no offered tool"),
     ];

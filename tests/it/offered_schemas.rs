@@ -1,0 +1,175 @@
+//! Schemas that are valid and that providers refuse: what is offered is what they take, and what is
+//! called is checked against the whole schema, wherever the tool comes from.
+//!
+//! Crossings: sessions, children, streaming and approvals see a tool by its name and are not
+//! touched; a dry run and the list of tools show the whole schema (here).
+
+use serde_json::{Value, json};
+
+use crate::approvals::text;
+use crate::mcp::server;
+use crate::mock_model::{MockModel, Reply};
+use crate::mock_server::{self, Api, MockServer};
+use crate::service::{Db, Service, Setup, command, on_both_stores};
+use crate::{mock_anthropic, mock_ollama};
+
+on_both_stores! {
+    every_provider_takes_what_is_offered,
+}
+
+const CHILD: &str = "
+model: scripted/child
+instructions: Work.
+inputs: {type: [object, 'null'], properties: {task: {type: string}}, oneOf: [{required: [task]}, {required: [plan]}]}
+enable_double_confirmation: false
+";
+
+const HTTP: &str = "base_url: http://127.0.0.1:9
+tools:
+  - name: find
+    method: GET
+    path: /x
+    input_schema: {type: object, properties: {id: {type: string}}, allOf: [{required: [id]}]}
+";
+
+/// Of a server, by the tools that it has: none with a root that says that it is an object.
+fn odd() -> String {
+    let more = r##"more = {
+        "echo": {"inputSchema": {}},
+        "fail": {"inputSchema": {"required": ["n"]}},
+        "slow": {"inputSchema": {"type": "string"}},
+        "notes": {"inputSchema": {"type": "object", "anyOf": [{"required": ["n"]}, {"required": ["m"]}]}},
+        "wait": {"inputSchema": {"$ref": "#/$defs/it", "$defs": {"it": {"properties": {"n": {}}}}}}}"##;
+    let written = r#"more = {"structured": {"outputSchema": kind}}"#;
+    let config = server("odd", "[mcp.odd.effects]\nnotes = \"read\"");
+    assert!(config.contains(written));
+    config.replace(written, more)
+}
+
+fn client_tool() -> Value {
+    json!({"name": "ask_user", "description": "Asks the user.", "effect": "read", "input_schema":
+        {"type": "object", "properties": {"id": {"type": "string"}, "name": {"type": "string"}},
+         "anyOf": [{"required": ["id"]}, {"required": ["name"]}]}})
+}
+
+async fn served(db: Db, kind: &str, model: &str, url: &str) -> Service {
+    let agent = format!(
+        "
+model: mock/{model}
+instructions: Work.
+tools: ['mcp:odd/*', 'agent:child', 'http:own/*', file_ops]
+output: {{schema: {{type: object, properties: {{a: {{type: string}}}}, anyOf: [{{required: [a]}}, {{required: [b]}}]}}}}
+limits: {{error_threshold: 20}}
+governance: {{autonomy: full}}
+"
+    );
+    let models = format!(
+        "[models.mock]\nkind = \"{kind}\"\nbase_url = \"{url}\"\nheaders = {{ x-api-key = \"k\" }}\n{}",
+        odd()
+    );
+    let service = Setup::new()
+        .agent("worker", &agent)
+        .agent("child", CHILD)
+        .scenario("child", "steps: [{text: done}]")
+        .tools("own", HTTP)
+        .config(&models)
+        .start(db)
+        .await;
+    service.until("/readyz", |ready| ready["mcp_servers"] == json!([])).await;
+    service
+}
+
+/// The name and the description of each tool, as they were sent.
+fn offered(request: &Value) -> Vec<(&str, &str)> {
+    let tools = request["tools"].as_array().unwrap().iter();
+    tools
+        .map(|tool| if tool["function"].is_object() { &tool["function"] } else { tool })
+        .map(|tool| (text(tool, "name"), text(tool, "description")))
+        .collect()
+}
+
+async fn every_provider_takes_what_is_offered(db: Db) {
+    const APIS: [(&str, &str, Option<Api>); 4] = [
+        ("openai", "gpt-4.1-mini", None),
+        ("openai-responses", "gpt-5.2", None),
+        ("anthropic", "claude-sonnet-4-5", Some(mock_anthropic::API)),
+        ("ollama", "qwen3:4b", Some(mock_ollama::API)),
+    ];
+    let calls = [
+        ("mcp__odd__notes", json!({})),
+        ("agent__child", json!({})),
+        ("http__own__find", json!({})),
+        ("output", json!({})),
+        ("output", json!({"b": 1})),
+    ];
+    for (kind, model, api) in APIS {
+        let (own, other) = match api {
+            None => {
+                let mock = MockModel::start().await;
+                mock.script(calls.iter().map(|(tool, given)| Reply::call(tool, given)));
+                (Some(mock), None)
+            }
+            Some(api) => {
+                let script =
+                    calls.iter().map(|(tool, given)| mock_server::Reply::call(tool, given.clone()));
+                (None, Some(MockServer::start(api, script).await))
+            }
+        };
+        let url = own.as_ref().map(|mock| mock.base_url().to_owned());
+        let url = url.or(other.as_ref().map(|mock| mock.base_url.clone())).unwrap();
+        let service = served(db, kind, model, &url).await;
+        let run = service.run("worker", &json!({"client_tools": [client_tool()]})).await;
+        assert_eq!(run["output"], json!({"b": 1}), "{kind}: {run:#}");
+
+        let requests = match (&own, &other) {
+            (Some(mock), _) => {
+                assert_eq!(mock.refusals(), Vec::<String>::new(), "{kind}");
+                mock.requests().into_iter().map(|seen| seen.body).collect()
+            }
+            (_, Some(mock)) => mock.requests(),
+            _ => unreachable!(),
+        };
+        assert!(
+            requests.iter().all(|request| request["tools"] == requests[0]["tools"]),
+            "{kind}: the same bytes in every request"
+        );
+        let offered = offered(&requests[0]);
+        for (tool, words) in [
+            ("mcp__odd__echo", "Does echo."),
+            ("mcp__odd__notes", "At least one of these holds: has \"n\"; has \"m\"."),
+            ("agent__child", "Exactly one of these holds: has \"task\"; has \"plan\"."),
+            ("ask_user", "At least one of these holds: has \"id\"; has \"name\"."),
+            ("output", "At least one of these holds: has \"a\"; has \"b\"."),
+        ] {
+            let found = offered.iter().find(|(name, _)| *name == tool);
+            let (_, description) = found.unwrap_or_else(|| panic!("{kind} {tool}: {offered:#?}"));
+            assert!(description.ends_with(words), "{kind} {tool}: {description}");
+        }
+        assert!(offered.iter().all(|(name, _)| *name != "mcp__odd__slow"), "{offered:#?}");
+        assert!(offered.iter().all(|(_, said)| said.chars().count() <= 1024), "{offered:#?}");
+        assert!(
+            service.log().contains("the tool slow is left out: its input schema"),
+            "{}",
+            service.log()
+        );
+
+        let path = format!("/v1/runs/{}/tool-calls", text(&run, "run_id"));
+        let rows = service.get(&path).await.body;
+        for (row, tool) in ["mcp:odd/notes", "agent:child", "http:own/find"].iter().enumerate() {
+            let row = &rows["data"][row];
+            assert_eq!((&row["tool"], &row["is_error"]), (&json!(tool), &json!(true)), "{rows:#}");
+            assert!(text(row, "result").contains("do not match the tool's schema"), "{row:#}");
+        }
+        let listed = service.get("/v1/tools/mcp%3Aodd%2Fnotes").await.body;
+        assert!(listed["input_schema"]["anyOf"].is_array(), "the whole schema: {listed:#}");
+    }
+    let dir = tempfile::TempDir::new().unwrap();
+    std::fs::create_dir(dir.path().join("agents")).unwrap();
+    let never = CHILD.replace("[object, 'null']", "array");
+    std::fs::write(dir.path().join("agents/child.yaml"), format!("name: child{never}")).unwrap();
+    let checked = command(dir.path()).arg("check").output().await.unwrap();
+    let said = [checked.stdout, checked.stderr].concat();
+    let said = String::from_utf8_lossy(&said).into_owned();
+    assert!(!checked.status.success(), "{said}");
+    assert!(said.contains("inputs") && said.contains("must allow `type: object`"), "{said}");
+}

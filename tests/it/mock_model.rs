@@ -685,11 +685,6 @@ fn the_server_refuses_what_the_real_one_refuses() {
     let asks = |calls: Value| json!({"role": "assistant", "content": null, "tool_calls": calls});
     let tool = |id: &str| json!({"role": "tool", "tool_call_id": id, "content": "ok"});
     let offer = |name: &str| json!({"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}});
-    let of = |schema: Value| {
-        let mut offer = offer("t");
-        offer["function"]["parameters"] = schema;
-        offer
-    };
     let said = |messages: Value| json!({"model": "m", "messages": messages});
     let offering = |more: Value| {
         let mut body = said(json!([user]));
@@ -751,14 +746,6 @@ fn the_server_refuses_what_the_real_one_refuses() {
         (offering(json!({"options": {"seed": 1}})), "options"),
         (offering(json!({"response_format": {"type": "json_object"}})), "the word 'json'"),
         (offering(json!({"tools": [strict_offer]})), "must be false"),
-        (offering(json!({"tools": [of(json!({"type": "object"}))]})), "missing properties"),
-        (offering(json!({"tools": [of(json!({"properties": {}}))]})), "must have type 'object'"),
-        (
-            offering(
-                json!({"tools": [of(json!({"type": "object", "properties": {}, "anyOf": []}))]}),
-            ),
-            "at the top level",
-        ),
         (offering(json!({"tools": [offer("t")], "tool_choice": "any"})), "no offered tool"),
         (
             offering(
@@ -770,5 +757,18 @@ fn the_server_refuses_what_the_real_one_refuses() {
     for (body, complaint) in bad {
         let refusal = check(&body).unwrap_err();
         assert!(refusal.contains(complaint), "{body}\n{refusal}");
+    }
+}
+
+#[test]
+fn roots_of_schemas_are_checked() {
+    for (root, complaint) in [
+        (json!({"type": "object"}), "missing properties"),
+        (json!({"properties": {}}), "must have type 'object'"),
+        (json!({"type": "object", "properties": {}, "anyOf": []}), "at the top level"),
+    ] {
+        let offer = json!({"type": "function", "function": {"name": "t", "parameters": root}});
+        let refusal = check_tools(Some(&json!([offer]))).unwrap_err();
+        assert!(refusal.contains(complaint), "{root}: {refusal}");
     }
 }

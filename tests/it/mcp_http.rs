@@ -79,6 +79,19 @@ fn open_stream(events: Vec<Bytes>) -> Response {
     ([("content-type", "text/event-stream")], body).into_response()
 }
 
+/// A question, and an answer as soon as that has its own.
+fn asks(log: Log, answer: Bytes) -> Response {
+    let ask = event(&json!({"jsonrpc": "2.0", "id": "alive", "method": "ping"}));
+    let replied = stream::once(async move {
+        while !log.lock().unwrap().messages.iter().any(|(_, said)| said["id"] == "alive") {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        answer
+    });
+    let events = stream::iter([ask]).chain(replied).map(Ok::<_, std::io::Error>);
+    ([("content-type", "text/event-stream")], Body::from_stream(events)).into_response()
+}
+
 async fn respond(State(log): State<Log>, request: Request) -> Response {
     let (head, body) = request.into_parts();
     let body = axum::body::to_bytes(body, 1 << 20).await.unwrap();
@@ -134,18 +147,7 @@ async fn respond(State(log): State<Log>, request: Request) -> Response {
             ),
             event(&answer(text("streamed".into()))),
         ]),
-        "asks" => {
-            let ask = event(&json!({"jsonrpc": "2.0", "id": "alive", "method": "ping"}));
-            let answer = event(&answer(text("you live".into())));
-            let replied = stream::once(async move {
-                while !log.lock().unwrap().messages.iter().any(|(_, said)| said["id"] == "alive") {
-                    tokio::time::sleep(Duration::from_millis(5)).await;
-                }
-                answer
-            });
-            let events = stream::iter([ask]).chain(replied).map(Ok::<_, std::io::Error>);
-            ([("content-type", "text/event-stream")], Body::from_stream(events)).into_response()
-        }
+        "asks" => asks(log, event(&answer(text("you live".into())))),
         "change" => {
             log.lock().unwrap().listed = vec!["echo", "new"];
             open_stream(vec![

@@ -262,7 +262,9 @@ async fn a_call_that_is_made_again_is_counted_once(db: Db) {
         let waiting = parked(&service, &run).await;
         assert_eq!(settle(&service, &waiting, "approve").await.status, 200);
         if crashes {
-            service.until(&run, |run| run["status"] == "running").await;
+            let leaf = waiting["pending"][0]["run_id"].as_str().unwrap();
+            let calls = format!("/v1/runs/{leaf}/tool-calls");
+            service.until(&calls, |calls| calls["data"][0]["state"] == "succeeded").await;
             service.kill().await;
             service.restart().await;
         }

@@ -460,6 +460,8 @@ async fn a_fork_server_that_is_stopped_holds_up_one_call() {
     let place = TempDir::new().unwrap();
     let (bench, named) = named_bench(&place, Duration::from_millis(500));
     bench.sandbox.kernel().await;
+    until_none(&named, "the fork server of the probe").await;
+    assert_eq!(bench.run("/bin/echo", &["zero"]).await.stdout.text, "zero\n");
     let server = fork_server(&named).unwrap();
     rustix::process::kill_process(server, rustix::process::Signal::STOP).unwrap();
     let late = bench.tried("/bin/echo", &["one"], all()).await.unwrap_err();

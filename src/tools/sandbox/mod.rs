@@ -176,7 +176,12 @@ impl Sandbox {
 
     /// What the kernel gives, found out once.
     pub async fn kernel(&self) -> &Kernel {
-        self.kernel.get_or_init(|| probe(&self.settings, &self.supervisors)).await
+        let probed = async {
+            let kernel = probe(&self.settings, &self.supervisors).await;
+            self.supervisors.let_go(); // at the start of a service that may never run a program
+            kernel
+        };
+        self.kernel.get_or_init(|| probed).await
     }
 
     /// How well programs are confined, where that is known.

@@ -65,8 +65,13 @@ impl Supervisors {
     /// The error of a supervisor that did not answer in time. Its fork server may have been stopped,
     /// where the sandbox does not keep programs from that: the next call starts another one.
     pub(super) fn late(&self) -> io::Error {
-        self.server.lock().take();
+        self.let_go();
         io::ErrorKind::TimedOut.into()
+    }
+
+    /// Ends the fork server, whose supervisors go on.
+    pub(super) fn let_go(&self) {
+        self.server.lock().take();
     }
 
     fn server(&self) -> io::Result<Arc<ForkServer>> {

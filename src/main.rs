@@ -32,7 +32,7 @@ fn set_purge_delay() {
 
 #[expect(unsafe_code, reason = "the allocator has no safe interface for it")]
 async fn purge_regularly() {
-    let mut ticks = tokio::time::interval(PURGE_INTERVAL);
+    let mut ticks = toolloop::clock::every(PURGE_INTERVAL);
     loop {
         ticks.tick().await;
         // SAFETY: It may be called on any thread at any time.

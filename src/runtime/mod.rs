@@ -276,9 +276,7 @@ impl Runtime {
     ) -> Result<Option<CancelOutcome>, StoreError> {
         let outcome = self.inner.store.request_cancel(tenant, run, subject, reason).await?;
         let Some(CancelOutcome::Requested(requested)) = outcome else { return Ok(outcome) };
-        self.inner.owned.cancel(run, reason);
-        let reached =
-            self.inner.live.get(run).map(|control| control.cancel(reason.map(str::to_owned)));
+        let reached = ownership::cancel_here(&self.inner.live, &self.inner.owned, run, reason);
         if requested.status == RunStatus::Running {
             let until = match reached {
                 Some(true) => return Ok(Some(CancelOutcome::Requested(requested))),

@@ -182,11 +182,20 @@ impl Drop for Claim {
 pub(super) fn on_cancelling(live: &Arc<Live>, owned: &Arc<OwnedRuns>) -> OnCancelling {
     let (live, owned) = (Arc::clone(live), Arc::clone(owned));
     Arc::new(move |run: Uuid, Cancelling { reason }: &Cancelling| {
-        owned.cancel(run, reason.as_deref());
-        if let Some(control) = live.get(run) {
-            control.cancel(reason.clone());
-        }
+        cancel_here(&live, &owned, run, reason.as_deref());
     })
+}
+
+/// Cancels a run where it is driven here, or about to be; whether one that is driven has heard of it
+/// before its end.
+pub(super) fn cancel_here(
+    live: &Live,
+    owned: &OwnedRuns,
+    run: Uuid,
+    reason: Option<&str>,
+) -> Option<bool> {
+    owned.cancel(run, reason);
+    live.get(run).map(|control| control.cancel(reason.map(str::to_owned)))
 }
 
 impl Runtime {

@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use super::Runtime;
 use super::heartbeat::HeartbeatStore;
+use super::ownership::cancel_here;
 use super::retention::Kept;
 use super::{server_requests, usage_sums};
 use crate::clock;
@@ -212,10 +213,7 @@ impl Runtime {
             return Ok(());
         }
         for (id, reason) in self.inner.store.cancel_requests(&self.inner.owner).await? {
-            self.inner.owned.cancel(id, reason.as_deref()); // it may be about to be driven
-            if let Some(control) = self.inner.live.get(id) {
-                control.cancel(reason);
-            }
+            cancel_here(&self.inner.live, &self.inner.owned, id, reason.as_deref());
         }
         Ok(())
     }

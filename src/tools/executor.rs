@@ -300,7 +300,7 @@ impl Executor {
 
     /// Takes a call up to the point where it may be executed, or answers it. An approval replaces
     /// the question for one, and no other check; of a call that was started only the rules are asked
-    /// again, and nobody for an approval.
+    /// again, and no person for an approval.
     ///
     /// # Errors
     /// [`FatalToolError`] where the tool cannot even look at what the call would do.

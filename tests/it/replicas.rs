@@ -429,7 +429,7 @@ async fn a_replay_on_a_replica_that_shuts_down_is_told_to_come_again(db: Db) {
     while !service.log().contains("run is given back") {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    assert!(!service.log().contains("another replica owns"), "nobody does: {}", service.log());
+    assert!(!service.log().contains("another replica owns"), "none does: {}", service.log());
     assert_eq!(told.headers["x-run-id"], first.body["run_id"].as_str().unwrap());
 }
 

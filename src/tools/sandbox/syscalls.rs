@@ -87,7 +87,7 @@ pub(super) fn reset_signal(signal: libc::c_int) {
     unsafe { libc::signal(signal, libc::SIG_DFL) };
 }
 
-/// Children of this process are gone when they end, and nobody waits for them.
+/// Children of this process are gone when they end, without being waited for.
 pub(super) fn ignore_ends_of_children() {
     // SAFETY: installs no handler of ours.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };

@@ -55,7 +55,7 @@ pub fn told(database: DateTime<Utc>, asked: Instant) {
 }
 
 /// What this machine takes for the time. A test may have it wrong by so many seconds.
-#[cfg(debug_assertions)]
+#[cfg(any(debug_assertions, feature = "failpoints"))]
 fn machine() -> DateTime<Utc> {
     use std::sync::LazyLock;
     static WRONG_BY: LazyLock<i64> = LazyLock::new(|| {
@@ -64,7 +64,7 @@ fn machine() -> DateTime<Utc> {
     Utc::now() + TimeDelta::seconds(*WRONG_BY)
 }
 
-#[cfg(not(debug_assertions))]
+#[cfg(not(any(debug_assertions, feature = "failpoints")))]
 fn machine() -> DateTime<Utc> {
     Utc::now()
 }

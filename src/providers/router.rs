@@ -9,24 +9,26 @@
 
 mod adapt;
 mod breaker;
+mod call;
 mod gate;
 mod retry;
+mod route;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, SemaphorePermit};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, sleep};
 
 use self::breaker::{Breakers, Call};
-use self::gate::{Gate, Gates, Held, Hope, Outlook, Passes};
-use super::capabilities::{Capabilities, CapabilityTable};
-use super::prices::{Price, PriceTable};
-use super::received::{self, Unusable};
-use super::{
-    Completion, Delta, FailureKind, ModelRequest, Provider, ProviderError, ToolChoice, estimate,
-};
+pub use self::call::ModelCall;
+use self::call::{CallState, may_fall_back, run_id};
+use self::gate::{Gate, Gates, Outlook};
+pub use self::route::Route;
+use super::capabilities::CapabilityTable;
+use super::prices::PriceTable;
+use super::{Completion, Delta, FailureKind, ModelRequest, Provider, ProviderError, estimate};
 use crate::bounds::nearest::meant;
 use crate::message::Usage;
 use crate::model::ProviderKind;
@@ -104,18 +106,6 @@ pub enum UnknownModel {
         .configured.join(", ")
     )]
     Provider { provider: String, configured: Vec<String> },
-}
-
-/// A resolved model name.
-#[derive(Clone, Copy)]
-pub struct Route<'a> {
-    /// The provider's name.
-    pub provider: &'a str,
-    /// The model, without the provider.
-    pub model: &'a str,
-    pub capabilities: Capabilities,
-    pub price: Option<Price>,
-    state: &'a ProviderState,
 }
 
 /// The result of a model call.
@@ -299,47 +289,6 @@ impl Router {
     }
 }
 
-/// How far a model call has come.
-#[derive(Debug)]
-pub struct ModelCall {
-    /// Index of the model to ask.
-    place: usize,
-    /// Failed tries of that model.
-    retries: u32,
-    /// Failed tries so far, of all models.
-    failed: u32,
-    /// Whether a provider that is known to refuse is asked even so, where there is no other.
-    insists: bool,
-    started: Instant,
-}
-
-impl ModelCall {
-    /// With the model at this index.
-    pub fn beginning(place: usize) -> Self {
-        Self { place, retries: 0, failed: 0, insists: false, started: Instant::now() }
-    }
-
-    /// The call asks a provider that is known to refuse, once, where it has no other.
-    #[must_use]
-    pub fn insisting(self, insists: bool) -> Self {
-        Self { insists, ..self }
-    }
-
-    /// The model that is asked next, of these.
-    pub fn model<'m>(&self, models: &'m [String]) -> &'m str {
-        models.get(self.place(models)).map_or("", String::as_str)
-    }
-
-    fn place(&self, models: &[String]) -> usize {
-        self.place.min(models.len().saturating_sub(1))
-    }
-
-    /// The model at this index is asked next.
-    pub fn moves_to(&mut self, place: usize) {
-        (self.place, self.retries) = (place, 0);
-    }
-}
-
 /// What came of one try.
 #[derive(Debug)]
 pub enum Tried {
@@ -362,223 +311,9 @@ pub struct Again {
     pub fallback: Option<String>,
 }
 
-/// A model call in progress.
-struct CallState<'a, 'r> {
-    call: &'a mut ModelCall,
-    request: &'a ModelRequest<'r>,
-    deadline: Option<Instant>,
-    on_try: Option<&'a OnTry>,
-}
-
-impl CallState<'_, '_> {
-    /// Tries one model once. With the error: the delay before it may be tried again, if it may.
-    async fn try_model(
-        &mut self,
-        route: &Route<'_>,
-        is_last_model: bool,
-    ) -> Result<Completion, (ProviderError, Option<Duration>)> {
-        let breaker = route.state.breakers.call(route.model);
-        let mut request = adapt::adapted(self.request, route.model, &route.capabilities);
-        request.step = self.request.step + self.call.failed;
-        let is_final = |error: &ProviderError| is_last_model || !may_fall_back(error.kind);
-        let entered = self.enter(route, &breaker, is_last_model).await;
-        let tried = Instant::now();
-        let (slot, passes) = match entered {
-            Ok(entered) => entered,
-            Err((refusal, wait)) => {
-                if wait.is_none() {
-                    self.report(route, tried, Some(&refusal), is_final(&refusal));
-                }
-                return Err((refusal, wait));
-            }
-        };
-        let admission = match breaker.admit(tried) {
-            Ok(admission) => admission,
-            Err(refusal) => {
-                self.report(route, tried, Some(&refusal), is_final(&refusal));
-                return Err((refusal, None));
-            }
-        };
-        let entry = &route.state.entry;
-        let outcome = timeout(entry.timeout, entry.provider.complete(&request)).await;
-        let outcome = outcome.unwrap_or_else(|_| Err(route.timed_out()));
-        let outcome = outcome.and_then(|completion| route.bounded(completion));
-        admission.ended(&outcome, Instant::now());
-        let hope = passes.ended(&outcome, entry.max_retries, Instant::now());
-        drop(slot);
-        let error = match outcome {
-            Ok(completion) => {
-                self.report(route, tried, None, true);
-                return Ok(completion);
-            }
-            Err(error) => route.charged(error),
-        };
-        self.call.failed += 1;
-        let retries = self.call.retries;
-        let wait = match hope {
-            Hope::Own => retry::delay(&error, retries, None),
-            Hope::After(cool_down) => Some(cool_down),
-            Hope::Nothing => None,
-        };
-        let wait = wait.filter(|wait| retries < entry.max_retries && self.has_time_for(*wait));
-        self.report(route, tried, Some(&error), wait.is_none() && is_final(&error));
-        if wait.is_none() {
-            let (run_id, provider, model) = (run_id(self.request), route.provider, route.model);
-            tracing::warn!(run_id, provider, model, %error, tries = retries + 1, "model call failed");
-        }
-        Err((error, wait))
-    }
-
-    /// A slot of the provider, and the permission to ask it: where it is being probed, afterwards.
-    /// With the error: the wait before the call may want to enter again, if it may.
-    async fn enter<'g>(
-        &self,
-        route: &Route<'g>,
-        breaker: &'g Call,
-        is_last_model: bool,
-    ) -> Result<(Option<SemaphorePermit<'g>>, Passes<'g>), (ProviderError, Option<Duration>)> {
-        let gates = route.state.gates(breaker);
-        let mut insists = self.call.insists && is_last_model && self.call.retries == 0;
-        loop {
-            let slot = match &route.state.slots {
-                Some(slots) => slots.acquire().await.ok(),
-                None => None,
-            };
-            match gates.enter(Instant::now(), insists) {
-                Ok(passes) => return Ok((slot, passes)),
-                Err(Held::IsProbed(gate, until)) => {
-                    drop(slot);
-                    insists = false; // what the probe finds out holds for this call too
-                    gate.settled(until).await;
-                }
-                Err(Held::CoolsDown(refusal, wait)) => {
-                    return Err((refusal, Some(wait).filter(|wait| self.has_time_for(*wait))));
-                }
-                Err(Held::Refused(refusal)) => return Err((refusal, None)),
-            }
-        }
-    }
-
-    /// Whether the call's time is not up by then.
-    fn has_time_for(&self, wait: Duration) -> bool {
-        let left = self.deadline.map(|at| at.saturating_duration_since(Instant::now()));
-        left.is_none_or(|left| wait < left)
-    }
-
-    fn report(
-        &self,
-        route: &Route<'_>,
-        tried: Instant,
-        error: Option<&ProviderError>,
-        is_last: bool,
-    ) {
-        let Some(on_try) = self.on_try else { return };
-        let (provider, model, trace) = (route.provider, route.model, self.request.trace);
-        let (took, call_took) = (tried.elapsed(), self.call.started.elapsed());
-        on_try(&Try { provider, model, trace, took, call_took, error, is_last });
-    }
-}
-
 impl ProviderState {
     fn gates<'a>(&'a self, call: &'a Call) -> Gates<'a> {
         Gates { account: &self.account, model: call.gate() }
-    }
-}
-
-impl Route<'_> {
-    fn answer(
-        &self,
-        mut completion: Completion,
-        request: &ModelRequest<'_>,
-        call: &ModelCall,
-        fallback: bool,
-    ) -> Answer {
-        let has_more_calls = received::leave_out_calls(&mut completion);
-        let reported = completion.usage;
-        let usage = reported
-            .unwrap_or_else(|| estimate::usage(request.conversation, request.tools, &completion));
-        Answer {
-            completion,
-            usage: self.priced(usage),
-            provider: self.provider.to_owned(),
-            model: self.model.to_owned(),
-            retries: call.failed,
-            latency_ms: u64::try_from(call.started.elapsed().as_millis()).unwrap_or(u64::MAX),
-            fallback,
-            warnings: adapt::loses_choice(request, &self.capabilities)
-                .then(|| self.lost_choice(&request.tool_choice))
-                .into_iter()
-                .chain(has_more_calls)
-                .collect(),
-        }
-    }
-
-    /// The usage with its cost, if there is a price.
-    fn priced(&self, usage: Usage) -> Usage {
-        Usage { cost_micro_usd: self.price.map(|price| price.of(&usage)), ..usage }
-    }
-
-    /// The error with the cost of what it took.
-    fn charged(&self, error: ProviderError) -> ProviderError {
-        let usage = error.usage.map(|usage| Box::new(self.priced(received::capped(*usage))));
-        ProviderError { usage, ..error }
-    }
-
-    fn lost_choice(&self, choice: &ToolChoice) -> String {
-        let required = match choice {
-            ToolChoice::Tool(name) => format!("a call of {name}"),
-            _ => "a tool call".to_owned(),
-        };
-        let (provider, model) = (self.provider, self.model);
-        format!(
-            "{provider}/{model} cannot be made to answer with {required}: its answer is checked instead."
-        )
-    }
-
-    fn timed_out(&self) -> ProviderError {
-        let seconds = self.state.entry.timeout.as_secs_f64();
-        self.transient(format!("no complete answer within {seconds} s"))
-    }
-
-    fn bounded(&self, completion: Completion) -> Result<Completion, ProviderError> {
-        let usage = completion.usage.map(Box::new);
-        received::bounded(completion).map_err(|unusable| match unusable {
-            Unusable::Malformed(message) => ProviderError { usage, ..self.transient(message) },
-            Unusable::Error(reported) => self.transient(reported.message),
-        })
-    }
-
-    fn transient(&self, message: String) -> ProviderError {
-        ProviderError {
-            provider: self.provider.to_owned(),
-            kind: FailureKind::Transient,
-            status: None,
-            code: None,
-            message,
-            retry_after: None,
-            should_retry: None,
-            usage: None,
-        }
-    }
-}
-
-fn run_id(request: &ModelRequest<'_>) -> Option<impl tracing::Value + use<>> {
-    request.trace.map(|span| tracing::field::display(span.run.run_id))
-}
-
-/// Whether a fallback model may succeed: not if our request or key was rejected, nor if a content
-/// filter rejected the request.
-fn may_fall_back(kind: FailureKind) -> bool {
-    match kind {
-        FailureKind::Transient
-        | FailureKind::RateLimited
-        | FailureKind::QuotaExhausted
-        | FailureKind::NotFound
-        | FailureKind::TooLarge => true,
-        FailureKind::Unauthorized
-        | FailureKind::BadRequest
-        | FailureKind::ContextLength
-        | FailureKind::ContentFilter => false,
     }
 }
 

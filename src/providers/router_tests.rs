@@ -10,8 +10,9 @@ use tokio::sync::Notify;
 use super::*;
 use crate::message::{Conversation, FinishReason};
 use crate::model::{CapabilityOverrides, ForcedToolChoice};
-use crate::providers::capabilities::ModelPattern;
-use crate::providers::{Deltas, WireNames};
+use crate::providers::capabilities::{Capabilities, ModelPattern};
+use crate::providers::prices::Price;
+use crate::providers::{Deltas, ToolChoice, WireNames};
 
 type Said = Result<Completion, ProviderError>;
 

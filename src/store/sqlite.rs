@@ -29,6 +29,10 @@ use crate::fairness::Hold;
 
 /// Connections that read at the same time.
 const READERS: u32 = 4;
+/// Prepared statements that each of them keeps: those of lists take some 50 KiB.
+const STATEMENTS_OF_READERS: usize = 48;
+/// Of the connection that writes: one a table and power of two, and small batches.
+const STATEMENTS_OF_WRITER: usize = 256;
 
 /// An SQLite database file.
 pub(super) struct Sqlite {
@@ -65,15 +69,15 @@ impl Sqlite {
             .synchronous(SqliteSynchronous::Full)
             .busy_timeout(Duration::from_secs(5))
             .foreign_keys(false)
-            // Of the connection that writes: a statement a table and power of two, and small batches.
-            .statement_cache_capacity(256)
             .disable_statement_logging();
+        let readers_options = options.clone().statement_cache_capacity(STATEMENTS_OF_READERS);
+        let options = options.statement_cache_capacity(STATEMENTS_OF_WRITER);
         let writer = options.connect().await?;
         let readers = SqlitePoolOptions::new().max_connections(READERS).test_before_acquire(false);
         Ok(Self {
             writer: AsyncMutex::new(Writer { connection: Some(writer), is_broken: false }),
             lock: Mutex::new(Some(lock)),
-            readers: readers.connect_lazy_with(options.clone()),
+            readers: readers.connect_lazy_with(readers_options),
             options,
             registered: Mutex::default(),
             wakeups: broadcast::Sender::new(1024),

@@ -6,7 +6,6 @@
 //! refused takes no other with it. A run never has two commits in flight, so its writes stay in
 //! order. It does not decide what is written, and it retries only what the store calls transient.
 
-#[cfg(debug_assertions)]
 pub mod crash;
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -336,11 +335,9 @@ impl Committer {
         let mut pause = FIRST_PAUSE;
         loop {
             let since = Instant::now();
-            #[cfg(debug_assertions)]
             crash::point("before_commit");
             match self.store.commit(&self.owner, &writes).await {
                 Ok(Commit { outcomes, cancelling }) => {
-                    #[cfg(debug_assertions)]
                     crash::point("after_commit");
                     self.seconds.record(since.elapsed());
                     self.available.store(true, Ordering::Relaxed);

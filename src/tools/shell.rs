@@ -15,7 +15,8 @@ use async_trait::async_trait;
 use serde_json::{Value, json};
 
 use super::proxy::{self, Proxy};
-use super::sandbox::reach::{self, ReachError, Startable};
+use super::sandbox::Startable;
+use super::sandbox::reach::{self, ReachError};
 use super::sandbox::{Job, Ran, Sandbox};
 use super::{Defaults, Tool, ToolContext, ToolError, ToolInfo, programs};
 use crate::event::NetworkUse;

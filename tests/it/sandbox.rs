@@ -14,10 +14,11 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use toolloop::run::SandboxLevel;
+use toolloop::tools::sandbox::Startable;
 use toolloop::tools::sandbox::plan::{
     Access, Command, Grant, GrantKind, Limits, Reach, Step, Stopped, When,
 };
-use toolloop::tools::sandbox::reach::{Startable, system};
+use toolloop::tools::sandbox::reach::system;
 use toolloop::tools::sandbox::{Job, Ran, Sandbox, SandboxError, Settings};
 
 /// A place with a workspace in it, a secret beside that, and a sandbox.

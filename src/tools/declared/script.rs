@@ -24,8 +24,9 @@ use crate::governance::{Action, ActionKind, Permit};
 use crate::message::tool_schema::ToolSchema;
 use crate::run::{Effect, SandboxLevel};
 use crate::tools::proxy::{self, Proxy};
+use crate::tools::sandbox::Startable;
 use crate::tools::sandbox::plan::{Access, Command, Grant, GrantKind, Reach, Step, When};
-use crate::tools::sandbox::reach::{self, Before, Startable};
+use crate::tools::sandbox::reach::{self, Before};
 use crate::tools::sandbox::{Job, Sandbox};
 use crate::tools::{Defaults, Tool, ToolContext, ToolError, ToolInfo, programs};
 

@@ -28,8 +28,9 @@ use crate::run::SandboxLevel;
 use crate::tools::ToolInfo;
 use crate::tools::programs;
 use crate::tools::proxy::{Hosts, Proxy};
+use crate::tools::sandbox::Startable;
 use crate::tools::sandbox::plan::{Access, Grant, GrantKind, Reach};
-use crate::tools::sandbox::reach::{self, Startable};
+use crate::tools::sandbox::reach;
 use crate::tools::sandbox::{Kept, Sandbox};
 
 /// The pause before a server is started again; it doubles.

@@ -17,9 +17,9 @@ mod network;
 mod output;
 pub mod plan;
 pub mod reach;
-
 mod runner;
 mod seccomp;
+mod startable;
 mod supervised;
 mod supervisor;
 mod syscalls;
@@ -42,6 +42,7 @@ pub use kept::{Kept, Running};
 pub use output::Output;
 use plan::{Holds, MAX_PLAN, PROXY_PORT, Plan, Reach, Step};
 pub use plan::{Limits, Stopped};
+pub use startable::Startable;
 use supervised::Supervisors;
 
 /// The argument that makes the binary the fork server of supervisors.

@@ -8,8 +8,7 @@
 //! is still known (`known`).
 
 use std::collections::{BTreeSet, HashSet};
-use std::fs;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -17,15 +16,13 @@ use cap_std::fs::Dir;
 
 use super::known::{self, Size, Stamp, Tree};
 use super::plan::{Access, Grant, GrantKind, Reach};
+use super::startable::{self, Startable};
 use super::walk::{Beyond, MAX_WALKED, Met, walk};
 use crate::governance::Permit;
 use crate::tools::own_writes::Watch;
 
 /// How long that may take.
 const MAX_WALK: Duration = Duration::from_secs(5);
-/// Bytes of a script's first line.
-const MAX_FIRST_LINE: u64 = 256;
-
 /// What programs of any kind read.
 const SYSTEM: &[&str] = &["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store"];
 const SYSTEM_SETTINGS: &[&str] = &[
@@ -48,33 +45,6 @@ const CERTIFICATES: &[&str] = &[
     "/etc/ssl/certs",
 ];
 const SOURCES: &[&str] = &["/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
-/// Where the programs lie that start others for a dynamically linked one.
-const LOADERS: &[&str] = &["/lib64", "/lib", "/lib32", "/usr/lib"];
-/// Programs that are made of several, and where those lie.
-const PARTS: &[(&str, &[&str])] = &[
-    (
-        "git",
-        &[
-            "/usr/lib/git-core",
-            "/usr/libexec/git-core",
-            "/usr/local/lib/git-core",
-            "/usr/local/libexec/git-core",
-        ],
-    ),
-    ("gcc", &["/usr/lib/gcc", "/usr/libexec/gcc"]),
-];
-
-/// Which programs may be started.
-#[derive(Debug, Clone, Copy)]
-pub enum Startable<'a> {
-    /// These, with what they cannot be without.
-    Only(&'a [String]),
-    /// Any of the system's.
-    System,
-    /// Any of the system's and of the workspace's.
-    All,
-}
-
 /// Why rules cannot be held.
 #[derive(Debug, thiserror::Error)]
 pub enum ReachError {
@@ -113,13 +83,8 @@ pub fn system(path: &[PathBuf], startable: Startable<'_>) -> Vec<Grant> {
     let nowhere = Access { read: true, write: true, execute: false };
     grants.extend(granted(Path::new("/dev/null"), nowhere, GrantKind::File));
     if let Startable::Only(programs) = startable {
-        let mut files: BTreeSet<PathBuf> = BTreeSet::new();
-        for program in programs {
-            add_program(Path::new(program), &mut files, 0);
-        }
-        files.extend(loaders());
         let file = |file: &PathBuf| granted(file, Access::RUN, kind_of(file));
-        grants.extend(files.iter().filter_map(file));
+        grants.extend(startable::files_of(programs).iter().filter_map(file));
     }
     grants
 }
@@ -137,55 +102,6 @@ fn kind_of(path: &Path) -> GrantKind {
 fn granted(path: &Path, access: Access, kind: GrantKind) -> Option<Grant> {
     let path = path.exists().then(|| path.to_str())??;
     Some(Grant { path: path.to_owned(), access, kind })
-}
-
-/// A program, its parts, and what runs it where it is a script.
-fn add_program(program: &Path, files: &mut BTreeSet<PathBuf>, depth: usize) {
-    let Ok(real) = fs::canonicalize(program) else { return };
-    let name = program.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    for (_, parts) in PARTS.iter().filter(|(whole, _)| *whole == name) {
-        files.extend(parts.iter().map(PathBuf::from));
-    }
-    let interpreter = first_line(&real);
-    if !files.insert(real) || depth > 2 {
-        return;
-    }
-    let Some(line) = interpreter.as_deref().and_then(|line| line.strip_prefix("#!")) else {
-        return;
-    };
-    let mut words = line.split_whitespace();
-    let Some(first) = words.next() else { return };
-    add_program(Path::new(first), files, depth + 1);
-    if first.ends_with("/env")
-        && let Some(named) = words.find(|word| !word.starts_with('-'))
-    {
-        for directory in ["/usr/local/bin", "/usr/bin", "/bin"] {
-            add_program(&Path::new(directory).join(named), files, depth + 1);
-        }
-    }
-}
-
-fn first_line(file: &Path) -> Option<String> {
-    let mut start = Vec::new();
-    fs::File::open(file).ok()?.take(MAX_FIRST_LINE).read_to_end(&mut start).ok()?;
-    let line = start.split(|byte| *byte == b'\n').next()?;
-    String::from_utf8(line.to_vec()).ok()
-}
-
-fn loaders() -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    let mut places: Vec<PathBuf> = LOADERS.iter().map(PathBuf::from).collect();
-    let triplet = format!("{}-linux-gnu", std::env::consts::ARCH);
-    places.push(Path::new("/usr/lib").join(triplet));
-    for place in places {
-        for entry in fs::read_dir(place).into_iter().flatten().flatten() {
-            let name = entry.file_name();
-            if name.to_str().is_some_and(|name| name.starts_with("ld-") && name.contains(".so")) {
-                found.extend(fs::canonicalize(entry.path()).ok());
-            }
-        }
-    }
-    found
 }
 
 /// What is in a workspace before programs change it.

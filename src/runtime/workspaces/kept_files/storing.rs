@@ -14,7 +14,6 @@ use uuid::Uuid;
 
 use super::{FIRST_PAUSE, Failure, KeptFiles, Known, Scope, contains, known_beneath};
 use crate::objects::PART;
-#[cfg(debug_assertions)]
 use crate::store::writer::crash;
 use crate::store::{KeptContent, KeptFile, ObjectClaim, Ownership, PathWrite, PathsWritten};
 use crate::tools::keeping::{NotKept, Touched};
@@ -70,7 +69,6 @@ impl Scope {
     ) -> Result<Vec<String>, Failure> {
         let (kept, tenant) = (&self.kept, &self.tenant);
         let (locals, unkeepable) = self.changed(touched).await?;
-        #[cfg(debug_assertions)]
         crash::point("before_files");
         let written = stream::iter(locals).map(|local| kept.written(&tenant.name, local));
         let written: Vec<Option<Written>> = written.buffer_unordered(AT_ONCE).try_collect().await?;
@@ -88,7 +86,6 @@ impl Scope {
         if writes.is_empty() {
             return Ok(refused);
         }
-        #[cfg(debug_assertions)]
         crash::point("after_contents");
         let by = run.map(|(run, epoch)| (run, Ownership { owner: &kept.owner, epoch }));
         let (version, others) = match kept.store.write_files(&tenant.name, by, &writes).await? {
@@ -98,7 +95,6 @@ impl Scope {
                 return Err(Failure::Overtaken("a content is being collected".to_owned()));
             }
         };
-        #[cfg(debug_assertions)]
         crash::point("after_files");
         let others: BTreeSet<String> = others.into_iter().collect();
         let mut overtaken_here = false;

@@ -1,0 +1,190 @@
+//! How far a model call has come, and one try of one model in it.
+
+use std::time::Duration;
+
+use tokio::sync::SemaphorePermit;
+use tokio::time::{Instant, timeout};
+
+use super::breaker::Call;
+use super::gate::{Held, Hope, Passes};
+use super::route::Route;
+use super::{OnTry, Try, adapt, retry};
+use crate::providers::{Completion, FailureKind, ModelRequest, ProviderError};
+
+/// How far a model call has come.
+#[derive(Debug)]
+pub struct ModelCall {
+    /// Index of the model to ask.
+    place: usize,
+    /// Failed tries of that model.
+    pub(super) retries: u32,
+    /// Failed tries so far, of all models.
+    pub(super) failed: u32,
+    /// Whether a provider that is known to refuse is asked even so, where there is no other.
+    insists: bool,
+    pub(super) started: Instant,
+}
+
+impl ModelCall {
+    /// With the model at this index.
+    pub fn beginning(place: usize) -> Self {
+        Self { place, retries: 0, failed: 0, insists: false, started: Instant::now() }
+    }
+
+    /// The call asks a provider that is known to refuse, once, where it has no other.
+    #[must_use]
+    pub fn insisting(self, insists: bool) -> Self {
+        Self { insists, ..self }
+    }
+
+    /// The model that is asked next, of these.
+    pub fn model<'m>(&self, models: &'m [String]) -> &'m str {
+        models.get(self.place(models)).map_or("", String::as_str)
+    }
+
+    pub(super) fn place(&self, models: &[String]) -> usize {
+        self.place.min(models.len().saturating_sub(1))
+    }
+
+    /// The model at this index is asked next.
+    pub fn moves_to(&mut self, place: usize) {
+        (self.place, self.retries) = (place, 0);
+    }
+}
+
+/// A model call in progress.
+pub(super) struct CallState<'a, 'r> {
+    pub(super) call: &'a mut ModelCall,
+    pub(super) request: &'a ModelRequest<'r>,
+    pub(super) deadline: Option<Instant>,
+    pub(super) on_try: Option<&'a OnTry>,
+}
+
+impl CallState<'_, '_> {
+    /// Tries one model once. With the error: the delay before it may be tried again, if it may.
+    pub(super) async fn try_model(
+        &mut self,
+        route: &Route<'_>,
+        is_last_model: bool,
+    ) -> Result<Completion, (ProviderError, Option<Duration>)> {
+        let breaker = route.state.breakers.call(route.model);
+        let mut request = adapt::adapted(self.request, route.model, &route.capabilities);
+        request.step = self.request.step + self.call.failed;
+        let is_final = |error: &ProviderError| is_last_model || !may_fall_back(error.kind);
+        let entered = self.enter(route, &breaker, is_last_model).await;
+        let tried = Instant::now();
+        let (slot, passes) = match entered {
+            Ok(entered) => entered,
+            Err((refusal, wait)) => {
+                if wait.is_none() {
+                    self.report(route, tried, Some(&refusal), is_final(&refusal));
+                }
+                return Err((refusal, wait));
+            }
+        };
+        let admission = match breaker.admit(tried) {
+            Ok(admission) => admission,
+            Err(refusal) => {
+                self.report(route, tried, Some(&refusal), is_final(&refusal));
+                return Err((refusal, None));
+            }
+        };
+        let entry = &route.state.entry;
+        let outcome = timeout(entry.timeout, entry.provider.complete(&request)).await;
+        let outcome = outcome.unwrap_or_else(|_| Err(route.timed_out()));
+        let outcome = outcome.and_then(|completion| route.bounded(completion));
+        admission.ended(&outcome, Instant::now());
+        let hope = passes.ended(&outcome, entry.max_retries, Instant::now());
+        drop(slot);
+        let error = match outcome {
+            Ok(completion) => {
+                self.report(route, tried, None, true);
+                return Ok(completion);
+            }
+            Err(error) => route.charged(error),
+        };
+        self.call.failed += 1;
+        let retries = self.call.retries;
+        let wait = match hope {
+            Hope::Own => retry::delay(&error, retries, None),
+            Hope::After(cool_down) => Some(cool_down),
+            Hope::Nothing => None,
+        };
+        let wait = wait.filter(|wait| retries < entry.max_retries && self.has_time_for(*wait));
+        self.report(route, tried, Some(&error), wait.is_none() && is_final(&error));
+        if wait.is_none() {
+            let (run_id, provider, model) = (run_id(self.request), route.provider, route.model);
+            tracing::warn!(run_id, provider, model, %error, tries = retries + 1, "model call failed");
+        }
+        Err((error, wait))
+    }
+
+    /// A slot of the provider, and the permission to ask it: where it is being probed, afterwards.
+    /// With the error: the wait before the call may want to enter again, if it may.
+    async fn enter<'g>(
+        &self,
+        route: &Route<'g>,
+        breaker: &'g Call,
+        is_last_model: bool,
+    ) -> Result<(Option<SemaphorePermit<'g>>, Passes<'g>), (ProviderError, Option<Duration>)> {
+        let gates = route.state.gates(breaker);
+        let mut insists = self.call.insists && is_last_model && self.call.retries == 0;
+        loop {
+            let slot = match &route.state.slots {
+                Some(slots) => slots.acquire().await.ok(),
+                None => None,
+            };
+            match gates.enter(Instant::now(), insists) {
+                Ok(passes) => return Ok((slot, passes)),
+                Err(Held::IsProbed(gate, until)) => {
+                    drop(slot);
+                    insists = false; // what the probe finds out holds for this call too
+                    gate.settled(until).await;
+                }
+                Err(Held::CoolsDown(refusal, wait)) => {
+                    return Err((refusal, Some(wait).filter(|wait| self.has_time_for(*wait))));
+                }
+                Err(Held::Refused(refusal)) => return Err((refusal, None)),
+            }
+        }
+    }
+
+    /// Whether the call's time is not up by then.
+    fn has_time_for(&self, wait: Duration) -> bool {
+        let left = self.deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        left.is_none_or(|left| wait < left)
+    }
+
+    fn report(
+        &self,
+        route: &Route<'_>,
+        tried: Instant,
+        error: Option<&ProviderError>,
+        is_last: bool,
+    ) {
+        let Some(on_try) = self.on_try else { return };
+        let (provider, model, trace) = (route.provider, route.model, self.request.trace);
+        let (took, call_took) = (tried.elapsed(), self.call.started.elapsed());
+        on_try(&Try { provider, model, trace, took, call_took, error, is_last });
+    }
+}
+
+/// Whether a fallback model may succeed: not if our request or key was rejected, nor if a content
+/// filter rejected the request.
+pub(super) fn may_fall_back(kind: FailureKind) -> bool {
+    match kind {
+        FailureKind::Transient
+        | FailureKind::RateLimited
+        | FailureKind::QuotaExhausted
+        | FailureKind::NotFound
+        | FailureKind::TooLarge => true,
+        FailureKind::Unauthorized
+        | FailureKind::BadRequest
+        | FailureKind::ContextLength
+        | FailureKind::ContentFilter => false,
+    }
+}
+
+pub(super) fn run_id(request: &ModelRequest<'_>) -> Option<impl tracing::Value + use<>> {
+    request.trace.map(|span| tracing::field::display(span.run.run_id))
+}

@@ -4,11 +4,13 @@
 //! database keeps a second process out, so every replica row that this process did not write is one
 //! of a process that is gone, whatever its lease says, and wake-ups never leave the process.
 
+mod checkpoints;
 mod commit;
 
 use std::collections::HashSet;
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -20,6 +22,7 @@ use sqlx::sqlite::{
 use sqlx::{Arguments, AssertSqlSafe, ConnectOptions, Connection, Row as _};
 use tokio::sync::{Mutex as AsyncMutex, MutexGuard, broadcast};
 
+use self::checkpoints::Checkpoints;
 use super::backend::{Backend, Transaction, Work, hold};
 use super::batch::{Batch, Passed};
 use super::migrations::SQLITE as MIGRATIONS;
@@ -36,7 +39,8 @@ const STATEMENTS_OF_WRITER: usize = 256;
 
 /// An SQLite database file.
 pub(super) struct Sqlite {
-    writer: AsyncMutex<Writer>,
+    writer: Arc<AsyncMutex<Writer>>,
+    checkpoints: Checkpoints,
     /// `None` once closed.
     lock: Mutex<Option<File>>,
     options: SqliteConnectOptions,
@@ -69,13 +73,17 @@ impl Sqlite {
             .synchronous(SqliteSynchronous::Full)
             .busy_timeout(Duration::from_secs(5))
             .foreign_keys(false)
+            .pragma("wal_autocheckpoint", "0")
             .disable_statement_logging();
         let readers_options = options.clone().statement_cache_capacity(STATEMENTS_OF_READERS);
         let options = options.statement_cache_capacity(STATEMENTS_OF_WRITER);
         let writer = options.connect().await?;
         let readers = SqlitePoolOptions::new().max_connections(READERS).test_before_acquire(false);
+        let writer = Writer { connection: Some(writer), is_broken: false };
+        let writer = Arc::new(AsyncMutex::new(writer));
         Ok(Self {
-            writer: AsyncMutex::new(Writer { connection: Some(writer), is_broken: false }),
+            checkpoints: Checkpoints::begin(readers_options.clone(), Arc::clone(&writer)),
+            writer,
             lock: Mutex::new(Some(lock)),
             readers: readers.connect_lazy_with(readers_options),
             options,
@@ -199,6 +207,7 @@ impl Backend for Sqlite {
     }
 
     async fn close(&self) {
+        self.checkpoints.end().await;
         self.readers.close().await;
         if let Some(writer) = self.writer.lock().await.connection.take()
             && let Err(error) = writer.close().await
@@ -221,7 +230,9 @@ impl Backend for Sqlite {
 
     async fn write(&self, work: Work, query: Query) -> Result<Vec<Row>, StoreError> {
         let _hold = hold(work).await;
-        run(self.writer().await?.connection()?, query).await
+        let rows = run(self.writer().await?.connection()?, query).await?;
+        self.checkpoints.note_commit();
+        Ok(rows)
     }
 
     async fn begin(&self, work: Work) -> Result<Box<dyn Transaction + '_>, StoreError> {
@@ -229,7 +240,7 @@ impl Backend for Sqlite {
         let mut writer = self.writer().await?;
         writer.connection()?;
         writer.is_broken = true;
-        let mut begun = OpenTransaction { writer, _hold: hold };
+        let mut begun = OpenTransaction { writer, checkpoints: &self.checkpoints, _hold: hold };
         begun.run(Query::new("BEGIN IMMEDIATE")).await?;
         Ok(Box::new(begun))
     }
@@ -241,6 +252,7 @@ impl Backend for Sqlite {
         let connection = writer.connection()?;
         let passed = commit::write(connection, batch, "BEGIN IMMEDIATE; ", "COMMIT").await?;
         writer.is_broken = false;
+        self.checkpoints.note_commit();
         Ok(passed)
     }
 
@@ -266,6 +278,7 @@ impl Backend for Sqlite {
 /// A transaction on the connection that writes, which is the lock.
 struct OpenTransaction<'c> {
     writer: MutexGuard<'c, Writer>,
+    checkpoints: &'c Checkpoints,
     _hold: Hold,
 }
 
@@ -286,6 +299,7 @@ impl Transaction for OpenTransaction<'_> {
     async fn commit(mut self: Box<Self>) -> Result<(), StoreError> {
         self.run(Query::new("COMMIT")).await?;
         self.writer.is_broken = false;
+        self.checkpoints.note_commit();
         Ok(())
     }
 }

@@ -1,9 +1,9 @@
 //! A circuit breaker for each model of a provider.
 //!
 //! It opens after more than five consecutive transient failures, stays open for 30 s and then lets
-//! one probe through, whose outcome closes it or opens it again. Failures of concurrent calls are
-//! correlated, so n concurrent calls raise the threshold by n - 1: a server that fails now and then
-//! is not shut out by chance. A 429 is neither a failure nor a success: the [`super::gate`] is for
+//! one probe through, whose outcome closes it or opens it again. A server that is away for a moment
+//! fails all calls in progress, and each of them has retries, so with n of them it takes n times as
+//! many failures. A 429 is neither a failure nor a success: the [`super::gate`] is for
 //! it. The router decides where a rejected call goes.
 
 use std::collections::HashMap;
@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use super::gate::Gate;
 use crate::providers::{Completion, FailureKind, ProviderError};
 
-/// Consecutive failures that do not open the breaker yet.
+/// Consecutive failures, for each call in progress, that do not open the breaker yet.
 const MAX_FAILURES: usize = 5;
 const OPEN_FOR: Duration = Duration::from_secs(30);
 /// Breakers of one provider; above this, idle ones are dropped, because callers choose model names.
@@ -46,6 +46,7 @@ struct Health {
 }
 
 /// A call in progress until it is dropped.
+#[derive(Debug)]
 pub(super) struct Call(Arc<Breaker>);
 
 /// The permission to make one try.
@@ -120,7 +121,7 @@ impl Admission<'_> {
             Err(error) if error.kind == FailureKind::Transient => {
                 health.failures += 1;
                 health.last = Some(error.clone());
-                let allowed = MAX_FAILURES + health.calls.saturating_sub(1);
+                let allowed = MAX_FAILURES * health.calls.max(1);
                 if self.is_probe || (health.open_until.is_none() && health.failures > allowed) {
                     health.open_until = Some(now + OPEN_FOR);
                     tracing::warn!(
@@ -265,8 +266,8 @@ mod tests {
     fn side_by_side_calls_bear_more() {
         let breakers = Breakers::default();
         let calls: Vec<Call> = (0..10).map(|_| breakers.call("m")).collect();
-        let broken = vec![fault(FailureKind::Transient); 30];
-        assert_eq!(tries(&calls[0], Instant::now(), &broken), 5 + 9 + 1);
+        let broken = vec![fault(FailureKind::Transient); 60];
+        assert_eq!(tries(&calls[0], Instant::now(), &broken), 50 + 1);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! How far a model call has come, and one try of one model in it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::SemaphorePermit;
@@ -23,12 +24,21 @@ pub struct ModelCall {
     /// Whether a provider that is known to refuse is asked even so, where there is no other.
     insists: bool,
     pub(super) started: Instant,
+    /// Of the model that is asked, from its first try on.
+    in_progress: Option<Arc<Call>>,
 }
 
 impl ModelCall {
     /// With the model at this index.
     pub fn beginning(place: usize) -> Self {
-        Self { place, retries: 0, failed: 0, insists: false, started: Instant::now() }
+        Self {
+            place,
+            retries: 0,
+            failed: 0,
+            insists: false,
+            started: Instant::now(),
+            in_progress: None,
+        }
     }
 
     /// The call asks a provider that is known to refuse, once, where it has no other.
@@ -46,9 +56,15 @@ impl ModelCall {
         self.place.min(models.len().saturating_sub(1))
     }
 
+    /// Lasts over the waits between tries.
+    fn in_progress(&mut self, route: &Route<'_>) -> Arc<Call> {
+        let begin = || Arc::new(route.state.breakers.call(route.model));
+        Arc::clone(self.in_progress.get_or_insert_with(begin))
+    }
+
     /// The model at this index is asked next.
     pub fn moves_to(&mut self, place: usize) {
-        (self.place, self.retries) = (place, 0);
+        (self.place, self.retries, self.in_progress) = (place, 0, None);
     }
 }
 
@@ -67,7 +83,7 @@ impl CallState<'_, '_> {
         route: &Route<'_>,
         is_last_model: bool,
     ) -> Result<Completion, (ProviderError, Option<Duration>)> {
-        let breaker = route.state.breakers.call(route.model);
+        let breaker = self.call.in_progress(route);
         let mut request = adapt::adapted(self.request, route.model, &route.capabilities);
         request.step = self.request.step + self.call.failed;
         let is_final = |error: &ProviderError| is_last_model || !may_fall_back(error.kind);

@@ -1,0 +1,102 @@
+//! Copies what was committed from the write-ahead log into the database file
+//! (<https://www.sqlite.org/wal.html>), on a connection of its own: where the connection that writes
+//! does it, every thousandth page makes a commit wait until a thousand others are on the disk.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
+use sqlx::{ConnectOptions, Connection, Row};
+use tokio::sync::{Mutex, Notify};
+use tokio::task::JoinHandle;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::Writer;
+
+/// From one look at the log to the next, while there are commits.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Pages in the log from which on they are copied: 4 MiB.
+const MIN_PAGES: i64 = 1_000;
+/// Pages in the log from which on commits wait until the rest is copied, so that the log begins
+/// anew: 32 MiB.
+const MAX_PAGES: i64 = 8_000;
+
+/// The task that does it. Ends when this is dropped.
+#[derive(Debug)]
+pub(super) struct Checkpoints {
+    committed: Arc<Notify>,
+    stop: DropGuard,
+    task: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Checkpoints {
+    pub(super) fn begin(options: SqliteConnectOptions, writer: Arc<Mutex<Writer>>) -> Self {
+        let (committed, stop) = (Arc::new(Notify::new()), CancellationToken::new());
+        let copying = copy_regularly(options, writer, Arc::clone(&committed), stop.clone());
+        let task = Mutex::new(Some(tokio::spawn(copying)));
+        Self { committed, stop: stop.drop_guard(), task }
+    }
+
+    /// There is something new in the log.
+    pub(super) fn note_commit(&self) {
+        self.committed.notify_one();
+    }
+
+    /// Waits until its connection is closed.
+    pub(super) async fn end(&self) {
+        self.stop.token().cancel();
+        if let Some(task) = self.task.lock().await.take() {
+            let _ = task.await;
+        }
+    }
+}
+
+async fn copy_regularly(
+    options: SqliteConnectOptions,
+    writer: Arc<Mutex<Writer>>,
+    committed: Arc<Notify>,
+    stop: CancellationToken,
+) {
+    let mut connection = None;
+    let next = async || {
+        committed.notified().await;
+        tokio::time::sleep(PAUSE).await;
+    };
+    while stop.run_until_cancelled(next()).await.is_some() {
+        let copied = async {
+            let connection = match &mut connection {
+                Some(connection) => connection,
+                none => none.insert(options.connect().await?),
+            };
+            copy(connection, &writer).await
+        };
+        if let Err(error) = copied.await {
+            tracing::warn!(%error, "the database's log is not copied into its file; it grows");
+            connection = None;
+        }
+    }
+    if let Some(connection) = connection
+        && let Err(error) = connection.close().await
+    {
+        tracing::warn!(%error, "the database's log was not closed cleanly");
+    }
+}
+
+async fn copy(connection: &mut SqliteConnection, writer: &Mutex<Writer>) -> sqlx::Result<()> {
+    if pages_in_log(connection, "PRAGMA wal_checkpoint(NOOP)").await? < MIN_PAGES {
+        return Ok(());
+    }
+    if pages_in_log(connection, "PRAGMA wal_checkpoint(PASSIVE)").await? >= MAX_PAGES {
+        // Only what was committed since is left, and the next commit finds all of it copied.
+        let _nothing_is_written = writer.lock().await;
+        pages_in_log(connection, "PRAGMA wal_checkpoint(PASSIVE)").await?;
+    }
+    Ok(())
+}
+
+async fn pages_in_log(
+    connection: &mut SqliteConnection,
+    checkpoint: &'static str,
+) -> sqlx::Result<i64> {
+    sqlx::query(checkpoint).fetch_one(connection).await?.try_get("log")
+}

@@ -10,24 +10,40 @@ use toolloop::tools::sandbox;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// `mi_option_purge_delay` of mimalloc.h, which the crate does not name: the milliseconds after which
-/// freed memory is given back to the system.
+/// Options of mimalloc.h that the crate does not name: the milliseconds after which freed memory is
+/// given back to the system, and how many times that a whole run of free pages is kept.
 const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
+const ARENA_PURGE_MULT: libmimalloc_sys::mi_option_t = 24;
 
-/// Long enough for a busy process to use freed memory again without a page fault; several requests
-/// of megabytes would leave hundreds of them with a process that kept it for longer.
-const KEPT_MILLISECONDS: std::ffi::c_long = 10;
+/// Long enough to use memory again within one request without a page fault; several requests of
+/// megabytes would leave hundreds of them with a process that kept it for longer.
+const KEPT_MILLISECONDS: std::ffi::c_long = 1;
+const KEPT_TIMES: std::ffi::c_long = 2;
+/// Bytes from which on the C library, which serves SQLite, gives freed memory back at once.
+#[cfg(target_env = "gnu")]
+const MAX_KEPT_BY_C: std::ffi::c_int = 128 * 1024;
 
 /// How often the process looks whether freed memory is due, since the allocator does so only when
 /// it allocates.
 const PURGE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// `MIMALLOC_PURGE_DELAY` in the environment has precedence.
-#[expect(unsafe_code, reason = "the allocator has no safe interface to its options")]
-fn set_purge_delay() {
-    // SAFETY: The function checks the number of the option and writes a number into a static table.
+/// `MIMALLOC_PURGE_DELAY` and `MIMALLOC_ARENA_PURGE_MULT` in the environment have precedence.
+#[expect(unsafe_code, reason = "the allocators have no safe interface to their options")]
+fn limit_kept_memory() {
+    // SAFETY: The functions check the number of the option and write a number into a static table.
     // No other thread exists yet that could read it.
-    unsafe { libmimalloc_sys::mi_option_set_default(PURGE_DELAY, KEPT_MILLISECONDS) }
+    unsafe {
+        libmimalloc_sys::mi_option_set_default(PURGE_DELAY, KEPT_MILLISECONDS);
+        libmimalloc_sys::mi_option_set_default(ARENA_PURGE_MULT, KEPT_TIMES);
+    }
+    // SAFETY: As above. One arena is enough for the few threads of SQLite; each further one keeps
+    // what it once needed.
+    #[cfg(target_env = "gnu")]
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, MAX_KEPT_BY_C);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, MAX_KEPT_BY_C);
+    }
 }
 
 #[expect(unsafe_code, reason = "the allocator has no safe interface for it")]
@@ -41,7 +57,7 @@ async fn purge_regularly() {
 }
 
 fn main() -> ExitCode {
-    set_purge_delay();
+    limit_kept_memory();
     if std::env::args_os().nth(1).is_some_and(|command| command == sandbox::FORK_SERVER) {
         return sandbox::serve_forks();
     }

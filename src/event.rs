@@ -22,6 +22,7 @@ mod changes;
 mod circumstances;
 mod compaction;
 mod delta;
+mod input;
 mod labels;
 mod models;
 mod progress;
@@ -39,6 +40,9 @@ pub use changes::{ChangeKind, FileChange, MAX_DIFF};
 pub use circumstances::{BudgetSpent, CallRate, Circumstances};
 pub use compaction::{CompactionCause, ContextCompacted, Summary, SummaryCall};
 pub use delta::{ModelDelta, Piece};
+pub use input::{
+    InputAction, InputAsked, InputGiven, InputRequest, InputResponse, InputResponses,
+};
 pub use labels::{LabelCause, LabelsChanged};
 pub use models::{CallGiven, DecisionFailed, ModelInterrupted, ModelResponded, ModelRetried};
 pub use progress::ToolProgress;

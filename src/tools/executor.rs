@@ -24,8 +24,8 @@ use super::interceptors::{Intercepted, Interceptors, Returned, Seen};
 use super::mcp::Unlisted;
 pub use super::ready::Ready;
 use super::results::{
-    FatalToolError, Finished, awaiting_child, blocked, blocking, error_text, escalated, fatal,
-    fault, finished, intercepted, refused,
+    FatalToolError, Finished, awaiting_child, awaiting_input, blocked, blocking, error_text,
+    escalated, fatal, fault, finished, intercepted, refused,
 };
 use super::run_scope::effect_key;
 pub use super::run_scope::{RunScope, Slot};
@@ -311,7 +311,7 @@ impl Executor {
         scope: &RunScope,
         decided: impl Into<Decided<'_>>,
     ) -> Result<Prepared, FatalToolError> {
-        let Decided { approval, was_started } = decided.into();
+        let Decided { approval, was_started, input } = decided.into();
         let Some((index, offered)) = self.offered(&call.name, scope) else {
             return Ok(Prepared::Answered(self.unknown(call, was_started)));
         };
@@ -331,6 +331,7 @@ impl Executor {
             Err(Unprepared::Fatal(error)) => return Err(error),
         };
         let Considered { canonical, context, actions } = considered;
+        let context = ToolContext { input: input.cloned().map(Arc::new), ..context };
         let lapsed = lapsed.or_else(|| may_lapse.and_then(|it| it.outgrown_by(&actions)));
         let approval = approval.filter(|_| lapsed.is_none());
         let (tool, options) = (&offered.tool, &offered.options);
@@ -532,6 +533,10 @@ impl Executor {
             }
             Err(Failure::AwaitsChild(child)) => {
                 Ok(awaiting_child(started.call_id, started.tool, ready.arguments, child))
+            }
+            Err(Failure::AwaitsInput(asked)) => {
+                let awaiting = awaiting_input(started, ready.arguments, *asked, network);
+                Ok(Finished { requests, audit: Some(audit), ..awaiting })
             }
             Err(Failure::Fatal(message)) => {
                 let completed =

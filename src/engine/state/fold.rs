@@ -265,22 +265,27 @@ impl State {
         if let Some(duration) = resolved.child_duration_ms {
             self.child_was_under_way(resolved.call_id, duration, at);
         }
-        let turn = self.turn(misplaced)?;
+        let turn = self.turn(misplaced.clone())?;
         turn.dispatched.remove(&resolved.call_id);
         if resolved.resolution == Resolution::ChildEnded {
             let child = awaited.as_ref().and_then(|it| it.awaited.child_run_id);
             turn.children_ended.insert(resolved.call_id, child);
         }
+        if let Resolution::Input { responses } = &resolved.resolution {
+            let asked = awaited.as_ref().and_then(|it| it.awaited.input.as_ref());
+            let given = asked.ok_or(misplaced)?.answered(responses.clone());
+            turn.inputs.insert(resolved.call_id, given);
+        }
         let earlier = turn.resolved.get(&resolved.call_id).map(|it| &it.resolved.resolution);
         let is_repeated = matches!(earlier, Some(Resolution::Approved { .. }));
-        let repeats =
-            matches!(resolved.resolution, Resolution::DidNotHappen | Resolution::ChildEnded);
-        if !(is_repeated && repeats) {
+        if !(is_repeated && resolved.resolution.repeats()) {
             let took = awaited.as_ref().map(|it| resolved.decided_at.unwrap_or(at) - it.since);
             let took_ms = took.map_or(0, |took| took.num_milliseconds().try_into().unwrap_or(0));
+            let for_input = awaited.as_ref().is_some_and(|it| it.awaited.input.is_some());
             let shown = awaited.map(|it| (it.awaited.basis, it.awaited.actions));
             let (basis, actions) = shown.unwrap_or_default();
-            let answer = Answered { resolved: resolved.clone(), basis, actions, took_ms };
+            let answer =
+                Answered { resolved: resolved.clone(), basis, actions, took_ms, for_input };
             turn.resolved.insert(resolved.call_id, answer); // else its approval still holds
         }
         Ok(())

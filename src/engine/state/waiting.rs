@@ -9,7 +9,7 @@ use chrono::{DateTime, Utc};
 use serde_json::json;
 use uuid::Uuid;
 
-use super::crashes::unexecuted;
+use super::crashes::{unexecuted, without_input};
 use super::{Answered, Approval, PendingCall, Phase, State, Step};
 use crate::event::{
     Awaited, CallFailure, Resolution, RunEvent, ToolCallBlocked, ToolCallCompleted, WaitKind,
@@ -85,7 +85,7 @@ impl State {
 
     /// What to do with a call that was waited for.
     pub(super) fn resolved_call(&self, index: usize, call: &ToolCall, answer: &Answered) -> Step {
-        let Answered { resolved, basis, actions, took_ms } = answer;
+        let Answered { resolved, basis, actions, took_ms, for_input } = answer;
         let by = resolved.decided_by.as_deref();
         let why =
             resolved.reason.as_deref().map(|reason| format!(": {reason}")).unwrap_or_default();
@@ -102,14 +102,19 @@ impl State {
                 };
                 Step::CallTools(vec![self.pending(index, call, Some(approval))])
             }
-            // The repeated call finds its child ended.
-            Resolution::DidNotHappen | Resolution::ChildEnded => {
+            // The repeated call finds its child ended, or has the input with it.
+            Resolution::DidNotHappen | Resolution::ChildEnded | Resolution::Input { .. } => {
                 Step::CallTools(vec![self.pending(index, call, None)])
             }
             Resolution::Denied => {
                 let by = by.unwrap_or("An approver");
                 let told = "Do not make it again; go on without it.";
                 self.refused(call, actions, format!("{by} denied this call{why}."), told)
+            }
+            Resolution::Expired if *for_input => {
+                let effect = actions.iter().map(|action| action.effect).max();
+                let why = "no answer came in time";
+                Step::Record(vec![without_input(call, CallFailure::Timeout, why, effect)])
             }
             Resolution::Expired if resolved.kind == WaitKind::Client => {
                 let content = "Error: no result of this call came in time.".to_owned();

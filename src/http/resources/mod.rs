@@ -13,6 +13,7 @@ pub(super) mod files;
 pub(super) mod health;
 pub(super) mod invocation;
 pub(super) mod invoke;
+mod input_views;
 mod journal;
 pub(super) mod judged_calls;
 pub(super) mod keys;

@@ -12,7 +12,7 @@ use strum::{EnumString, IntoStaticStr, VariantNames};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::{Circumstances, InputAsked, InputResponses};
+use super::{Circumstances, InputAsked, InputResponse, InputResponses};
 use crate::run::{Action, Label, Labels};
 
 /// What a parked run waits for.
@@ -185,6 +185,7 @@ pub enum Resolution {
     /// The input that the tool asked for; the call is made again with it.
     Input {
         /// By the names of what was asked for.
+        #[schema(value_type = BTreeMap<String, InputResponse>)]
         responses: InputResponses,
     },
 }

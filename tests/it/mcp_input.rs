@@ -89,6 +89,32 @@ fn rounds(result: &str) -> Value {
     serde_json::from_str::<Value>(result).unwrap_or_else(|_| panic!("{result}"))["rounds"].clone()
 }
 
+/// Answers that are none of what is asked, and one of whom nothing was asked.
+async fn wrong_answers_are_refused(service: &Service, call: &str, filled: &Value) {
+    for (body, pointer) in [
+        (json!({}), "/content"),
+        (json!({"content": "Ada"}), "/content"),
+        (json!({"content": "Ada", "responses": {}}), "/content"),
+        (json!({"responses": {}}), "/responses/a~1b"),
+        (json!({"responses": {"a/b": {"action": "accept"}}}), "/responses/a~1b/content"),
+        (
+            json!({"responses": {"a/b": {"action": "accept", "content": {"who": "x"}}}}),
+            "/responses/a~1b/content/who",
+        ),
+    ] {
+        let refused = give(service, call, &body).await;
+        assert_eq!(refused.status, 422, "{body}");
+        assert_eq!(refused.body["errors"][0]["pointer"], pointer, "{body}: {:#}", refused.body);
+    }
+    let maybe = json!({"responses": {"a/b": {"action": "maybe"}}});
+    assert_eq!(give(service, call, &maybe).await.status, 422);
+    let key = json!({"name": "other", "scopes": ["agents:invoke"]});
+    let key = service.post("/v1/keys", &key).await.body["key"].as_str().unwrap().to_owned();
+    let request = service.http.request(Method::POST, service.url(&format!("{call}/result")));
+    let foreign = answer(request.bearer_auth(&key).json(filled)).await;
+    assert_eq!(foreign.status, 403, "{:#}", foreign.body);
+}
+
 async fn a_tool_asks_and_is_answered(db: Db) {
     let colours = json!([{"const": "#f00", "title": "Red", "x": 1}]);
     let form = json!({"type": "object", "required": ["who"], "$ref": "https://evil.example/", "properties": {
@@ -106,7 +132,7 @@ async fn a_tool_asks_and_is_answered(db: Db) {
     assert_eq!((&input["server"], &input["round"]), (&json!("odd"), &json!(1)), "{pending:#}");
     let shown = &input["requests"]["a/b"];
     let told = shown["message"].as_str().unwrap();
-    assert!(told.contains("\\u202e") && !told.contains("hunter2"), "{told}");
+    assert!(told.contains("\\u{202e}") && !told.contains("hunter2"), "{told}");
     let kept = json!({"type": "object", "required": ["who"], "properties": {
         "who": {"type": "string", "minLength": 2},
         "colour": {"type": "string", "oneOf": [{"const": "#f00", "title": "Red"}]},
@@ -120,30 +146,8 @@ async fn a_tool_asks_and_is_answered(db: Db) {
     let state = service.get(&format!("{path}/tool-calls")).await.body["data"][0]["state"].clone();
     assert_eq!(state, "awaiting_client");
 
-    for (body, pointer) in [
-        (json!({}), "/content"),
-        (json!({"content": "Ada"}), "/content"),
-        (json!({"content": "Ada", "responses": {}}), "/content"),
-        (json!({"responses": {}}), "/responses/a~1b"),
-        (json!({"responses": {"a/b": {"action": "accept"}}}), "/responses/a~1b/content"),
-        (
-            json!({"responses": {"a/b": {"action": "accept", "content": {"who": "x"}}}}),
-            "/responses/a~1b/content/who",
-        ),
-    ] {
-        let refused = give(&service, &calls[0], &body).await;
-        assert_eq!(refused.status, 422, "{body}");
-        assert_eq!(refused.body["errors"][0]["pointer"], pointer, "{body}: {:#}", refused.body);
-    }
-    let maybe = json!({"responses": {"a/b": {"action": "maybe"}}});
-    assert_eq!(give(&service, &calls[0], &maybe).await.status, 422);
-    let key = json!({"name": "other", "scopes": ["agents:invoke"]});
-    let key = service.post("/v1/keys", &key).await.body["key"].as_str().unwrap().to_owned();
     let filled = json!({"responses": {"a/b": {"action": "accept", "content": {"who": "Ada", "colour": "#f00"}}}});
-    let request = service.http.request(Method::POST, service.url(&format!("{}/result", calls[0])));
-    let foreign = answer(request.bearer_auth(&key).json(&filled)).await;
-    assert_eq!(foreign.status, 403, "{:#}", foreign.body);
-
+    wrong_answers_are_refused(&service, &calls[0], &filled).await;
     let taken = give(&service, &calls[0], &filled).await;
     assert_eq!(taken.status, 200, "{:#}", taken.body);
     service.until(&path, |run| run["pending"][0]["input"]["round"] == 2).await;
@@ -323,7 +327,7 @@ async fn children_and_neighbours_ask_as_well(db: Db) {
     let service = setup
         .agent("parent", parent)
         .scenario("parent", "steps: [{tool_calls: [{tool: 'agent:child', arguments: {}}]}, {text: '{{ results[0] }}'}]")
-        .agent("side", &format!("model: scripted/side\ntools: ['mcp:odd/*']\nenable_double_confirmation: false\n{FULL}\n"))
+        .agent("side", &format!("model: scripted/side\ntools: ['mcp:odd/*']\nparallel_tool_calls: true\nenable_double_confirmation: false\n{FULL}\n"))
         .scenario("side", &format!("steps: [{{tool_calls: {side}}}, {{text: done}}]"))
         .start(db)
         .await;
@@ -395,9 +399,12 @@ async fn answers_survive_crashes(db: Db) {
     service.kill().await;
     service.expect_reclaims();
     service.restart().await;
+    let run = service.until(&path, |run| run["status"] == "needs_review").await;
+    assert_eq!(run["pending"][0]["kind"], "review", "{run:#}");
+    let happened = json!({"outcome": "happened", "result": "booked"});
+    assert_eq!(service.post(&format!("{}/resolve", calls[0]), &happened).await.status, 200);
     let done = ended(&service, &path).await;
-    let told = &results(&service, &done).await[0];
-    assert!(told.contains("whether it took effect is unknown"), "{told}");
+    assert!(results(&service, &done).await[0].ends_with("It brought: booked"), "{done:#}");
     assert_eq!(noted(&service, "odd", "book.txt").len(), 5, "it is not made again");
 }
 

@@ -91,9 +91,10 @@ pub(super) fn is_of_new_era(fault: &Fault) -> bool {
 
 /// Whether a refusal means that the server speaks another era by now, as far as one can tell by it.
 pub(super) fn may_have_changed(era: Era, fault: &Fault) -> bool {
+    let is_status = matches!(fault.code, 400 | 404 | 405);
     match era {
-        Era::Old => is_of_new_era(fault),
-        Era::New => matches!(fault.code, UNSUPPORTED_VERSION | NOT_OFFERED | 400 | 404 | 405),
+        Era::Old => is_status || is_of_new_era(fault),
+        Era::New => is_status || matches!(fault.code, UNSUPPORTED_VERSION | NOT_OFFERED),
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::messages::{Failure, Fault, NOT_OFFERED, VERSIONS};
+use super::messages::{Failure, Fault, NEW_VERSION, NOT_OFFERED, VERSIONS};
 use crate::bounds::text::shortened;
 
 /// An era.
@@ -18,8 +18,6 @@ pub(super) enum Era {
     New,
 }
 
-/// The version of the new era.
-pub(super) const VERSION: &str = "2026-07-28";
 /// The first question, which every server of the new era answers.
 pub(super) const DISCOVER: &str = "server/discover";
 /// How long a server may be silent before it is taken for one of the old era.
@@ -68,7 +66,7 @@ pub(super) fn found(answer: Result<Value, Failure>) -> Found {
 
 /// Whether a server says that it speaks the new era.
 pub(super) fn speaks_new(discovered: &Value) -> bool {
-    versions(&discovered["supportedVersions"]).any(|version| version == VERSION)
+    versions(&discovered["supportedVersions"]).any(|version| version == NEW_VERSION)
 }
 
 fn versions(listed: &Value) -> impl Iterator<Item = &str> {
@@ -109,7 +107,7 @@ mod tests {
         let refused = |code: i64, data: Value| {
             Err(Failure::Refused(Fault { code, message: "no".to_owned(), data }))
         };
-        let supported = |versions: Value| json!({"supported": versions, "requested": VERSION});
+        let supported = |versions: Value| json!({"supported": versions, "requested": NEW_VERSION});
         let discovered = |versions: Value, changed: bool| {
             Ok(json!({"resultType": "complete", "supportedVersions": versions,
                 "capabilities": {"tools": {"listChanged": changed}}}))
@@ -117,9 +115,9 @@ mod tests {
         let neither = |why: &str| Found::Neither(why.to_owned());
         let none = "it speaks the protocol versions [\"2099-01-01\"], of which none is known here";
         for (answer, expected) in [
-            (discovered(json!([VERSION]), true), Found::New { tells_changes: true }),
+            (discovered(json!([NEW_VERSION]), true), Found::New { tells_changes: true }),
             (
-                discovered(json!(["2025-11-25", VERSION]), false),
+                discovered(json!(["2025-11-25", NEW_VERSION]), false),
                 Found::New { tells_changes: false },
             ),
             (discovered(json!(["2025-11-25"]), true), Found::Old),

@@ -91,7 +91,7 @@ impl Question {
     /// What the new era wants to have in headers.
     fn headers(&self) -> HeaderMap {
         let mut headers = self.mirrored.clone();
-        headers.insert(VERSION, HeaderValue::from_static(era::VERSION));
+        headers.insert(VERSION, HeaderValue::from_static(messages::NEW_VERSION));
         headers.insert(METHOD, HeaderValue::from_static(self.method));
         let name = self.params["name"].as_str().and_then(mirrored::written);
         headers.extend(name.map(|name| (NAME, name)));

@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::era;
 use crate::bounds::json;
 use crate::bounds::text::shortened;
 use crate::event::InputGiven;
@@ -19,6 +18,8 @@ use crate::event::InputGiven;
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 /// Versions of the old era that are spoken, the preferred one first.
 pub(super) const VERSIONS: [&str; 4] = ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"];
+/// The version of the new era, which begins with nothing.
+pub(super) const NEW_VERSION: &str = "2026-07-28";
 /// The method that begins a session.
 pub(super) const INITIALIZE: &str = "initialize";
 /// Bytes of one message that is read.
@@ -127,7 +128,7 @@ pub(super) fn introduction() -> Value {
 /// What a request of the new era says of itself.
 pub(super) fn in_new_era(mut params: Value) -> Value {
     let meta = &mut params["_meta"];
-    meta["io.modelcontextprotocol/protocolVersion"] = era::VERSION.into();
+    meta["io.modelcontextprotocol/protocolVersion"] = NEW_VERSION.into();
     meta["io.modelcontextprotocol/clientInfo"] = client_info();
     meta["io.modelcontextprotocol/clientCapabilities"] = json!({"elicitation": {"form": {}}});
     params

@@ -7,7 +7,7 @@ use super::Runtime;
 use super::waiting::{AnswerError, CallPlace, RESULTS, check_answerer};
 use crate::bounds::json::escaped_key;
 use crate::bounds::pattern::Author;
-use crate::bounds::schema::Schema;
+use crate::bounds::schema::{Fault, Rejected, Schema};
 use crate::bounds::text::quoted;
 use crate::event::{
     InputAction, InputAsked, InputRequest, InputResponse, InputResponses, Resolution,
@@ -108,10 +108,8 @@ fn errors_of(name: &str, request: &InputRequest, given: &InputResponse) -> Vec<V
         Ok(schema) => schema.check(content, MAX_FAULTS),
         Err(refused) => return vec![wrong(at, format!("cannot be checked: {refused}"))],
     };
-    let faults = checked.err().map(|rejected| rejected.faults()).unwrap_or_default();
-    let fault = |fault: crate::bounds::schema::Fault| {
-        wrong(format!("{at}{}", fault.pointer), fault.message)
-    };
+    let faults = checked.err().map(Rejected::faults).unwrap_or_default();
+    let fault = |fault: Fault| wrong(format!("{at}{}", fault.pointer), fault.message);
     faults.into_iter().map(fault).collect()
 }
 

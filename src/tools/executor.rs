@@ -32,7 +32,7 @@ pub use super::run_scope::{RunScope, Slot};
 use super::{Tool, ToolContext, ToolInfo};
 use crate::bounds::schema::Schema;
 use crate::event::{
-    CallFailure, Circumstances, ToolCallCompleted, ToolCallStarted, ValidationError,
+    CallFailure, Circumstances, InputGiven, ToolCallCompleted, ToolCallStarted, ValidationError,
 };
 use crate::governance::{Action, Allowance, Call, Decision, Gate, Verdict};
 use crate::message::{CallTarget, ToolCall, canonical_json};
@@ -107,6 +107,7 @@ struct Asked<'a> {
     offered: &'a Offered,
     has_network: bool,
     was_started: bool,
+    input: Option<&'a InputGiven>,
 }
 
 /// What a call would do with its arguments.
@@ -134,7 +135,8 @@ impl Asked<'_> {
         let Self { call, slot, scope, .. } = self;
         let key = effect_key(scope.run_id, *slot, &call.name, canonical_arguments);
         let context = scope.context_of(call.id, key);
-        ToolContext { has_network: self.has_network, ..context }
+        let input = self.input.cloned().map(Arc::new);
+        ToolContext { has_network: self.has_network, input, ..context }
     }
 
     /// Whether arguments match the tool's schema, which may be another one than when the call was
@@ -320,7 +322,7 @@ impl Executor {
         let approval = approval.filter(|_| lapsed.is_none());
         let edited = approval.and_then(|granted| granted.arguments);
         let has_network = self.gate.has_network();
-        let asked = Asked { call, slot, scope, offered, has_network, was_started };
+        let asked = Asked { call, slot, scope, offered, has_network, was_started, input };
         let arguments = match asked.arguments(edited) {
             Ok(arguments) => arguments,
             Err(finished) => return Ok(Prepared::Answered(*finished)),
@@ -331,7 +333,6 @@ impl Executor {
             Err(Unprepared::Fatal(error)) => return Err(error),
         };
         let Considered { canonical, context, actions } = considered;
-        let context = ToolContext { input: input.cloned().map(Arc::new), ..context };
         let lapsed = lapsed.or_else(|| may_lapse.and_then(|it| it.outgrown_by(&actions)));
         let approval = approval.filter(|_| lapsed.is_none());
         let (tool, options) = (&offered.tool, &offered.options);

@@ -172,14 +172,14 @@ fn titles(choices: &Value) -> Option<Value> {
 mod tests {
     use super::*;
 
-    fn asks(params: Value) -> Value {
+    fn asks(params: &Value) -> Value {
         json!({"resultType": "input_required", "requestState": "s",
             "inputRequests": {"who": {"method": "elicitation/create", "params": params}}})
     }
 
-    fn with(property: Value) -> Value {
+    fn with(property: &Value) -> Value {
         asks(
-            json!({"message": "m", "requestedSchema": {"type": "object", "required": ["a", "b", 7],
+            &json!({"message": "m", "requestedSchema": {"type": "object", "required": ["a", "b", 7],
             "properties": {"a": property}}}),
         )
     }
@@ -208,7 +208,7 @@ mod tests {
                 json!({"type": "array", "items": {"type": "string", "enum": ["r"]}, "maxItems": 1}),
             ),
         ] {
-            let read = read(&with(asked.clone())).unwrap();
+            let read = read(&with(&asked)).unwrap();
             assert_eq!(read.state.as_deref(), Some("s"));
             let form = &read.forms["who"];
             assert_eq!(form.requested_schema["properties"]["a"], kept, "{asked}");
@@ -229,13 +229,16 @@ mod tests {
             (json!({"requestState": "x".repeat(70_000)}), "64 KiB"),
             (of("sampling/createMessage"), "not offered"),
             (of("roots/list"), "not offered"),
-            (asks(json!({"mode": "url", "message": "m", "url": "https://a/"})), "mode \"url\""),
-            (asks(json!({"requestedSchema": form})), "no message"),
-            (asks(json!({"message": "m", "requestedSchema": {"type": "object"}})), "no properties"),
-            (asks(json!({"message": "m".repeat(40_000), "requestedSchema": form})), "32 KiB"),
-            (with(json!({"type": "object", "properties": {}})), "field \"a\""),
-            (with(json!({"type": "array", "items": {"type": "object"}})), "field \"a\""),
-            (with(json!({"type": "string", "minLength": "x"})), "cannot be used"),
+            (asks(&json!({"mode": "url", "message": "m", "url": "https://a/"})), "mode \"url\""),
+            (asks(&json!({"requestedSchema": form})), "no message"),
+            (
+                asks(&json!({"message": "m", "requestedSchema": {"type": "object"}})),
+                "no properties",
+            ),
+            (asks(&json!({"message": "m".repeat(40_000), "requestedSchema": form})), "32 KiB"),
+            (with(&json!({"type": "object", "properties": {}})), "field \"a\""),
+            (with(&json!({"type": "array", "items": {"type": "object"}})), "field \"a\""),
+            (with(&json!({"type": "string", "minLength": "x"})), "cannot be used"),
         ] {
             let refused = read(&asked).unwrap_err();
             assert!(refused.contains(why), "{refused}");

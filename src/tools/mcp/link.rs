@@ -134,14 +134,13 @@ impl Link {
         let asked = self.asked(Era::New, DISCOVER, json!({}), HeaderMap::new(), &requests);
         let mut asked = std::pin::pin!(asked);
         let answer = tokio::time::timeout(era::PATIENCE, &mut asked).await;
-        let (found, silent) = match answer {
-            Ok(answer) => (era::found(answer), None),
-            Err(_) => {
-                let introduced = self.introduce_as_of_old().await;
-                // A server that starts slowly may have answered meanwhile.
-                let late = asked.now_or_never().map(era::found);
-                (late.unwrap_or(Found::Old), Some(introduced))
-            }
+        let (found, silent) = if let Ok(answer) = answer {
+            (era::found(answer), None)
+        } else {
+            let introduced = self.introduce_as_of_old().await;
+            // A server that starts slowly may have answered meanwhile.
+            let late = asked.now_or_never().map(era::found);
+            (late.unwrap_or(Found::Old), Some(introduced))
         };
         is_probing.store(false, Ordering::Relaxed);
         match (found, silent) {

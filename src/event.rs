@@ -40,9 +40,7 @@ pub use changes::{ChangeKind, FileChange, MAX_DIFF};
 pub use circumstances::{BudgetSpent, CallRate, Circumstances};
 pub use compaction::{CompactionCause, ContextCompacted, Summary, SummaryCall};
 pub use delta::{ModelDelta, Piece};
-pub use input::{
-    InputAction, InputAsked, InputGiven, InputRequest, InputResponse, InputResponses,
-};
+pub use input::{InputAction, InputAsked, InputGiven, InputRequest, InputResponse, InputResponses};
 pub use labels::{LabelCause, LabelsChanged};
 pub use models::{CallGiven, DecisionFailed, ModelInterrupted, ModelResponded, ModelRetried};
 pub use progress::ToolProgress;

@@ -29,8 +29,8 @@ use super::context::Compaction;
 use super::plan::Rules;
 use crate::agents::definition::ReactSection;
 use crate::event::{
-    ApprovalBasis, Awaited, CompactionCause, Ending, InputGiven, LimitReached, NetworkUse, Resolved,
-    RunEvent, SkillActivated, ToolCallCompleted, ToolCallStarted, WaitKind,
+    ApprovalBasis, Awaited, CompactionCause, Ending, InputGiven, LimitReached, NetworkUse,
+    Resolved, RunEvent, SkillActivated, ToolCallCompleted, ToolCallStarted, WaitKind,
 };
 use crate::message::{
     AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, ToolResult,

@@ -313,6 +313,8 @@ CREATE TABLE approvals (
     arguments       text        NOT NULL,
     -- The child run whose end is waited for.
     child_run_id    uuid,
+    -- What a tool asks for in the middle of a call, without what it wants to have back.
+    input           text,
     status          text        NOT NULL,
     decided_at      timestamptz,
     decided_by      text,

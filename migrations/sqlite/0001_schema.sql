@@ -267,6 +267,8 @@ CREATE TABLE approvals (
     arguments       TEXT    NOT NULL,
     -- The child run whose end is waited for.
     child_run_id    TEXT,
+    -- What a tool asks for in the middle of a call, without what it wants to have back.
+    input           TEXT,
     status          TEXT    NOT NULL,
     decided_at      INTEGER,
     decided_by      TEXT,

@@ -1,13 +1,14 @@
 //! Events as they are served: to readers of a run, to webhooks and in lists.
 //!
 //! A fact has one name in the whole API. Where the journal has another one, it is given its name
-//! here, and nowhere else: `termination_reason`, and `total_tokens` and `cost_usd` of a usage.
+//! here, and nowhere else: `termination_reason`, and `total_tokens` and `cost_usd` of a usage. What a
+//! server of tools wants to have back unread is left out.
 //! [`stored`] is the way back for those who read what is served. The API document describes this
 //! form; a test of the document holds one event of each type against it.
 
 use serde_json::{Map, Value};
 
-use super::{Event, ModelInterrupted, ModelResponded, ModelRetried, RunEvent};
+use super::{Awaited, Event, ModelInterrupted, ModelResponded, ModelRetried, RunEvent};
 use crate::message::Usage;
 use crate::run::{TerminationReason, Usd};
 
@@ -47,6 +48,12 @@ impl Event {
             RunEvent::RunCompleted(ending)
             | RunEvent::RunFailed(ending)
             | RunEvent::RunCancelled(ending) => name_reason(data, ending.outcome.reason()),
+            RunEvent::ToolCallAwaitingClient(_) => {
+                if let Some(Value::Object(input)) = data.get_mut("input") {
+                    input.shift_remove("request_state"); // between us and the server
+                    input.shift_remove("requests_uncounted");
+                }
+            }
             RunEvent::RunQueued {}
             | RunEvent::RunStarted { .. }
             | RunEvent::SessionLoaded { .. }
@@ -57,7 +64,6 @@ impl Event {
             | RunEvent::ToolCallStarted(_)
             | RunEvent::ToolCallCompleted(_)
             | RunEvent::ToolCallBlocked(_)
-            | RunEvent::ToolCallAwaitingClient(_)
             | RunEvent::ToolCallAwaitingChild(_)
             | RunEvent::ApprovalRequested(_)
             | RunEvent::ApprovalResolved(_)
@@ -81,12 +87,13 @@ impl Event {
 }
 
 impl RunEvent {
-    /// Whether a field of it has another name outside.
+    /// Whether a field of it has another name outside, or none.
     fn has_other_names(&self) -> bool {
         let (Self::ModelResponded(_)
         | Self::ModelRetried(ModelRetried { usage: Some(_), .. })
         | Self::ModelInterrupted(_)
         | Self::ContextCompacted(_)
+        | Self::ToolCallAwaitingClient(Awaited { input: Some(_), .. })
         | Self::IterationStarted { limit: Some(_), .. }
         | Self::RunCompleted(_)
         | Self::RunFailed(_)

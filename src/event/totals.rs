@@ -56,6 +56,11 @@ impl Totals {
                 consumed.files_of_programs = consumed.files_of_programs.saturating_add(of_programs);
             }
             RunEvent::ToolCallBlocked(_) => self.tool_calls_made += 1,
+            RunEvent::ToolCallAwaitingClient(awaited) => {
+                let uncounted = awaited.input.as_ref().map_or(0, |asked| asked.requests_uncounted);
+                let asked = &mut self.consumption.network_requests;
+                *asked = asked.saturating_add(uncounted);
+            }
             RunEvent::RunQueued {}
             | RunEvent::AnswerBlank { .. }
             | RunEvent::ModelRetried(_)
@@ -66,7 +71,6 @@ impl Totals {
             | RunEvent::IterationStarted { .. }
             | RunEvent::CallGiven(_)
             | RunEvent::ToolCallCompleted(_)
-            | RunEvent::ToolCallAwaitingClient(_)
             | RunEvent::ToolCallAwaitingChild(_)
             | RunEvent::ApprovalRequested(_)
             | RunEvent::ApprovalResolved(_)

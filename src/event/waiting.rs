@@ -12,7 +12,7 @@ use strum::{EnumString, IntoStaticStr, VariantNames};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::Circumstances;
+use super::{Circumstances, InputAsked, InputResponse, InputResponses};
 use crate::run::{Action, Label, Labels};
 
 /// What a parked run waits for.
@@ -35,7 +35,7 @@ use crate::run::{Action, Label, Labels};
 pub enum WaitKind {
     /// Approval of a call.
     Approval,
-    /// The result of a tool that the caller executes.
+    /// The result of a tool that the caller executes, or input that a tool asks for.
     Client,
     /// A review of a call whose outcome is unknown after a crash.
     Review,
@@ -97,6 +97,10 @@ pub struct Awaited {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub child_run_id: Option<Uuid>,
+    /// What the tool asks for, for a call of a tool that is not the caller's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub input: Option<Box<InputAsked>>,
 }
 
 /// What a decision was made on, besides the arguments. Where it has changed, the call is judged, and
@@ -178,9 +182,20 @@ pub enum Resolution {
     DidNotHappen,
     /// The child run has ended; its output is the call's result.
     ChildEnded,
+    /// The input that the tool asked for; the call is made again with it.
+    Input {
+        /// By the names of what was asked for.
+        #[schema(value_type = BTreeMap<String, InputResponse>)]
+        responses: InputResponses,
+    },
 }
 
 impl Resolution {
+    /// Whether the call is made again, under the decision that it was made with before.
+    pub fn repeats(&self) -> bool {
+        matches!(self, Self::DidNotHappen | Self::ChildEnded | Self::Input { .. })
+    }
+
     /// The arguments that an approver has put in the place of the requested ones.
     pub fn edited(&self) -> Option<&Value> {
         match self {
@@ -190,7 +205,8 @@ impl Resolution {
             | Self::Result { .. }
             | Self::Happened { .. }
             | Self::DidNotHappen
-            | Self::ChildEnded => None,
+            | Self::ChildEnded
+            | Self::Input { .. } => None,
         }
     }
 }

@@ -17,6 +17,7 @@ mod files;
 mod follow;
 mod heartbeat;
 mod history;
+mod input;
 mod input_labels;
 mod journal_poller;
 pub mod journals;

@@ -27,7 +27,7 @@ const ALL: u32 = 10_000;
 const DECISIONS: &[WaitKind] = &[WaitKind::Approval, WaitKind::Escalation];
 
 /// What a caller executes.
-const RESULTS: &[WaitKind] = &[WaitKind::Client];
+pub(super) const RESULTS: &[WaitKind] = &[WaitKind::Client];
 
 /// Outcomes found by review.
 const REVIEWS: &[WaitKind] = &[WaitKind::Review];
@@ -171,8 +171,11 @@ impl Runtime {
         is_error: bool,
     ) -> Result<RunRecord, AnswerError> {
         let (run, asked) = self.awaited(&caller.tenant, place, RESULTS).await?;
-        if run.subject != caller.subject && !caller.has("runs:approve") {
-            return Err(AnswerError::MissingScope("runs:approve".to_owned()));
+        check_answerer(caller, &run)?;
+        if asked.input.is_some() {
+            let message = "must be absent: the tool of this call asks for `responses`".to_owned();
+            let error = ValidationError { pointer: "/content".to_owned(), message };
+            return Err(AnswerError::InvalidArguments(vec![error]));
         }
         let why = format!("Executed by {}.", caller.subject);
         let (call, tool, arguments) = (place.call, &asked.tool, &asked.arguments);
@@ -234,7 +237,7 @@ impl Runtime {
         if is_own { Err(AnswerError::OwnApproval) } else { Ok(()) }
     }
 
-    async fn take(
+    pub(super) async fn take(
         &self,
         run: &RunRecord,
         call: Uuid,
@@ -248,7 +251,7 @@ impl Runtime {
     }
 
     /// What is waited for, of these kinds.
-    async fn awaited(
+    pub(super) async fn awaited(
         &self,
         tenant: &str,
         place: CallPlace,
@@ -321,6 +324,15 @@ impl Runtime {
         asked.sort_by_key(|asked| asked.seq);
         Ok(asked)
     }
+}
+
+/// Whether the caller may answer what a client is asked for: who started the run may, and who decides
+/// about its calls.
+pub(super) fn check_answerer(caller: &Caller, run: &RunRecord) -> Result<(), AnswerError> {
+    if run.subject == caller.subject || caller.has("runs:approve") {
+        return Ok(());
+    }
+    Err(AnswerError::MissingScope("runs:approve".to_owned()))
 }
 
 /// The status of a run that waits for this: of one whose child runs wait, theirs; while they go on

@@ -30,7 +30,7 @@ pub enum ApprovalStatus {
     Denied,
     /// Not answered in time.
     Expired,
-    /// The caller has executed its tool.
+    /// The caller has executed its tool, or given the input that a tool asked for.
     Answered,
     /// It was found out what became of the call.
     Resolved,
@@ -50,7 +50,7 @@ impl ApprovalStatus {
             Resolution::Approved { .. } => Self::Approved,
             Resolution::Denied => Self::Denied,
             Resolution::Expired => Self::Expired,
-            Resolution::Result { .. } => Self::Answered,
+            Resolution::Result { .. } | Resolution::Input { .. } => Self::Answered,
             Resolution::Happened { .. } | Resolution::DidNotHappen | Resolution::ChildEnded => {
                 Self::Resolved
             }

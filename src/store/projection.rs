@@ -28,7 +28,8 @@ use crate::bounds::json;
 use crate::clock;
 use crate::clock::beginning;
 use crate::event::{
-    AuditRecord, Awaited, CallFailure, Event, ModelResponded, Resolved, RunEvent, WaitKind,
+    AuditRecord, Awaited, CallFailure, Event, InputAsked, ModelResponded, Resolved, RunEvent,
+    WaitKind,
 };
 use crate::message::{AssistantMessage, CallTarget, ToolCall, Usage};
 use crate::run::{self, Caller, Outcome, RunStatus, Totals};
@@ -264,6 +265,7 @@ fn wait(write: &RunWrite, changes: &mut Changes) {
                 at: event.at,
                 expires_at: awaited.expires_at,
                 child_run_id: awaited.child_run_id,
+                input: awaited.input.as_deref().map(InputAsked::shown),
                 status,
             });
         }
@@ -420,6 +422,9 @@ impl RunCalls<'_> {
         let effect = awaited.actions.iter().map(|action| action.effect).max();
         let row = self.row(awaited.call_id);
         row.state = "awaiting_client".into();
+        if awaited.input.is_some() {
+            return; // it was started before
+        }
         row.started_at = Some(at);
         row.effect = effect.map(|effect| effect.as_str().into());
         row.decision.clone_from(&awaited.decision);

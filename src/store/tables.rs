@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::sql::{Column, Labels, Param, Query, Row, Value};
 use super::{ApprovalStatus, DeliveryStatus, StoreError};
-use crate::event::{AuditAction, Resolution, WaitKind};
+use crate::event::{AuditAction, InputAsked, Resolution, WaitKind};
 use crate::message::Usage;
 use crate::run::{Consumption, RunError, RunKind, RunStatus};
 
@@ -381,6 +381,7 @@ table! {
             at: DateTime<Utc>,
             expires_at: Option<DateTime<Utc>>,
             child_run_id: Option<Uuid>,
+            input: Option<InputAsked>,
             status: ApprovalStatus,
         }
         read {

@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::audit_arguments::shown;
 use crate::clock;
-use crate::event::{ApprovalBasis, AuditRecord};
+use crate::event::{ApprovalBasis, AuditRecord, InputGiven};
 use crate::governance::Decision;
 use crate::message::canonical_json;
 use crate::run::{Action, Labels};
@@ -37,11 +37,13 @@ pub struct Decided<'a> {
     /// Whether it was started, and is made again: its arguments were checked and it was let pass by
     /// what was declared then.
     pub was_started: bool,
+    /// What the tool asked for when it was made before.
+    pub input: Option<&'a InputGiven>,
 }
 
 impl<'a> From<Option<Granted<'a>>> for Decided<'a> {
     fn from(approval: Option<Granted<'a>>) -> Self {
-        Self { approval, was_started: false }
+        Self { approval, ..Self::default() }
     }
 }
 

@@ -24,15 +24,15 @@ use super::interceptors::{Intercepted, Interceptors, Returned, Seen};
 use super::mcp::Unlisted;
 pub use super::ready::Ready;
 use super::results::{
-    FatalToolError, Finished, awaiting_child, blocked, blocking, error_text, escalated, fatal,
-    fault, finished, intercepted, refused,
+    FatalToolError, Finished, awaiting_child, awaiting_input, blocked, blocking, error_text,
+    escalated, fatal, fault, finished, intercepted, refused,
 };
 use super::run_scope::effect_key;
 pub use super::run_scope::{RunScope, Slot};
 use super::{Tool, ToolContext, ToolInfo};
 use crate::bounds::schema::Schema;
 use crate::event::{
-    CallFailure, Circumstances, ToolCallCompleted, ToolCallStarted, ValidationError,
+    CallFailure, Circumstances, InputGiven, ToolCallCompleted, ToolCallStarted, ValidationError,
 };
 use crate::governance::{Action, Allowance, Call, Decision, Gate, Verdict};
 use crate::message::{CallTarget, ToolCall, canonical_json};
@@ -107,6 +107,7 @@ struct Asked<'a> {
     offered: &'a Offered,
     has_network: bool,
     was_started: bool,
+    input: Option<&'a InputGiven>,
 }
 
 /// What a call would do with its arguments.
@@ -134,7 +135,8 @@ impl Asked<'_> {
         let Self { call, slot, scope, .. } = self;
         let key = effect_key(scope.run_id, *slot, &call.name, canonical_arguments);
         let context = scope.context_of(call.id, key);
-        ToolContext { has_network: self.has_network, ..context }
+        let input = self.input.cloned().map(Arc::new);
+        ToolContext { has_network: self.has_network, input, ..context }
     }
 
     /// Whether arguments match the tool's schema, which may be another one than when the call was
@@ -311,7 +313,7 @@ impl Executor {
         scope: &RunScope,
         decided: impl Into<Decided<'_>>,
     ) -> Result<Prepared, FatalToolError> {
-        let Decided { approval, was_started } = decided.into();
+        let Decided { approval, was_started, input } = decided.into();
         let Some((index, offered)) = self.offered(&call.name, scope) else {
             return Ok(Prepared::Answered(self.unknown(call, was_started)));
         };
@@ -320,7 +322,7 @@ impl Executor {
         let approval = approval.filter(|_| lapsed.is_none());
         let edited = approval.and_then(|granted| granted.arguments);
         let has_network = self.gate.has_network();
-        let asked = Asked { call, slot, scope, offered, has_network, was_started };
+        let asked = Asked { call, slot, scope, offered, has_network, was_started, input };
         let arguments = match asked.arguments(edited) {
             Ok(arguments) => arguments,
             Err(finished) => return Ok(Prepared::Answered(*finished)),
@@ -532,6 +534,10 @@ impl Executor {
             }
             Err(Failure::AwaitsChild(child)) => {
                 Ok(awaiting_child(started.call_id, started.tool, ready.arguments, child))
+            }
+            Err(Failure::AwaitsInput(asked)) => {
+                let awaiting = awaiting_input(started, ready.arguments, *asked, network);
+                Ok(Finished { requests, audit: Some(audit), ..awaiting })
             }
             Err(Failure::Fatal(message)) => {
                 let completed =

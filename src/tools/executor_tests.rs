@@ -341,7 +341,7 @@ async fn an_approval_answers_the_question_and_nothing_else() {
 #[tokio::test]
 async fn a_call_that_was_started_is_not_decided_on_anew() {
     let bench = bench(&Policy { tool_policies: vec![denied("other")], ..Policy::default() });
-    let started = Decided { approval: None, was_started: true };
+    let started = Decided { was_started: true, ..Decided::default() };
     // It would be asked for, and does not match the schema.
     for arguments in [r#"{"do": "destroy"}"#, r#"{"do": 1}"#] {
         let call = call("probe", arguments);

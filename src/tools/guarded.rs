@@ -9,7 +9,7 @@ use futures::FutureExt;
 use uuid::Uuid;
 
 use super::ToolError;
-use crate::event::CallFailure;
+use crate::event::{CallFailure, InputAsked};
 use crate::run::Effect;
 
 /// How a guarded piece of a tool's work failed.
@@ -20,6 +20,8 @@ pub(super) enum Failure {
     Fatal(String),
     /// The call waits for this child run.
     AwaitsChild(Uuid),
+    /// The call waits for input.
+    AwaitsInput(Box<InputAsked>),
 }
 
 impl Failure {
@@ -42,6 +44,7 @@ impl Failure {
         match self {
             Self::Told(_, message) | Self::Fatal(message) => message,
             Self::AwaitsChild(child) => format!("it waits for the run {child}"),
+            Self::AwaitsInput(asked) => format!("{} asks for input", asked.server),
         }
     }
 }
@@ -54,6 +57,7 @@ pub(super) fn audited(result: &Result<String, Failure>) -> (&'static str, Option
         Err(Failure::Told(CallFailure::NotExecuted, _)) => ("not_executed", None),
         Err(Failure::Told(CallFailure::Timeout, _)) => ("timed_out", None),
         Err(Failure::Told(_, message)) => ("failed", Some(message)),
+        Err(Failure::AwaitsInput(_)) => ("unknown", None), // until it is made again
         Err(_) => ("failed", None),
     }
 }
@@ -73,6 +77,7 @@ pub(super) async fn guarded<T>(
         }
         Ok(Ok(Err(ToolError::Fatal(message)))) => Err(Failure::Fatal(message)),
         Ok(Ok(Err(ToolError::AwaitsChild(child)))) => Err(Failure::AwaitsChild(child)),
+        Ok(Ok(Err(ToolError::AwaitsInput(asked)))) => Err(Failure::AwaitsInput(asked)),
         Ok(Err(_panic)) => {
             let message = "The tool crashed on this call; try other arguments or another tool.";
             Err(Failure::Told(CallFailure::Panicked, message.into()))

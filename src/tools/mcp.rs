@@ -3,19 +3,23 @@
 //! A server may be down, come back and list other tools at any time; agents that name its tools load
 //! all the same, and their calls have an answer. This file knows the servers and finds their tools.
 //! What one connection is made of is in `mcp/`: `server` has the life of one, `pipes` and `http` the
-//! two ways to it, `messages` the protocol, `lines` how it is read, `listing` what of a list is
-//! offered, `answer` what a model reads, `tool` a call.
+//! two ways to it, `messages` the protocol, `era` which of its two forms is spoken, `lines` how it is
+//! read, `listing` what of a list is offered, `mirrored` which arguments headers repeat, `answer` what
+//! a model reads, `asked` what a person is asked, `tool` a call.
 //!
 //! The protocol is spoken by these few files and not by a library: a hostile server's lines, lists
 //! and answers are bounded before they are parsed, programs run in our own sandbox, and requests go
 //! through the client for addresses of others.
 
 mod answer;
+mod asked;
+mod era;
 mod http;
 mod lines;
 mod link;
 mod listing;
 mod messages;
+mod mirrored;
 mod pipes;
 mod reading;
 mod server;

@@ -57,7 +57,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use crate::event::{SkillActivated, ValidationError};
+use crate::event::{InputAsked, InputGiven, SkillActivated, ValidationError};
 use crate::governance::{Action, Permit};
 use crate::run::{Caller, Effect, Labels, SandboxLevel};
 
@@ -165,6 +165,8 @@ pub struct ToolContext {
     pub has_network: bool,
     /// What programs, or a page, ask there.
     pub requests: Requests,
+    /// What the tool asked for when this call was made before.
+    pub input: Option<Arc<InputGiven>>,
 }
 
 /// The labels of what a call has read of other runs: memories, and what a child run has read.
@@ -217,6 +219,9 @@ pub enum ToolError {
     /// The call started this child run, which is parked: it is repeated when the child has ended.
     #[error("the child run {0} is parked")]
     AwaitsChild(Uuid),
+    /// The tool asks for input: the call is repeated with it.
+    #[error("{} asks for input", .0.server)]
+    AwaitsInput(Box<InputAsked>),
 }
 
 /// Something that a model can call.

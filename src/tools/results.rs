@@ -14,8 +14,9 @@ use super::audit_arguments::shown;
 use crate::bounds::text::quoted;
 use crate::clock;
 use crate::event::{
-    ApprovalBasis, AuditRecord, Awaited, CallFailure, Circumstances, RunEvent, SkillActivated,
-    Suspicion, ToolCallBlocked, ToolCallCompleted, WaitKind,
+    ApprovalBasis, AuditRecord, Awaited, CallFailure, Circumstances, InputAsked, NetworkUse,
+    RunEvent, SkillActivated, Suspicion, ToolCallBlocked, ToolCallCompleted, ToolCallStarted,
+    WaitKind,
 };
 use crate::governance::{Decision, Objection};
 use crate::message::{CallTarget, ToolCall, canonical_json};
@@ -28,8 +29,8 @@ const MAX_TOLD: usize = 20;
 /// A call with its result.
 #[derive(Debug)]
 pub struct Finished {
-    /// `tool_call.completed` or `tool_call.blocked`, or `tool_call.awaiting_child` where the result
-    /// comes later.
+    /// `tool_call.completed` or `tool_call.blocked`, or `tool_call.awaiting_child` or
+    /// `tool_call.awaiting_client` where the result comes later.
     pub event: RunEvent,
     /// For the audit log; none where nothing was decided or executed.
     pub audit: Option<AuditRecord>,
@@ -145,8 +146,45 @@ pub(super) fn awaiting_child(
         expires_at: None,
         condition: None,
         child_run_id: Some(child),
+        input: None,
     };
     let event = RunEvent::ToolCallAwaitingChild(awaited);
+    Finished {
+        event,
+        audit: None,
+        requests: Vec::new(),
+        activates: None,
+        yields: Labels::default(),
+    }
+}
+
+/// A call whose tool asks for input before it completes it.
+pub(super) fn awaiting_input(
+    started: ToolCallStarted,
+    arguments: Value,
+    asked: InputAsked,
+    network: Option<NetworkUse>,
+) -> Finished {
+    let awaited = Awaited {
+        basis: ApprovalBasis::default(),
+        circumstances: Circumstances::default(),
+        decision: Some(started.decision),
+        escalation_target: None,
+        actions: started.actions,
+        call_id: started.call_id,
+        kind: WaitKind::Client,
+        reason: format!("The MCP server {} asks for input.", asked.server),
+        tool: started.tool,
+        arguments,
+        expires_at: None,
+        condition: None,
+        child_run_id: None,
+        input: Some(Box::new(InputAsked {
+            requests_uncounted: network.map_or(0, |asked| asked.uncounted()),
+            ..asked
+        })),
+    };
+    let event = RunEvent::ToolCallAwaitingClient(awaited);
     Finished {
         event,
         audit: None,

@@ -70,6 +70,7 @@ impl RunScope {
             changed: Changed::default(),
             has_network: false,
             requests: Requests::default(),
+            input: None,
         }
     }
 }

@@ -249,6 +249,7 @@ impl Place {
             changed: Changed::default(),
             has_network: false,
             requests: Requests::default(),
+            input: None,
             standing: Standing::new(
                 Arc::new(Lease::new(Duration::from_hours(1))),
                 CancellationToken::new(),

@@ -328,6 +328,7 @@ impl Bench {
                 expires_at,
                 condition: None,
                 child_run_id: None,
+                input: None,
             };
             self.record(event(awaited));
         }

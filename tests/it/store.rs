@@ -329,6 +329,7 @@ fn review(call: &ToolCall) -> RunEvent {
         expires_at: None,
         condition: None,
         child_run_id: None,
+        input: None,
     })
 }
 

@@ -133,7 +133,11 @@ impl Run {
             let next = self.admitted(&pending, next).await?;
             let counted = self.state.counted(pending.call.id);
             let is_new = counted.is_none();
-            let next = next.beyond(counted);
+            // With input it is sent once more, which is a request like any other.
+            let sent_again =
+                |counted: &Consumption| Consumption { network_requests: 0, ..counted.clone() };
+            let sent = pending.input.is_some().then(|| counted.map(sent_again)).flatten();
+            let next = next.beyond(sent.as_ref().or(counted));
             match self.reserve_tool_call(is_new, next.consumes()).await? {
                 Some(events) if group.is_empty() => return Ok(self.record_all(events)?),
                 Some(_) => break,
@@ -401,6 +405,11 @@ impl Run {
             && let Some(note) = self.state.stuck_note(call.call_id, &call.reason)
         {
             call.content = format!("{}\n\n{note}", call.content);
+        }
+        if let RunEvent::ToolCallAwaitingClient(awaited) = &mut finished.event {
+            let patience = self.plan.agent.definition.client_tool_timeout;
+            awaited.expires_at = Some(clock::now() + patience.delta());
+            awaited.circumstances = self.state.circumstances();
         }
         let records = finished.requests.into_iter().chain(finished.audit);
         self.audit.extend(records.map(|record| AuditRecord { labels, ..record }));

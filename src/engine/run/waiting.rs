@@ -92,6 +92,7 @@ impl Run {
             expires_at: Some(clock::now() + patience.delta()),
             condition: None,
             child_run_id: None,
+            input: None,
         };
         self.audit.push(AuditRecord { labels, ..audit });
         self.record(match kind {

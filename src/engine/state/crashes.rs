@@ -10,6 +10,7 @@ use std::sync::Arc;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use uuid::Uuid;
 
 use super::{OpenTurn, Phase, State, Step};
 use crate::bounds::json;
@@ -163,6 +164,9 @@ impl State {
         let Phase::Acting(turn) = &self.phase else { return Vec::new() };
         let open = turn.open_calls().filter(|(_, call)| call.target == CallTarget::Tool);
         open.map(|(_, call)| match turn.dispatched.get(&call.id).map(|call| call.effect) {
+            effect if self.asks_for_input(turn, call.id) => {
+                without_input(call, CallFailure::Cancelled, why, effect)
+            }
             Some(Effect::Once) => unknown_outcome(call),
             Some(Effect::Idempotent) => self.without_result(turn, call, why),
             _ if turn.children_ended.contains_key(&call.id) => self.without_result(turn, call, why),
@@ -172,6 +176,12 @@ impl State {
             }
         })
         .collect()
+    }
+
+    /// Whether the call's tool has asked for input, and was not asked again.
+    fn asks_for_input(&self, turn: &OpenTurn, call: Uuid) -> bool {
+        let is_given = || turn.inputs.contains_key(&call) && !turn.dispatched.contains_key(&call);
+        self.waiting.get(&call).map_or_else(is_given, |it| it.awaited.input.is_some())
     }
 
     /// The result of a call that was under way, or whose child run was, and is not waited for any more.
@@ -205,6 +215,7 @@ fn review(turn: &OpenTurn, call: &ToolCall) -> RunEvent {
         expires_at: None,
         condition: None,
         child_run_id: None,
+        input: None,
     })
 }
 
@@ -214,6 +225,25 @@ pub(super) fn unknown_outcome(call: &ToolCall) -> RunEvent {
                    before you repeat it."
         .to_owned();
     unexecuted(call, CallFailure::UnknownOutcome, content)
+}
+
+/// The result of a call whose tool asked for input and does not get it. The tool has not completed the
+/// call; what it did before it asked is not known.
+pub(super) fn without_input(
+    call: &ToolCall,
+    failure: CallFailure,
+    why: &str,
+    effect: Option<Effect>,
+) -> RunEvent {
+    let known = match effect {
+        Some(Effect::Read) => "",
+        Some(Effect::Idempotent | Effect::Once) | None => {
+            ", and it is unknown whether it took effect in part"
+        }
+    };
+    let content =
+        format!("Error: the tool asked for input, and {why}. It did not complete the call{known}.");
+    unexecuted(call, failure, content)
 }
 
 /// The result of a call that was never executed.

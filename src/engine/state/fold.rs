@@ -7,15 +7,14 @@ use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use super::{
-    Answered, Dispatched, FailedCall, OpenTurn, Phase, Proposal, RequiredCall, State, Waiting,
-    same_call,
+    Dispatched, FailedCall, OpenTurn, Phase, Proposal, RequiredCall, State, Waiting, same_call,
 };
 use crate::agents::definition::ReactSection;
 use crate::engine::output::is_blank;
 use crate::engine::phrases;
 use crate::event::{
-    CallFailure, ContextCompacted, Event, LimitReached, ModelResponded, Resolution, Resolved,
-    RunEvent, ToolCallCompleted, ToolCallStarted, WaitKind,
+    CallFailure, ContextCompacted, Event, LimitReached, ModelResponded, RunEvent,
+    ToolCallCompleted, ToolCallStarted, WaitKind,
 };
 use crate::message::{
     AssistantMessage, CallTarget, Conversation, FinishReason, Origin, ToolCall, ToolResult, Turn,
@@ -233,70 +232,7 @@ impl State {
         Ok(())
     }
 
-    /// An answer to something that was waited for.
-    fn resolved(
-        &mut self,
-        resolved: &Resolved,
-        at: DateTime<Utc>,
-        misplaced: FoldError,
-    ) -> Result<(), FoldError> {
-        let awaited = self.waiting.remove(&resolved.call_id);
-        if self.waiting.is_empty()
-            && let Some(since) = self.totals.waiting_since.take()
-        {
-            self.totals.waited_ms += (at - since).num_milliseconds().max(0);
-        }
-        if resolved.kind == WaitKind::Escalation {
-            let condition = awaited.and_then(|it| it.awaited.condition).ok_or(misplaced)?;
-            self.conditions_met.insert(condition);
-            if !matches!(resolved.resolution, Resolution::Approved { .. }) {
-                self.not_continued = Some(condition);
-            }
-            return Ok(());
-        }
-        if resolved.kind == WaitKind::Review {
-            self.blame.cleared();
-        }
-        if let Resolution::Approved { clears, .. } = resolved.resolution
-            && !clears.are_none()
-        {
-            self.cache.clear(); // what is read again labels the run again
-        }
-        if let Some(duration) = resolved.child_duration_ms {
-            self.child_was_under_way(resolved.call_id, duration, at);
-        }
-        let turn = self.turn(misplaced)?;
-        turn.dispatched.remove(&resolved.call_id);
-        if resolved.resolution == Resolution::ChildEnded {
-            let child = awaited.as_ref().and_then(|it| it.awaited.child_run_id);
-            turn.children_ended.insert(resolved.call_id, child);
-        }
-        let earlier = turn.resolved.get(&resolved.call_id).map(|it| &it.resolved.resolution);
-        let is_repeated = matches!(earlier, Some(Resolution::Approved { .. }));
-        let repeats =
-            matches!(resolved.resolution, Resolution::DidNotHappen | Resolution::ChildEnded);
-        if !(is_repeated && repeats) {
-            let took = awaited.as_ref().map(|it| resolved.decided_at.unwrap_or(at) - it.since);
-            let took_ms = took.map_or(0, |took| took.num_milliseconds().try_into().unwrap_or(0));
-            let shown = awaited.map(|it| (it.awaited.basis, it.awaited.actions));
-            let (basis, actions) = shown.unwrap_or_default();
-            let answer = Answered { resolved: resolved.clone(), basis, actions, took_ms };
-            turn.resolved.insert(resolved.call_id, answer); // else its approval still holds
-        }
-        Ok(())
-    }
-
-    /// A run is under way for as long as a child of its call is: what the child worked while this run
-    /// was parked is not waited.
-    fn child_was_under_way(&mut self, call_id: Uuid, duration_ms: u64, now: DateTime<Utc>) {
-        let Phase::Acting(turn) = &self.phase else { return };
-        let Some(begun) = turn.begun_after.get(&call_id) else { return };
-        let counted = self.active_ms(now) - begun;
-        let duration = i64::try_from(duration_ms).unwrap_or(i64::MAX);
-        self.totals.waited_ms -= duration.saturating_sub(counted).max(0);
-    }
-
-    fn turn(&mut self, misplaced: FoldError) -> Result<&mut OpenTurn, FoldError> {
+    pub(super) fn turn(&mut self, misplaced: FoldError) -> Result<&mut OpenTurn, FoldError> {
         match &mut self.phase {
             Phase::Acting(turn) => Ok(turn),
             _ => Err(misplaced),

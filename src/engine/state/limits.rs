@@ -425,6 +425,7 @@ impl State {
                 expires_at: Some(now + patience.delta()),
                 condition: Some(condition),
                 child_run_id: None,
+                input: None,
             })],
         }
     }

@@ -29,8 +29,8 @@ use super::context::Compaction;
 use super::plan::Rules;
 use crate::agents::definition::ReactSection;
 use crate::event::{
-    ApprovalBasis, Awaited, CompactionCause, Ending, LimitReached, NetworkUse, Resolved, RunEvent,
-    SkillActivated, ToolCallCompleted, ToolCallStarted, WaitKind,
+    ApprovalBasis, Awaited, CompactionCause, Ending, InputGiven, LimitReached, NetworkUse,
+    Resolved, RunEvent, SkillActivated, ToolCallCompleted, ToolCallStarted, WaitKind,
 };
 use crate::message::{
     AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, ToolResult,
@@ -89,8 +89,10 @@ pub struct PendingCall {
     pub index: u32,
     /// The approval, where it was asked for.
     pub approval: Option<Approval>,
-    /// Whether it was started before, and is made again after a crash or after the wait of its child.
+    /// Whether it was started before, and is made again after a crash or after a wait.
     pub was_started: bool,
+    /// What the tool asked for before.
+    pub input: Option<InputGiven>,
 }
 
 impl PendingCall {
@@ -101,7 +103,11 @@ impl PendingCall {
 
     /// What was decided on it before, for those who execute it.
     pub fn decided(&self) -> Decided<'_> {
-        Decided { approval: self.granted(), was_started: self.was_started }
+        Decided {
+            approval: self.granted(),
+            was_started: self.was_started,
+            input: self.input.as_ref(),
+        }
     }
 
     /// The approval, for those who execute it.
@@ -158,6 +164,9 @@ struct Answered {
     actions: Arc<[Action]>,
     /// Milliseconds until it was given.
     took_ms: u64,
+    /// Whether a tool had asked for input.
+    #[serde(default)]
+    for_input: bool,
 }
 
 /// A response whose calls are being answered.
@@ -183,6 +192,9 @@ struct OpenTurn {
     /// Calls whose child run was waited for, and has ended.
     #[serde(default)]
     children_ended: BTreeMap<Uuid, Option<Uuid>>,
+    /// What was given to calls whose tools asked for it.
+    #[serde(default)]
+    inputs: BTreeMap<Uuid, InputGiven>,
     proposal: Option<Proposal>,
 }
 
@@ -200,6 +212,7 @@ impl OpenTurn {
             is_blocked: false,
             resolved: BTreeMap::new(),
             children_ended: BTreeMap::new(),
+            inputs: BTreeMap::new(),
             proposal: None,
         }
     }
@@ -214,9 +227,11 @@ impl OpenTurn {
         effect.is_some_and(|effect| effect != Effect::Read) && !self.answers.contains_key(&call_id)
     }
 
-    /// Whether the call is under way, or was until its child had to wait.
+    /// Whether the call is under way, or was until it had to wait.
     fn was_started(&self, call_id: Uuid) -> bool {
-        self.dispatched.contains_key(&call_id) || self.children_ended.contains_key(&call_id)
+        self.dispatched.contains_key(&call_id)
+            || self.children_ended.contains_key(&call_id)
+            || self.inputs.contains_key(&call_id)
     }
 
     fn is_answered(&self, call: &ToolCall) -> bool {
@@ -524,13 +539,15 @@ impl State {
     }
 
     fn pending(&self, index: usize, call: &ToolCall, approval: Option<Approval>) -> PendingCall {
+        let turn = if let Phase::Acting(turn) = &self.phase { Some(turn) } else { None };
         PendingCall {
             call: call.clone(),
             attempt: self.attempt,
             iteration: self.iteration,
             index: u32::try_from(index).unwrap_or(u32::MAX),
             approval,
-            was_started: matches!(&self.phase, Phase::Acting(turn) if turn.was_started(call.id)),
+            was_started: turn.is_some_and(|turn| turn.was_started(call.id)),
+            input: turn.and_then(|turn| turn.inputs.get(&call.id)).cloned(),
         }
     }
 

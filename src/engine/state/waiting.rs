@@ -9,10 +9,11 @@ use chrono::{DateTime, Utc};
 use serde_json::json;
 use uuid::Uuid;
 
-use super::crashes::unexecuted;
-use super::{Answered, Approval, PendingCall, Phase, State, Step};
+use super::crashes::{unexecuted, without_input};
+use super::{Answered, Approval, FoldError, PendingCall, Phase, State, Step};
 use crate::event::{
-    Awaited, CallFailure, Resolution, RunEvent, ToolCallBlocked, ToolCallCompleted, WaitKind,
+    Awaited, CallFailure, Resolution, Resolved, RunEvent, ToolCallBlocked, ToolCallCompleted,
+    WaitKind,
 };
 use crate::message::{CallTarget, ToolCall};
 use crate::run::{Action, Outcome, RunError, RunStatus, TerminationReason};
@@ -83,9 +84,77 @@ impl State {
         Some(self.pending(index, call, None))
     }
 
+    /// An answer to something that was waited for.
+    pub(super) fn resolved(
+        &mut self,
+        resolved: &Resolved,
+        at: DateTime<Utc>,
+        misplaced: FoldError,
+    ) -> Result<(), FoldError> {
+        let awaited = self.waiting.remove(&resolved.call_id);
+        if self.waiting.is_empty()
+            && let Some(since) = self.totals.waiting_since.take()
+        {
+            self.totals.waited_ms += (at - since).num_milliseconds().max(0);
+        }
+        if resolved.kind == WaitKind::Escalation {
+            let condition = awaited.and_then(|it| it.awaited.condition).ok_or(misplaced)?;
+            self.conditions_met.insert(condition);
+            if !matches!(resolved.resolution, Resolution::Approved { .. }) {
+                self.not_continued = Some(condition);
+            }
+            return Ok(());
+        }
+        if resolved.kind == WaitKind::Review {
+            self.blame.cleared();
+        }
+        if let Resolution::Approved { clears, .. } = resolved.resolution
+            && !clears.are_none()
+        {
+            self.cache.clear(); // what is read again labels the run again
+        }
+        if let Some(duration) = resolved.child_duration_ms {
+            self.child_was_under_way(resolved.call_id, duration, at);
+        }
+        let turn = self.turn(misplaced.clone())?;
+        turn.dispatched.remove(&resolved.call_id);
+        if resolved.resolution == Resolution::ChildEnded {
+            let child = awaited.as_ref().and_then(|it| it.awaited.child_run_id);
+            turn.children_ended.insert(resolved.call_id, child);
+        }
+        if let Resolution::Input { responses } = &resolved.resolution {
+            let asked = awaited.as_ref().and_then(|it| it.awaited.input.as_ref());
+            let given = asked.ok_or(misplaced)?.answered(responses.clone());
+            turn.inputs.insert(resolved.call_id, given);
+        }
+        let earlier = turn.resolved.get(&resolved.call_id).map(|it| &it.resolved.resolution);
+        let is_repeated = matches!(earlier, Some(Resolution::Approved { .. }));
+        if !(is_repeated && resolved.resolution.repeats()) {
+            let took = awaited.as_ref().map(|it| resolved.decided_at.unwrap_or(at) - it.since);
+            let took_ms = took.map_or(0, |took| took.num_milliseconds().try_into().unwrap_or(0));
+            let for_input = awaited.as_ref().is_some_and(|it| it.awaited.input.is_some());
+            let shown = awaited.map(|it| (it.awaited.basis, it.awaited.actions));
+            let (basis, actions) = shown.unwrap_or_default();
+            let answer =
+                Answered { resolved: resolved.clone(), basis, actions, took_ms, for_input };
+            turn.resolved.insert(resolved.call_id, answer); // else its approval still holds
+        }
+        Ok(())
+    }
+
+    /// A run is under way for as long as a child of its call is: what the child worked while this run
+    /// was parked is not waited.
+    fn child_was_under_way(&mut self, call_id: Uuid, duration_ms: u64, now: DateTime<Utc>) {
+        let Phase::Acting(turn) = &self.phase else { return };
+        let Some(begun) = turn.begun_after.get(&call_id) else { return };
+        let counted = self.active_ms(now) - begun;
+        let duration = i64::try_from(duration_ms).unwrap_or(i64::MAX);
+        self.totals.waited_ms -= duration.saturating_sub(counted).max(0);
+    }
+
     /// What to do with a call that was waited for.
     pub(super) fn resolved_call(&self, index: usize, call: &ToolCall, answer: &Answered) -> Step {
-        let Answered { resolved, basis, actions, took_ms } = answer;
+        let Answered { resolved, basis, actions, took_ms, for_input } = answer;
         let by = resolved.decided_by.as_deref();
         let why =
             resolved.reason.as_deref().map(|reason| format!(": {reason}")).unwrap_or_default();
@@ -102,14 +171,19 @@ impl State {
                 };
                 Step::CallTools(vec![self.pending(index, call, Some(approval))])
             }
-            // The repeated call finds its child ended.
-            Resolution::DidNotHappen | Resolution::ChildEnded => {
+            // The repeated call finds its child ended, or has the input with it.
+            Resolution::DidNotHappen | Resolution::ChildEnded | Resolution::Input { .. } => {
                 Step::CallTools(vec![self.pending(index, call, None)])
             }
             Resolution::Denied => {
                 let by = by.unwrap_or("An approver");
                 let told = "Do not make it again; go on without it.";
                 self.refused(call, actions, format!("{by} denied this call{why}."), told)
+            }
+            Resolution::Expired if *for_input => {
+                let effect = actions.iter().map(|action| action.effect).max();
+                let why = "no answer came in time";
+                Step::Record(vec![without_input(call, CallFailure::Timeout, why, effect)])
             }
             Resolution::Expired if resolved.kind == WaitKind::Client => {
                 let content = "Error: no result of this call came in time.".to_owned();

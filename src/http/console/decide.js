@@ -34,7 +34,8 @@ export const forget = () => {
 export function decision(call, answered, signal) {
   const form = el("form", { class: "decision", hidden: true, onsubmit: (event) => event.preventDefault() });
   const question = QUESTIONS[call.kind];
-  if (question?.isOpen) ask(form, call, question, answered, signal);
+  if (call.input) askForInput(form, call, answered);
+  else if (question?.isOpen) ask(form, call, question, answered, signal);
   else if (question) mayDecide().then((may) => may && ask(form, call, question, answered, signal));
   return form;
 }
@@ -61,6 +62,35 @@ function ask(form, call, { label, answers, isEditable, isOpen }, answered, signa
   const buttons = answers.map(([text, verb, field, kind, fixed]) =>
     el("button", { type: "button", class: kind, onclick: () => send(verb, field, fixed) }, text));
   form.append(el("label", { for: id }, label), said, trouble, el("p", { class: "buttons" }, buttons, editor && editor.button), ...(editor ? [editor.node] : []));
+  form.hidden = false;
+}
+
+/** The forms of a tool that asks for input, each filled in as JSON. */
+function askForInput(form, call, answered) {
+  const trouble = el("div", { role: "alert" });
+  const fields = Object.entries(call.input.requests).map(([name, { message, display }], place) => {
+    const id = `input-${call.call_id}-${place}`;
+    const text = el("textarea", { id, rows: 4, spellcheck: "false" });
+    text.value = "{}";
+    const node = el("div", {}, el("p", {}, `${call.input.server} asks: ${message}`),
+      el("label", { for: id }, "Answer, as JSON of this schema"), el("pre", {}, display), text);
+    return { name, text, node };
+  });
+  const send = async (action) => {
+    trouble.replaceChildren();
+    try {
+      const given = ({ name, text }) => [name, action === "accept" ? { action, content: JSON.parse(text.value) } : { action }];
+      const body = { responses: Object.fromEntries(fields.map(given)) };
+      const run = await post(`runs/${part(call.run_id)}/tool-calls/${part(call.call_id)}/result`, body);
+      announce("Answered");
+      await answered(run);
+    } catch (problem) {
+      trouble.replaceChildren(notice(problem), ...(problem.body?.errors ?? []).slice(0, 10).map((e) => el("p", {}, visible(`${e.pointer} ${e.message}`))));
+    }
+  };
+  const button = ([text, action, kind]) => el("button", { type: "button", class: kind, onclick: () => send(action) }, text);
+  const buttons = [["Send the answers", "accept", ""], ["Decline", "decline", "danger"], ["Neither", "cancel", ""]].map(button);
+  form.append(...fields.map(({ node }) => node), trouble, el("p", { class: "buttons" }, buttons));
   form.hidden = false;
 }
 

@@ -114,6 +114,12 @@ fn all() -> Vec<(&'static str, Value)> {
                 "actions": actions, "circumstances": circumstances}),
         ),
         ("tool_call.awaiting_client", awaited("client")),
+        ("tool_call.awaiting_client", {
+            let mut asked = awaited("client");
+            asked["input"] = json!({"server": "s", "round": 2, "requests":
+                {"a": {"message": "m", "requested_schema": {"type": "object", "properties": {}}}}});
+            asked
+        }),
         ("tool_call.awaiting_child", awaited("child")),
         (
             "approval.requested",
@@ -131,6 +137,11 @@ fn all() -> Vec<(&'static str, Value)> {
         ),
         ("approval.resolved", resolved(json!({"resolution": "happened", "result": "r"}))),
         ("approval.resolved", resolved(json!({"resolution": "expired"}))),
+        (
+            "approval.resolved",
+            resolved(json!({"resolution": "input", "responses":
+                {"a": {"action": "accept", "content": {"n": 1}}, "b": {"action": "cancel"}}})),
+        ),
         ("handoff.started", json!({"call_id": call, "agent": "a", "reason": null})),
         (
             "scan.warned",

@@ -45,11 +45,11 @@ words! {
         &["succeeded", "failed", "blocked", "cancelled", "timed_out", "not_executed", "unknown"];
     /// The state of a tool call.
     ToolCallState = &["proposed", "denied", "awaiting_approval", "awaiting_client", "dispatched", "succeeded", "failed", "unknown", "cancelled"];
-    /// What a parked run waits for: `approval` of a tool call, the result of a `client` tool, `review`
-    /// of a call whose outcome is unknown after a crash, or `escalation`, the decision whether to
+    /// What a parked run waits for: `approval` of a tool call, the result of a `client` tool or the input
+    /// that a tool asks the client for, `review` of a call whose outcome is unknown after a crash, or `escalation`, the decision whether to
     /// continue after a stop condition.
     PendingKind = &["approval", "client", "review", "escalation"];
-    /// The status of an approval: `answered` by the result of a client tool, `resolved` by a review,
+    /// The status of an approval: `answered` by the result of a client tool or by input, `resolved` by a review,
     /// `void` because the run ended first.
     ApprovalStatus = store::ApprovalStatus::VARIANTS;
     /// The status of a webhook delivery: `failed` if it was given up, `disabled` if the receiver has

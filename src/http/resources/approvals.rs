@@ -13,6 +13,7 @@ use utoipa::ToSchema;
 use super::page::{LISTS, ListParams, Listing, by_time, time_cursor};
 use super::redacted;
 use super::run_views::{Pending, RunAnswer, answer_to};
+use crate::event::{InputResponse, InputResponses};
 use crate::http::document::vocabulary::ApprovalStatus as StatusWord;
 use crate::http::edge::auth::{AgentsInvoke, RunsApprove, Scoped, refuse_anonymous};
 use crate::http::edge::extract::{CallId, JsonObject, Params, fields};
@@ -246,23 +247,30 @@ pub(crate) async fn resolve_tool_call(
     answer_to(&app, &caller, run).await
 }
 
-/// The result of a client tool.
+/// The result of a client tool, or the input that another tool asks for.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"content": "The user said yes."}))]
 pub(crate) struct ToolResultRequest {
-    /// The content that the model gets; if it is over 64 KiB, only head and tail are kept.
+    /// The content that the model gets; if it is over 64 KiB, only head and tail are kept. Required for
+    /// a client tool.
     #[schema(example = "The user said yes.")]
-    content: String,
+    content: Option<String>,
     /// Whether the call failed.
     #[serde(default, deserialize_with = "null_as_default")]
     #[schema(required = false)]
     is_error: bool,
+    /// The answers to the `requests` of the pending call's `input`, under the same names. Required
+    /// where there is such an `input`, and nothing else then.
+    #[schema(value_type = Option<BTreeMap<String, InputResponse>>, example = json!(null))]
+    responses: Option<InputResponses>,
 }
 
 /// Submit the result of a client tool
 ///
-/// For a call of one of the request's `client_tools`. The run continues once all its pending calls
-/// are answered. Only the key that started the run can do this, and keys with `runs:approve`.
+/// For a call of one of the request's `client_tools`, and for one whose tool asks for input (`input` of
+/// the pending call). The run continues once all its pending calls are answered. Only the key that
+/// started the run can do this, and keys with `runs:approve`.
 #[utoipa::path(
     post, path = "/runs/{id}/tool-calls/{call_id}/result", tag = "approvals",
     security(("bearer" = ["agents:invoke"])),
@@ -281,7 +289,26 @@ pub(crate) async fn give_tool_result(
     JsonObject(body): JsonObject,
 ) -> Result<Json<RunAnswer>, Problem> {
     params.finish()?;
-    let ToolResultRequest { content, is_error } = parse_answer(body)?;
-    let run = app.runtime.give_result(&caller, place, content, is_error).await?;
+    let wrong = |at: &str, message: &str| Problem::at(Code::InvalidInputs, at, message);
+    let run = match parse_answer(body)? {
+        ToolResultRequest { content: Some(content), is_error, responses: None } => {
+            app.runtime.give_result(&caller, place, content, is_error).await?
+        }
+        ToolResultRequest { content: None, is_error: false, responses: Some(responses) } => {
+            app.runtime.give_input(&caller, place, responses).await?
+        }
+        ToolResultRequest { content: None, responses: None, .. } => {
+            return Err(wrong(
+                "/content",
+                "is required, or `responses` for a tool that asks for input",
+            ));
+        }
+        ToolResultRequest { content: Some(_), .. } => {
+            return Err(wrong("/content", "must be absent beside `responses`"));
+        }
+        ToolResultRequest { .. } => {
+            return Err(wrong("/is_error", "must be false or absent beside `responses`"));
+        }
+    };
     answer_to(&app, &caller, run).await
 }

@@ -11,6 +11,7 @@ pub(super) mod events;
 mod file_headers;
 pub(super) mod files;
 pub(super) mod health;
+mod input_views;
 pub(super) mod invocation;
 pub(super) mod invoke;
 mod journal;

@@ -8,7 +8,7 @@
 use serde_json::Value;
 
 use crate::bounds::secrets;
-use crate::event::{Event, RunEvent};
+use crate::event::{Awaited, Event, RunEvent};
 use crate::fairness;
 use crate::http::edge::problem::Problem;
 
@@ -44,7 +44,9 @@ pub(crate) fn event(event: &Event) -> Result<String, serde_json::Error> {
     let mut whole: Value = serde_json::from_str(&written)?;
     if let Some(data) = whole.get_mut("data") {
         let kept = match event.what {
-            RunEvent::ToolCallAwaitingClient(_) => data.get_mut("arguments").map(Value::take),
+            RunEvent::ToolCallAwaitingClient(Awaited { input: None, .. }) => {
+                data.get_mut("arguments").map(Value::take)
+            }
             _ => None,
         };
         let proposed = data.get_mut("output").map(Value::take);

@@ -13,6 +13,7 @@ use serde_json::Value;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use super::input_views::InputView;
 use super::redacted;
 use super::webhooks::CallbackError;
 use crate::agents::Definition;
@@ -286,6 +287,9 @@ pub(crate) struct Pending {
     reason: String,
     /// When the run stops waiting without an answer; null if it waits indefinitely.
     expires_at: Option<DateTime<Utc>>,
+    /// What the tool asks for, if it is no tool of the caller; null otherwise.
+    #[schema(value_type = Option<InputView>, example = json!(null))]
+    input: Option<Box<InputView>>,
 }
 
 /// Consumption of a run and its limits.
@@ -431,7 +435,7 @@ fn error(error: RunError) -> RunError {
 
 impl From<ApprovalRecord> for Pending {
     fn from(mut asked: ApprovalRecord) -> Self {
-        if asked.kind != WaitKind::Client {
+        if asked.kind != WaitKind::Client || asked.input.is_some() {
             asked.arguments = redacted::document(asked.arguments);
         }
         Self {
@@ -443,6 +447,7 @@ impl From<ApprovalRecord> for Pending {
             arguments: asked.arguments,
             reason: redacted::text(escaped(&asked.reason).into_owned()),
             expires_at: asked.expires_at,
+            input: asked.input.map(|asked| Box::new(asked.into())),
         }
     }
 }

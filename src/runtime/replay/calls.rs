@@ -54,7 +54,7 @@ pub(super) fn recorded(event: &RunEvent) -> Option<Recorded<'_>> {
             was: Some(Decision::Escalated.as_str()),
             foreign: None,
         },
-        RunEvent::ToolCallAwaitingClient(asked) => Recorded {
+        RunEvent::ToolCallAwaitingClient(asked) if asked.input.is_none() => Recorded {
             call_id: asked.call_id,
             tool: &asked.tool,
             effect: strongest(&asked.actions),
@@ -74,6 +74,7 @@ pub(super) fn recorded(event: &RunEvent) -> Option<Recorded<'_>> {
         | RunEvent::ModelResponded(_)
         | RunEvent::CallGiven(_)
         | RunEvent::ToolCallCompleted(_)
+        | RunEvent::ToolCallAwaitingClient(_)
         | RunEvent::ToolCallAwaitingChild(_)
         | RunEvent::ApprovalRequested(_)
         | RunEvent::ApprovalResolved(_)

@@ -9,7 +9,7 @@ use serde_json::Value as Json;
 use uuid::Uuid;
 
 use super::{Kind, Row, StoreError, Value, unreadable};
-use crate::event::{AuditAction, Resolution, WaitKind};
+use crate::event::{AuditAction, InputAsked, Resolution, WaitKind};
 use crate::run::{Consumption, RunError, RunKind, RunStatus};
 use crate::store::{ApprovalStatus, DeliveryStatus};
 
@@ -158,6 +158,7 @@ documents! {
     Json;
     RunError;
     Resolution;
+    InputAsked;
     Vec<Uuid>, absent where Vec::<Uuid>::is_empty;
     Vec<String>, absent where Vec::<String>::is_empty;
     Consumption, absent where Consumption::is_nothing;

@@ -76,6 +76,7 @@ impl Fixture {
             changed: Changed::default(),
             has_network: false,
             requests: Requests::default(),
+            input: None,
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         Self { home, runtime, gate: Gate::new(policy).unwrap(), context, tool: FileOps::new() }
@@ -177,5 +178,6 @@ fn told(error: ToolError) -> String {
         ToolError::Fatal(text) => panic!("the run would end: {text}"),
         ToolError::OverBudget(why) => panic!("no tool for files starts a run: {why}"),
         ToolError::AwaitsChild(child) => panic!("no tool for files starts a run: {child}"),
+        ToolError::AwaitsInput(asked) => panic!("no tool for files asks: {asked:?}"),
     }
 }

@@ -1,11 +1,11 @@
 //! What a model reads of what a tool of a server answered.
 //!
-//! Text is passed on; of other content it is said that it is there. A server that asks for something
-//! in return is refused: there is no user to ask.
+//! Text is passed on; of other content it is said that it is there. A server may ask for something
+//! first.
 
 use serde_json::Value;
 
-use crate::bounds::text::shortened;
+use crate::bounds::text::{quoted, shortened};
 use crate::tools::results::MAX_RESULT;
 
 /// Parts of one answer that are looked at.
@@ -13,13 +13,28 @@ const MAX_PARTS: usize = 256;
 /// Bytes of either end of an answer that is too long.
 const MAX_END: usize = MAX_RESULT / 2 - 512;
 
+/// What a result is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Complete,
+    InputRequired,
+}
+
+/// What a result says that it is.
+///
+/// # Errors
+/// What it says, where that is not known.
+pub(super) fn kind(result: &Value) -> Result<Kind, String> {
+    match &result["resultType"] {
+        Value::Null => Ok(Kind::Complete), // as in the old era
+        Value::String(kind) if kind == "complete" => Ok(Kind::Complete),
+        Value::String(kind) if kind == "input_required" => Ok(Kind::InputRequired),
+        kind => Err(quoted(kind.as_str().unwrap_or_default())),
+    }
+}
+
 /// The answer, or why there is none, as the model reads it.
 pub(super) fn of(result: &Value) -> Result<String, String> {
-    if result["resultType"] == "input_required" {
-        return Err("The tool asks for further input, which is not supported here; it did not do \
-                    what it was asked."
-            .to_owned());
-    }
     let parts = result["content"].as_array().map(Vec::as_slice).unwrap_or_default();
     let mut text: Vec<String> = parts.iter().take(MAX_PARTS).map(part).collect();
     if parts.len() > MAX_PARTS {
@@ -101,8 +116,12 @@ mod tests {
             let expected = expected.map(str::to_owned).map_err(str::to_owned);
             assert_eq!(of(&result), expected, "{result}");
         }
-        let asks = json!({"resultType": "input_required", "inputRequests": {}});
-        assert!(of(&asks).unwrap_err().contains("not supported"));
+        let kind = |kind: Value| super::kind(&json!({"resultType": kind}));
+        assert_eq!(super::kind(&json!({})), Ok(Kind::Complete));
+        assert_eq!(kind(json!("complete")), Ok(Kind::Complete));
+        assert_eq!(kind(json!("input_required")), Ok(Kind::InputRequired));
+        assert_eq!(kind(json!("task")), Err("\"task\"".to_owned()));
+        assert!(kind(json!(7)).is_err());
         let long = of(&json!({"content": [text(&"ä".repeat(100_000))]})).unwrap();
         assert!(long.len() < MAX_RESULT && long.contains("bytes left out"));
         let many = json!({"content": vec![text("x"); 1000]});

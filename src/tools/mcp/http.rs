@@ -1,6 +1,9 @@
 //! A server at an address: each message is a POST, answered by JSON or by a stream of events (the
 //! streamable HTTP of the protocol, without the stream that a client may open beside).
 //!
+//! In the old era there are sessions, and the server is told what is not needed any more; in the new
+//! one headers repeat what the body says, and the end of the connection tells it.
+//!
 //! Requests go to exactly the host and port that the operator wrote, whatever the server redirects
 //! to, through the client that is for addresses of others. An answer has a size, a stream ends with
 //! the message that is waited for. How often the list of tools is asked for is decided elsewhere.
@@ -19,8 +22,9 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore};
 use url::Url;
 
+use super::era::{self, DISCOVER, Era};
 use super::messages::{self, Failure, Heard, INITIALIZE, MAX_MESSAGE, PATIENCE};
-use super::reading;
+use super::{mirrored, reading};
 use crate::bounds::address;
 use crate::bounds::frames::{Framing, Splitter};
 use crate::outbound::{AddressPolicy, Client, MAX_REDIRECTS, OutboundError, Request, Terms};
@@ -28,6 +32,8 @@ use crate::tools::requests::Requests;
 
 const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
 const VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
+const METHOD: HeaderName = HeaderName::from_static("mcp-method");
+const NAME: HeaderName = HeaderName::from_static("mcp-name");
 /// Bytes of a session's name.
 const MAX_SESSION: usize = 1024;
 /// For one request; the call has a limit of its own, which is shorter as a rule.
@@ -68,10 +74,37 @@ struct Session {
     version: Option<HeaderValue>,
 }
 
+/// What is asked, and how.
+pub(super) struct Question {
+    pub(super) era: Era,
+    pub(super) method: &'static str,
+    pub(super) params: Value,
+    /// Arguments that headers repeat.
+    pub(super) mirrored: HeaderMap,
+}
+
+impl Question {
+    fn of_old(method: &'static str, params: Value) -> Self {
+        Self { era: Era::Old, method, params, mirrored: HeaderMap::new() }
+    }
+
+    /// What the new era wants to have in headers.
+    fn headers(&self) -> HeaderMap {
+        let mut headers = self.mirrored.clone();
+        headers.insert(VERSION, HeaderValue::from_static(messages::NEW_VERSION));
+        headers.insert(METHOD, HeaderValue::from_static(self.method));
+        let name = self.params["name"].as_str().and_then(mirrored::written);
+        headers.extend(name.map(|name| (NAME, name)));
+        headers
+    }
+}
+
 /// What a stream of events has said so far.
 struct Stream {
     splitter: Splitter,
     id: u64,
+    /// Whether questions of the server's are answered.
+    replies_to_questions: bool,
     answer: Option<Result<Value, messages::Fault>>,
     /// To questions of the server's, which it waits for.
     replies: Vec<String>,
@@ -116,7 +149,9 @@ impl Stream {
                     return true;
                 }
                 Ok(Heard::ListChanged) => self.list_changed = true,
-                Ok(Heard::Ping(reply) | Heard::Refused(reply)) if self.replied < MAX_REPLIES => {
+                Ok(Heard::Ping(reply) | Heard::Refused(reply))
+                    if self.replies_to_questions && self.replied < MAX_REPLIES =>
+                {
                     self.replied += 1;
                     self.replies.push(reply);
                 }
@@ -153,25 +188,43 @@ impl Address {
         }))
     }
 
-    pub(super) async fn ask(&self, method: &str, params: &Value, requests: &Requests) -> Answer {
+    pub(super) async fn ask(&self, question: &Question, requests: &Requests) -> Answer {
         let closed = |_| Failure::NotSent("the service is closing".to_owned());
         let _place = self.0.places.acquire().await.map_err(closed)?;
         let session = self.session();
-        match self.asked(method, params, requests).await {
+        match self.asked(question, requests).await {
             Err(Failure::NotSent(why)) if why == SESSION_ENDED => {
                 self.begin_another(session).await?;
-                self.asked(method, params, requests).await
+                self.asked(question, requests).await
             }
             answer => answer,
         }
     }
 
-    async fn asked(&self, method: &str, params: &Value, requests: &Requests) -> Answer {
+    async fn asked(&self, question: &Question, requests: &Requests) -> Answer {
         let id = self.0.next.fetch_add(1, Ordering::Relaxed);
-        let mut asked = Asked { address: self.clone(), id, is_open: method != INITIALIZE };
-        let answer = self.posted(messages::request(id, method, params), id, requests).await;
+        let Question { era, method, params, .. } = question;
+        let is_open = *era == Era::Old && *method != INITIALIZE;
+        let mut asked = Asked { address: self.clone(), id, is_open };
+        let request = messages::request(id, method, params);
+        let answer = self.posted(request, id, question, requests).await;
         asked.is_open = false;
+        if let Err(Failure::Refused(fault)) = &answer {
+            if era::may_have_changed(*era, fault) {
+                self.doubt(question);
+            } else if fault.code == era::HEADER_MISMATCH {
+                self.0.list_changed.notify_one(); // other arguments may be wanted in headers
+            }
+        }
         answer
+    }
+
+    /// It may be that the server is not there any more, or another one. What the first question brings
+    /// is looked at by who asks it.
+    fn doubt(&self, question: &Question) {
+        if question.method != DISCOVER {
+            self.0.lost.notify_one();
+        }
     }
 
     fn session(&self) -> Option<HeaderValue> {
@@ -185,8 +238,9 @@ impl Address {
             return Ok(());
         }
         *self.0.session.lock() = Session::default();
-        let (params, unpaid) = (messages::introduction(), Requests::default());
-        let introduced = tokio::time::timeout(PATIENCE, self.asked(INITIALIZE, &params, &unpaid));
+        let question = Question::of_old(INITIALIZE, messages::introduction());
+        let unpaid = Requests::default();
+        let introduced = tokio::time::timeout(PATIENCE, self.asked(&question, &unpaid));
         let introduced = introduced.await.map_err(|_| Failure::NotSent(SESSION_ENDED.into()))??;
         self.introduced(&introduced).await.map_err(Failure::NotSent)
     }
@@ -205,14 +259,22 @@ impl Address {
     /// Says something that is not answered.
     pub(super) async fn tell(&self, message: String) {
         let (unpaid, mut nothing) = (Requests::default(), |_: &HeaderMap, _: &[u8]| true);
-        let sent = self.send(message, &unpaid, &mut nothing);
+        let sent = self.send(message, None, &unpaid, &mut nothing);
         let _ = tokio::time::timeout(PATIENCE, sent).await; // what is lost is found out by asking
     }
 
-    async fn posted(&self, message: String, id: u64, requests: &Requests) -> Answer {
+    async fn posted(
+        &self,
+        message: String,
+        id: u64,
+        question: &Question,
+        requests: &Requests,
+    ) -> Answer {
+        let is_old = question.era == Era::Old;
         let mut stream = Stream {
             splitter: Splitter::new(Framing::Sse, MAX_MESSAGE),
             id,
+            replies_to_questions: is_old,
             answer: None,
             replies: Vec::new(),
             replied: 0,
@@ -227,15 +289,15 @@ impl Address {
             }
             is_enough
         };
-        let session = self.session();
-        let sent = self.send(message, requests, &mut enough).await;
+        let session = self.session().filter(|_| is_old);
+        let sent = self.send(message, Some(question), requests, &mut enough).await;
         if stream.list_changed {
             self.0.list_changed.notify_one();
         }
         let answer = match sent {
             Ok(answer) => answer,
             Err(error) => {
-                self.0.lost.notify_one();
+                self.doubt(question);
                 let (why, was_sent) = (error.to_string(), !error.was_not_sent());
                 return Err(if was_sent { Failure::Lost(why) } else { Failure::NotSent(why) });
             }
@@ -244,13 +306,14 @@ impl Address {
             return Err(Failure::NotSent(SESSION_ENDED.to_owned()));
         }
         if !answer.status.is_success() {
-            let failure = refusal(answer.status, &answer.body);
+            let failure = refusal(question.era, answer.status, &answer.body);
             if matches!(failure, Failure::Lost(_)) {
-                self.0.lost.notify_one();
+                self.doubt(question);
             }
             return Err(failure);
         }
-        if let Some(name) = answer.headers.get(SESSION).filter(|name| name.len() <= MAX_SESSION) {
+        let named = answer.headers.get(SESSION).filter(|name| is_old && name.len() <= MAX_SESSION);
+        if let Some(name) = named {
             self.0.session.lock().name = Some(name.clone());
         }
         let unreadable = |why: &str| Failure::Lost(format!("its answer cannot be read: {why}"));
@@ -273,6 +336,7 @@ impl Address {
     async fn send(
         &self,
         message: String,
+        question: Option<&Question>,
         requests: &Requests,
         enough: &mut crate::outbound::Enough<'_>,
     ) -> Result<crate::outbound::Response, OutboundError> {
@@ -293,13 +357,13 @@ impl Address {
         let request = Request {
             method: Method::POST,
             url: url.clone(),
-            headers: self.headers(),
+            headers: self.headers(question),
             body: Bytes::from(message),
         };
         client.send_until(request, &terms, &requests.counting(), enough).await
     }
 
-    fn headers(&self) -> HeaderMap {
+    fn headers(&self, question: Option<&Question>) -> HeaderMap {
         let mut headers = HeaderMap::new();
         headers.insert(USER_AGENT, HeaderValue::from_static("toolloop"));
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -309,6 +373,10 @@ impl Address {
         if let Some(mut key) = key.and_then(|key| HeaderValue::try_from(key).ok()) {
             key.set_sensitive(true);
             headers.insert(AUTHORIZATION, key);
+        }
+        if let Some(question) = question.filter(|question| question.era == Era::New) {
+            headers.extend(question.headers());
+            return headers;
         }
         let Session { name, version } = self.0.session.lock().clone();
         headers.extend(name.map(|name| (SESSION, name)));
@@ -323,11 +391,19 @@ fn is_stream(headers: &HeaderMap) -> bool {
 }
 
 /// What a status says that is none of success.
-fn refusal(status: StatusCode, body: &[u8]) -> Failure {
+fn refusal(era: Era, status: StatusCode, body: &[u8]) -> Failure {
+    let fault = messages::fault_in(body).filter(|_| status.is_client_error());
+    if let Some(fault) = fault.filter(|fault| era == Era::New || era::is_of_new_era(fault)) {
+        return Failure::Refused(fault);
+    }
     if status == StatusCode::NOT_FOUND || status.is_server_error() {
         return Failure::Lost(format!("it answers {status}"));
     }
     let said = String::from_utf8_lossy(body);
     let said: String = said.chars().filter(|c| !c.is_control()).take(MAX_TOLD).collect();
-    Failure::Refused(messages::Fault { code: status.as_u16().into(), message: said })
+    Failure::Refused(messages::Fault {
+        code: status.as_u16().into(),
+        message: said,
+        data: Value::Null,
+    })
 }

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
+use super::mirrored::{self, Mirrored};
 use crate::bounds::schema::{self, Schema};
 use crate::bounds::text::quoted;
 use crate::governance::injection;
@@ -48,6 +49,8 @@ pub(super) struct Described {
     pub(super) own_name: String,
     /// Of what it answers, where the server says so.
     pub(super) output_schema: Option<Value>,
+    /// Arguments that headers repeat.
+    pub(super) mirrored: Vec<Mirrored>,
 }
 
 /// A list, and what was wrong with it.
@@ -86,8 +89,9 @@ pub(super) fn info(server: &str, own_name: &str, declared: Declared) -> ToolInfo
     }
 }
 
-/// The tools among the entries of a server's list.
-pub(super) fn read(server: &str, effects: &Effects, entries: &[Value]) -> Listed {
+/// The tools among the entries of a server's list. One that is asked over HTTP in the new era may
+/// want arguments in headers.
+pub(super) fn read(server: &str, effects: &Effects, entries: &[Value], mirrors: bool) -> Listed {
     let mut listed = Listed::default();
     let (mut names, mut size) = (BTreeSet::new(), 0);
     if entries.len() > MAX_TOOLS {
@@ -105,6 +109,14 @@ pub(super) fn read(server: &str, effects: &Effects, entries: &[Value]) -> Listed
         }
         let schema = match input_schema(entry) {
             Ok(schema) => schema,
+            Err(why) => {
+                listed.warn(format!("the tool {own_name} is left out: its input schema {why}"));
+                continue;
+            }
+        };
+        let mirrored = if mirrors { mirrored::of_schema(&schema) } else { Ok(Vec::new()) };
+        let mirrored = match mirrored {
+            Ok(mirrored) => mirrored,
             Err(why) => {
                 listed.warn(format!("the tool {own_name} is left out: its input schema {why}"));
                 continue;
@@ -133,7 +145,8 @@ pub(super) fn read(server: &str, effects: &Effects, entries: &[Value]) -> Listed
             break;
         }
         info.input_schema = schema;
-        listed.tools.push(Described { info, own_name: own_name.to_owned(), output_schema });
+        let own_name = own_name.to_owned();
+        listed.tools.push(Described { info, own_name, output_schema, mirrored });
     }
     for missing in effects.keys().filter(|name| !names.contains(*name)) {
         listed.warn(format!("effects names the tool {}, which it does not have", quoted(missing)));
@@ -257,23 +270,23 @@ mod tests {
             with("deep", nested),
             json!({"name": "long", "inputSchema": {"type": "object"}, "description": long}),
         ];
-        let listed = read("x", &Effects::new(), &entries);
+        let listed = read("x", &Effects::new(), &entries, false);
         let names: Vec<&str> = listed.tools.iter().map(|tool| tool.info.name.as_str()).collect();
         assert_eq!(names, ["mcp:x/good", "mcp:x/long"], "{:#?}", listed.warnings);
         assert_eq!(listed.warnings.len(), 15, "{:#?}", listed.warnings);
         assert!(listed.tools[1].info.description.len() <= MAX_DESCRIPTION + 3);
         let many: Vec<Value> = (0..1000).map(|n| tool(&format!("t{n}"))).collect();
-        assert_eq!(read("x", &Effects::new(), &many).tools.len(), MAX_TOOLS);
+        assert_eq!(read("x", &Effects::new(), &many, false).tools.len(), MAX_TOOLS);
         let large = json!({"type": "object", "description": "y".repeat(60_000)});
         let many: Vec<Value> = (0..100).map(|n| with(&format!("t{n}"), large.clone())).collect();
-        assert!(read("x", &Effects::new(), &many).tools.len() < 10);
+        assert!(read("x", &Effects::new(), &many, false).tools.len() < 10);
     }
 
     #[test]
     fn a_root_that_leaves_its_type_out_is_one_of_objects() {
         for schema in [json!({}), json!({"required": ["a"]}), json!({"type": ["object", "null"]})] {
             let entry = json!({"name": "a", "inputSchema": schema});
-            let listed = read("x", &Effects::new(), &[entry]);
+            let listed = read("x", &Effects::new(), &[entry], false);
             assert_eq!(listed.warnings, Vec::<String>::new(), "{schema}");
             let offered = &listed.tools[0].info.input_schema;
             assert_eq!((&**offered, &offered.sent()["type"]), (&schema, &json!("object")));
@@ -290,6 +303,7 @@ mod tests {
                 json!({"name": "a", "description": order, "inputSchema": {"type": "object"}}),
                 json!({"name": "b", "inputSchema": {"type": "object", "properties": {"p": {"description": order}}}}),
             ],
+            false,
         );
         assert_eq!(listed.tools.len(), 1);
         assert_eq!(listed.tools[0].info.description, "The tool a of the MCP server x.");
@@ -320,7 +334,7 @@ mod tests {
     #[test]
     fn declared_tools_that_are_missing_are_told() {
         let effects = Effects::from([("gone".to_owned(), UNDECLARED)]);
-        let listed = read("x", &effects, &[tool("there")]);
+        let listed = read("x", &effects, &[tool("there")], false);
         assert_eq!(listed.warnings, ["effects names the tool \"gone\", which it does not have"]);
     }
 }

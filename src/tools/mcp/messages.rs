@@ -12,21 +12,26 @@ use serde_json::{Value, json};
 
 use crate::bounds::json;
 use crate::bounds::text::shortened;
+use crate::event::InputGiven;
 
 /// For an answer that no call waits for.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
-/// Versions that are spoken, the preferred one first.
+/// Versions of the old era that are spoken, the preferred one first.
 pub(super) const VERSIONS: [&str; 4] = ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"];
+/// The version of the new era, which begins with nothing.
+pub(super) const NEW_VERSION: &str = "2026-07-28";
 /// The method that begins a session.
 pub(super) const INITIALIZE: &str = "initialize";
 /// Bytes of one message that is read.
 pub(super) const MAX_MESSAGE: usize = 4 * 1024 * 1024;
+/// Bytes of a refusal over HTTP that is read as a message.
+const MAX_REFUSAL: usize = 64 * 1024;
 /// Bytes of the id of a request of the server's.
 const MAX_ID: usize = 256;
 /// The key of `_meta` by which a server recognises a call that is repeated.
 pub(super) const EFFECT_KEY: &str = "toolloop/effect-key";
 /// What JSON-RPC calls a method that is not offered.
-const NOT_OFFERED: i64 = -32601;
+pub(super) const NOT_OFFERED: i64 = -32601;
 
 /// What a server says.
 #[derive(Debug)]
@@ -50,6 +55,8 @@ pub(super) struct Fault {
     pub(super) code: i64,
     #[serde(default)]
     pub(super) message: String,
+    #[serde(default)]
+    pub(super) data: Value,
 }
 
 /// Why a request has no result.
@@ -114,8 +121,21 @@ pub(super) fn introduction() -> Value {
     json!({
         "protocolVersion": VERSIONS[0],
         "capabilities": {},
-        "clientInfo": {"name": "toolloop", "version": env!("CARGO_PKG_VERSION")},
+        "clientInfo": client_info(),
     })
+}
+
+/// What a request of the new era says of itself.
+pub(super) fn in_new_era(mut params: Value) -> Value {
+    let meta = &mut params["_meta"];
+    meta["io.modelcontextprotocol/protocolVersion"] = NEW_VERSION.into();
+    meta["io.modelcontextprotocol/clientInfo"] = client_info();
+    meta["io.modelcontextprotocol/clientCapabilities"] = json!({"elicitation": {"form": {}}});
+    params
+}
+
+fn client_info() -> Value {
+    json!({"name": "toolloop", "version": env!("CARGO_PKG_VERSION")})
 }
 
 /// The version that the server speaks.
@@ -129,18 +149,34 @@ pub(super) fn version_in(introduced: &Value) -> Result<&'static str, String> {
     })
 }
 
-/// The request that a call is.
+/// The request that a call is, made again where something was given to it.
 pub(super) fn call(
     tool: &str,
     arguments: &Value,
     effect_key: &str,
     traceparent: Option<&str>,
+    given: Option<&InputGiven>,
 ) -> Value {
     let mut meta = json!({EFFECT_KEY: effect_key});
     if let Some(traceparent) = traceparent {
         meta["traceparent"] = traceparent.into();
     }
-    json!({"name": tool, "arguments": arguments, "_meta": meta})
+    let mut call = json!({"name": tool, "arguments": arguments, "_meta": meta});
+    if let Some(InputGiven { request_state, responses, .. }) = given {
+        if !responses.is_empty() {
+            call["inputResponses"] = json!(responses);
+        }
+        if let Some(state) = request_state {
+            call["requestState"] = state.as_str().into();
+        }
+    }
+    call
+}
+
+/// The refusal that the body of an answer over HTTP is.
+pub(super) fn fault_in(body: &[u8]) -> Option<Fault> {
+    let body = Some(body).filter(|body| body.len() <= MAX_REFUSAL)?;
+    json::read::<Message<'_>>(body).ok()?.error.filter(|fault| fault.code != 0)
 }
 
 /// Reads one message.
@@ -222,8 +258,31 @@ mod tests {
         ] {
             assert_eq!(kind(text), expected, "{text}");
         }
+        let refused = br#"{"jsonrpc":"2.0","error":{"code":-32022,"message":"m","data":{"supported":["a"]}}}"#;
+        assert_eq!(fault_in(refused).unwrap().data["supported"], json!(["a"]));
+        for body in ["", "not found", r#"{"error": "no"}"#, r#"{"id":1,"result":{}}"#] {
+            assert_eq!(fault_in(body.as_bytes()), None, "{body}");
+        }
         let deep = format!("{{\"id\":1,\"result\":{}{}}}", "[".repeat(200), "]".repeat(200));
         assert!(heard(deep.as_bytes()).unwrap_err().contains("levels deep"));
+    }
+
+    #[test]
+    fn requests_of_the_new_era_say_what_they_are() {
+        let given = InputGiven {
+            round: 1,
+            request_state: Some("s".to_owned()),
+            responses: serde_json::from_value(json!({"who": {"action": "decline"}})).unwrap(),
+        };
+        let call = in_new_era(call("t", &json!({"a": 1}), "k", None, Some(&given)));
+        let meta = |key: &str| &call["_meta"][format!("io.modelcontextprotocol/{key}")];
+        assert_eq!(meta("protocolVersion"), "2026-07-28");
+        assert_eq!(meta("clientInfo")["name"], "toolloop");
+        assert_eq!(meta("clientCapabilities"), &json!({"elicitation": {"form": {}}}));
+        assert_eq!(call["_meta"][EFFECT_KEY], "k");
+        assert_eq!(call["inputResponses"], json!({"who": {"action": "decline"}}));
+        assert_eq!((&call["requestState"], &call["name"]), (&json!("s"), &json!("t")));
+        assert!(in_new_era(json!({}))["_meta"].is_object());
     }
 
     #[test]

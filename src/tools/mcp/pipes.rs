@@ -129,6 +129,12 @@ impl Pipes {
         answer.unwrap_or_else(|_| Err(Failure::Lost("it has ended".to_owned())))
     }
 
+    /// Asks something whose answer, if there is one, is passed over.
+    pub(super) fn open(&self, method: &str, params: &Value) {
+        let id = self.0.next.fetch_add(1, Ordering::Relaxed);
+        self.tell(messages::request(id, method, params));
+    }
+
     /// Says something that is not answered; nothing where the server does not read.
     pub(super) fn tell(&self, message: String) {
         let _ = self.0.write.try_send(message);
@@ -215,7 +221,7 @@ fn unreadable(beginning: &[u8], why: &str) -> Heard {
     match messages::id_in(beginning) {
         Some(id) => {
             let message = format!("its answer cannot be read: {why}");
-            Heard::Answer(id, Err(Fault { code: 0, message }))
+            Heard::Answer(id, Err(Fault { code: 0, message, data: Value::Null }))
         }
         None => Heard::Other,
     }

@@ -18,8 +18,9 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 use url::Url;
 
+use super::era::Era;
 use super::http::Address;
-use super::link::Link;
+use super::link::{Entries, Link, Way};
 use super::listing::{self, Described, Effects};
 use super::pipes::{self, Pipes};
 use crate::bounds::secrets::redacted;
@@ -38,8 +39,10 @@ const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 /// A server that was there for so long is started again at once.
 const GOOD: Duration = Duration::from_secs(30);
-/// Between two looks at the list of a server that cannot say that it has changed.
+/// Between two looks at the list of a server that cannot say that it has changed; at least, where it
+/// says how long the list may be used, and at most.
 const LOOK: Duration = Duration::from_secs(30);
+const LONGEST_LOOK: Duration = Duration::from_hours(1);
 /// Between two looks at a list that changes.
 const BETWEEN_CHANGES: Duration = Duration::from_secs(1);
 
@@ -103,6 +106,8 @@ pub(super) struct Server {
     is_listed: AtomicBool,
     list_changed: Arc<Notify>,
     suspicious: Arc<Notify>,
+    /// Whether a program is asked something that it may not know.
+    is_probing: AtomicBool,
 }
 
 impl Server {
@@ -116,6 +121,7 @@ impl Server {
             is_listed: AtomicBool::default(),
             list_changed: Arc::default(),
             suspicious: Arc::default(),
+            is_probing: AtomicBool::default(),
         }
     }
 
@@ -257,13 +263,22 @@ impl Server {
                     Arc::clone(&self.list_changed),
                     Arc::clone(&self.suspicious),
                 );
-                self.used(Link::Address(address), true).await
+                self.used(Link::new(Way::Address(address)), true).await
             }
             Connection::Program { .. } => self.ran().await,
         }
     }
 
     async fn ran(&self) -> String {
+        let why = self.ran_once(true).await;
+        if self.is_probing.swap(false, Ordering::Relaxed) {
+            // Some of the old era end when something comes before `initialize`.
+            return self.ran_once(false).await;
+        }
+        why
+    }
+
+    async fn ran_once(&self, finds_out_era: bool) -> String {
         let kept = match self.program().await {
             Ok(kept) => kept,
             Err(why) => return why,
@@ -280,7 +295,7 @@ impl Server {
         let logging =
             AbortOnDropHandle::new(tokio::spawn(async move { pipes::logged(&name, errors).await }));
         let served = ends.served(running.input, running.output);
-        let used = self.used(Link::Pipes(pipes.clone()), false);
+        let used = self.used(Link::new(Way::Pipes(pipes.clone())), finds_out_era);
         let ended = tokio::select! {
             why = served => why,
             why = used => Some(why),
@@ -341,15 +356,18 @@ impl Server {
 
     /// Gets acquainted, lists the tools, and keeps the list fresh until the server cannot be asked any
     /// more; why not.
-    async fn used(&self, link: Link, looks: bool) -> String {
-        if let Err(why) = link.introduce().await {
+    async fn used(&self, link: Link, finds_out_era: bool) -> String {
+        if let Err(why) = link.introduce(finds_out_era, &self.is_probing).await {
             return why;
         }
         loop {
-            match link.list().await {
-                Ok(entries) => self.take(entries).await,
+            let look = match link.list().await {
+                Ok(Entries { entries, fresh }) => {
+                    self.take(entries, link.mirrors()).await;
+                    look_after(&link, fresh)
+                }
                 Err(why) => return why,
-            }
+            };
             self.link.write().get_or_insert_with(|| link.clone());
             if *self.status.borrow() != Status::Up {
                 self.status.send_replace(Status::Up);
@@ -357,7 +375,7 @@ impl Server {
                 tracing::info!(server = self.name(), tools, "an MCP server is available");
             }
             tokio::time::sleep(BETWEEN_CHANGES).await;
-            if let Some(why) = self.until_changed(&link, looks).await {
+            if let Some(why) = self.until_changed(&link, look).await {
                 return why;
             }
         }
@@ -365,12 +383,11 @@ impl Server {
 
     /// Waits until the list may have changed; answers why the server cannot be asked, where that
     /// comes first.
-    async fn until_changed(&self, link: &Link, looks: bool) -> Option<String> {
+    async fn until_changed(&self, link: &Link, look: Option<Duration>) -> Option<String> {
         let look = async {
-            if looks {
-                tokio::time::sleep(LOOK).await;
-            } else {
-                std::future::pending::<()>().await;
+            match look {
+                Some(look) => tokio::time::sleep(look).await,
+                None => std::future::pending().await,
             }
         };
         tokio::pin!(look);
@@ -387,9 +404,10 @@ impl Server {
         }
     }
 
-    async fn take(&self, entries: Vec<serde_json::Value>) {
+    async fn take(&self, entries: Vec<serde_json::Value>, mirrors: bool) {
         let (name, effects) = (self.settings.name.clone(), self.settings.effects.clone());
-        let reading = tokio::task::spawn_blocking(move || listing::read(&name, &effects, &entries));
+        let reading = move || listing::read(&name, &effects, &entries, mirrors);
+        let reading = tokio::task::spawn_blocking(reading);
         let listed = reading.await.unwrap_or_default();
         let tools = Arc::new(listed.tools);
         let is_first = !self.is_listed.swap(true, Ordering::Relaxed);
@@ -399,6 +417,18 @@ impl Server {
             for warning in listed.warnings {
                 tracing::warn!(server = self.name(), warning, "the tools of an MCP server");
             }
+        }
+    }
+}
+
+/// When the list is looked at again, where the server need not say that it has changed.
+fn look_after(link: &Link, fresh: Duration) -> Option<Duration> {
+    match link.era() {
+        Era::Old => link.is_address().then_some(LOOK),
+        Era::New => {
+            // Not at the same time as everyone else who was told the same.
+            let share = f64::from(getrandom::u32().unwrap_or_default()) / f64::from(u32::MAX);
+            Some(fresh.clamp(LOOK, LONGEST_LOOK).mul_f64(1.0 + share / 10.0))
         }
     }
 }

@@ -3,23 +3,35 @@
 //! What a call does is as the operator declared it, or as the server says now where that is worse.
 //! Whatever becomes of the server, a call has an answer.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use serde_json::Value;
 use url::Url;
 
-use super::answer;
+use super::answer::{self, Kind};
+use super::asked::{self, Asked};
+use super::era::Era;
+use super::link::Link;
 use super::listing::Described;
 use super::messages::{self, Failure};
 use super::server::Server;
 use crate::bounds::schema::{Fault, Schema};
+use crate::event::{InputAsked, InputGiven};
 use crate::governance::{Action, ActionKind, Permit};
 use crate::run::{Effect, SandboxLevel, Target};
 use crate::tools::{Tool, ToolContext, ToolError, ToolInfo};
 
 /// Faults of an answer that are told.
 const MAX_FAULTS: usize = 5;
+/// How often a server may ask for input during one call.
+const MAX_ROUNDS: u32 = 8;
+/// How often it may have itself asked again without asking for anything; the pauses double.
+const MAX_REPEATS: u32 = 5;
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// A tool that its server has listed.
 pub(super) struct McpTool {
@@ -89,32 +101,103 @@ impl Tool for McpTool {
         arguments: Value,
         context: &ToolContext,
     ) -> Result<String, ToolError> {
-        let name = self.server.name();
         let told = |why: String| ToolError::ForModel(why);
         let link = self.server.link().map_err(told)?;
-        let (key, trace) = (&context.effect_key, context.traceparent.as_deref());
-        let params = messages::call(&self.described.own_name, &arguments, key, trace);
-        let result = match link.ask("tools/call", params, &context.requests).await {
-            Ok(result) => result,
-            Err(failure @ (Failure::NotSent(_) | Failure::Refused(_))) => {
-                return Err(told(format!("The MCP server {name} did not do it: {failure}.")));
+        if context.input.is_some() && link.era() == Era::Old {
+            let why = "it does not speak the version any more in which it asked for input";
+            return Err(self.incomplete(why));
+        }
+        let mut given = context.input.as_deref().cloned();
+        let mut pause = FIRST_PAUSE;
+        for repeats in 0.. {
+            let result = self.sent(&link, &arguments, given.as_ref(), context).await;
+            let result = result.map_err(told)?;
+            match answer::kind(&result) {
+                Ok(Kind::Complete) => {
+                    let text = answer::of(&result).map_err(told)?;
+                    self.check(&result).map_err(told)?;
+                    return Ok(text);
+                }
+                Ok(Kind::InputRequired) => {}
+                Err(kind) => {
+                    let why = format!(
+                        "it answers with a result of the type {kind}, which is not known here"
+                    );
+                    return Err(self.incomplete(&why));
+                }
             }
-            Err(failure) if self.described.info.effect == Effect::Read => {
-                return Err(told(format!("The MCP server {name} did not answer: {failure}.")));
+            let round = given.as_ref().map_or(0, |given| given.round);
+            let asked = self.asked(&link, &result, round).map_err(|why| self.incomplete(&why))?;
+            if !asked.requests.is_empty() {
+                return Err(ToolError::AwaitsInput(Box::new(asked)));
             }
-            Err(failure) => {
-                return Err(told(format!(
-                    "The MCP server {name} did not answer: {failure}. It is unknown whether the call took effect."
-                )));
+            if repeats >= MAX_REPEATS {
+                break;
             }
-        };
-        let text = answer::of(&result).map_err(ToolError::ForModel)?;
-        self.check(&result).map_err(told)?;
-        Ok(text)
+            // It wants to be asked again later.
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+            given = Some(InputGiven { round, ..asked.answered(BTreeMap::new()) });
+        }
+        Err(self.incomplete("it wants to be asked again and again"))
     }
 }
 
 impl McpTool {
+    /// The result of a call, or why there is none, for the model.
+    async fn sent(
+        &self,
+        link: &Link,
+        arguments: &Value,
+        given: Option<&InputGiven>,
+        context: &ToolContext,
+    ) -> Result<Value, String> {
+        let (key, trace) = (&context.effect_key, context.traceparent.as_deref());
+        let params = messages::call(&self.described.own_name, arguments, key, trace, given);
+        let name = self.server.name();
+        match link.call(&self.described, params, &context.requests).await {
+            Ok(result) => Ok(result),
+            // What it did before it asked for input is not known.
+            Err(failure @ (Failure::NotSent(_) | Failure::Refused(_))) if given.is_none() => {
+                Err(format!("The MCP server {name} did not do it: {failure}."))
+            }
+            Err(failure) => {
+                Err(format!("The MCP server {name} did not answer: {failure}.{}", self.unknown()))
+            }
+        }
+    }
+
+    /// What the server asks for, with the next round.
+    fn asked(&self, link: &Link, result: &Value, round: u32) -> Result<InputAsked, String> {
+        if link.era() == Era::Old {
+            return Err("it asks for input, which the version that it speaks does not know".into());
+        }
+        let Asked { forms: requests, state: request_state } =
+            asked::read(result).map_err(|why| format!("it asks for input, and {why}"))?;
+        if round >= MAX_ROUNDS {
+            return Err(format!("it asks for input for more than {MAX_ROUNDS} times"));
+        }
+        let (server, round) = (self.server.name().to_owned(), round + 1);
+        Ok(InputAsked { server, round, requests, request_state, requests_uncounted: 0 })
+    }
+
+    /// A call that the server has begun, and that does not come to its end.
+    fn incomplete(&self, why: &str) -> ToolError {
+        let name = self.server.name();
+        ToolError::ForModel(format!(
+            "The MCP server {name} did not complete the call: {why}.{}",
+            self.unknown()
+        ))
+    }
+
+    /// What is said of a call whose effect is not known.
+    fn unknown(&self) -> &'static str {
+        match self.described.info.effect {
+            Effect::Read => "",
+            Effect::Idempotent | Effect::Once => " It is unknown whether the call took effect.",
+        }
+    }
+
     /// Whether an answer is what the server itself says that this tool answers.
     fn check(&self, result: &Value) -> Result<(), String> {
         let Some(schema) = &self.described.output_schema else { return Ok(()) };

@@ -134,6 +134,7 @@ fn a_call_that_may_have_taken_effect_is_reviewed_with_what_was_executed() {
         expires_at: None,
         condition: None,
         child_run_id: None,
+        input: None,
     }));
     let approved = Resolution::Approved {
         arguments: Some(json!({"path": "b"})),

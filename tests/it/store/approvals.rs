@@ -42,6 +42,7 @@ fn awaited(call: &ToolCall, kind: WaitKind, expires_in: TimeDelta) -> Awaited {
         expires_at: Some(now() + expires_in),
         condition: None,
         child_run_id: None,
+        input: None,
     }
 }
 

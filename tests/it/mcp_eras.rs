@@ -1,0 +1,276 @@
+//! Servers of either era of the protocol, and of both: what is spoken is found out, at the start and
+//! after every restart. On both stores.
+//!
+//! | crossing | test |
+//! |---|---|
+//! | program: new, both, old, old and strict, old and silent, silent | `programs_are_asked_in_the_era_that_they_speak` |
+//! | program: another era after a restart, changes of its list | `a_program_of_another_era_is_found_out_again` |
+//! | address: new, both, old, none that is known | `addresses_are_asked_in_the_era_that_they_speak` |
+//! | address: headers of requests, arguments in headers, broken streams, cancel | `requests_say_in_headers_what_they_are` |
+//! | address: another era while it is asked | `an_address_of_another_era_is_found_out_again` |
+//! | a person is asked: children, approvals, limits, crashes, replicas | `mcp_input.rs` |
+//! | tenants, sessions, streaming, console, command line | as of every tool, see `mcp_crossings.rs` |
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::mcp::{directory, results};
+use crate::mock_mcp::{Mock, Speaks};
+use crate::script_tools::with;
+use crate::service::{Db, Service, Setup, on_both_stores};
+
+on_both_stores! {
+    programs_are_asked_in_the_era_that_they_speak,
+    a_program_of_another_era_is_found_out_again,
+    addresses_are_asked_in_the_era_that_they_speak,
+    requests_say_in_headers_what_they_are,
+    an_address_of_another_era_is_found_out_again,
+}
+
+const SERVER: &str = include_str!("mcp/eras.py");
+const FULL: &str = "{autonomy: full}";
+
+/// `[mcp.<name>]` with a program that speaks so.
+pub fn program(name: &str, mode: &[&str], more: &str) -> String {
+    let mode: Vec<String> = mode.iter().map(|word| format!("\"{word}\"")).collect();
+    let mode = mode.join(", ");
+    format!(
+        "[mcp.{name}]\ncommand = \"python3\"\nargs = [\"-c\", '''{SERVER}''', {mode}]\n{more}\n"
+    )
+}
+
+/// What a program has noted in a file of its directory.
+pub fn noted(service: &Service, server: &str, file: &str) -> Vec<Value> {
+    let text = std::fs::read_to_string(directory(service, server).join(file)).unwrap_or_default();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn methods(said: &[Value]) -> Vec<&str> {
+    said.iter().map(|it| it["method"].as_str().unwrap()).collect()
+}
+
+fn agent(model: &str, tools: &str) -> String {
+    format!(
+        "model: scripted/{model}\ntools: {tools}\nenable_double_confirmation: false\ngovernance: {FULL}\n"
+    )
+}
+
+/// An agent that calls one tool.
+fn calls(setup: Setup, name: &str, tool: &str, arguments: &Value) -> Setup {
+    let call = json!({"tool_calls": [{"tool": tool, "arguments": arguments}]});
+    setup
+        .agent(name, &agent(name, &format!("['{tool}']")))
+        .scenario(name, &format!("steps: [{call}, {{text: done}}]"))
+}
+
+async fn echoed(service: &Service, agent: &str) -> Value {
+    let run = service.run(agent, &json!({})).await;
+    let told = results(service, &run).await[0].clone();
+    serde_json::from_str(&told).unwrap_or_else(|_| panic!("{told}\n{}", service.log()))
+}
+
+async fn programs_are_asked_in_the_era_that_they_speak(db: Db) {
+    let modes = ["new", "both", "old", "dies", "silent"];
+    let names: Vec<String> = modes.iter().map(|mode| format!("mcp:{mode}/echo")).collect();
+    let all: Vec<(&str, Value)> = names.iter().map(|name| (name.as_str(), json!({}))).collect();
+    let mut setup = Setup::new();
+    for mode in modes.iter().chain(&["hangs"]) {
+        setup = setup.config(&program(mode, &[mode], ""));
+    }
+    let setup = with(setup, "['mcp:*/echo']", FULL, &all);
+    let setup = calls(setup, "stuck", "mcp:hangs/echo", &json!({}));
+    let setup = calls(setup, "odd", "mcp:new/odd", &json!({}));
+    let since = Instant::now();
+    let service = setup.start(db).await;
+    assert!(since.elapsed() < Duration::from_secs(30), "a silent server stops no start");
+    let since = Instant::now();
+    let run = service.run("stuck", &json!({})).await;
+    assert!(since.elapsed() < Duration::from_secs(5), "nor a run");
+    let told = &results(&service, &run).await[0];
+    assert!(told.contains("The MCP server hangs"), "{told}");
+    let only_hangs = |ready: &Value| {
+        let servers = ready["mcp_servers"].as_array().unwrap();
+        servers.len() == 1 && servers[0]["server"] == "hangs"
+    };
+    service.until("/readyz", only_hangs).await;
+    service.until_logged("does not answer initialize within 10 s").await;
+
+    let run = service.run("worker", &json!({})).await;
+    let told = results(&service, &run).await;
+    for (mode, told) in modes.iter().zip(&told) {
+        let told: Value = serde_json::from_str(told).unwrap_or_else(|_| panic!("{mode}: {told}"));
+        assert_eq!(told["new"], json!(matches!(*mode, "new" | "both")), "{mode}: {told:#}");
+        let said = noted(&service, mode, "said.txt");
+        assert_eq!(methods(&said)[0], "server/discover", "{mode}");
+        let introduced = methods(&said).contains(&"initialize");
+        assert_eq!(introduced, !matches!(*mode, "new" | "both"), "{mode}: {said:#?}");
+    }
+    let of_new = noted(&service, "new", "said.txt");
+    assert_eq!(
+        methods(&of_new)[..3],
+        ["server/discover", "subscriptions/listen", "tools/list"],
+        "{of_new:#?}"
+    );
+    let run = service.run("odd", &json!({})).await;
+    let told = &results(&service, &run).await[0];
+    assert!(told.contains("a result of the type \"task\", which is not known here"), "{told}");
+    assert!(told.contains("unknown whether the call took effect"), "{told}");
+    // The list may be used for no time at all, and is not asked for all the time.
+    assert_eq!(noted(&service, "new", "listed.txt").len(), 1);
+}
+
+async fn a_program_of_another_era_is_found_out_again(db: Db) {
+    let setup = Setup::new().config(&program("odd", &["file", "old"], ""));
+    let setup = calls(setup, "echo", "mcp:odd/echo", &json!({}));
+    let setup = calls(setup, "renew", "mcp:odd/become", &json!({"mode": "new"}));
+    let setup = calls(setup, "age", "mcp:odd/become", &json!({"mode": "dies"}));
+    let setup = calls(setup, "change", "mcp:odd/change", &json!({}));
+    let service = setup.start(db).await;
+    let until_up = async || {
+        service.until("/readyz", |ready| ready["mcp_servers"] == json!([])).await;
+    };
+    assert_eq!(echoed(&service, "echo").await["new"], false);
+    for (agent, is_new) in [("renew", true), ("age", false), ("renew", true)] {
+        service.run(agent, &json!({})).await;
+        service.until_logged("it ended with exit code 0").await;
+        until_up().await;
+        let now = echoed(&service, "echo").await;
+        assert_eq!(now["new"], is_new, "{agent}");
+    }
+    // It was asked to tell changes, since in this era it does not by itself.
+    service.run("change", &json!({})).await;
+    service.until("/v1/tools/mcp%3Aodd%2Fnew", |tool| tool["name"] == "mcp:odd/new").await;
+}
+
+fn address(name: &str, url: &str, more: &str) -> String {
+    format!("[mcp.{name}]\nurl = \"{url}\"\n{more}\n")
+}
+
+async fn addresses_are_asked_in_the_era_that_they_speak(db: Db) {
+    let mut mocks = Vec::new();
+    let mut setup = Setup::new();
+    for (name, speaks) in [
+        ("new", Speaks::New),
+        ("both", Speaks::Both),
+        ("old", Speaks::Old),
+        ("stateless", Speaks::OldWithoutSessions),
+    ] {
+        let mock = Mock::start(0, speaks).await;
+        setup = calls(setup, name, &format!("mcp:{name}/echo"), &json!({"a": name}));
+        setup = setup.config(&address(name, &mock.url, ""));
+        mocks.push((name, mock));
+    }
+    let later = Mock::start(0, Speaks::Version("2099-01-01")).await;
+    let silent = Mock::start(0, Speaks::Nothing).await;
+    let setup = setup.config(&address("later", &later.url, ""));
+    let setup = setup.config(&address("silent", &silent.url, ""));
+    let service = setup.start(db).await;
+    for (name, mock) in &mocks {
+        let told = echoed(&service, name).await;
+        let is_new = matches!(*name, "new" | "both");
+        assert_eq!((&told["new"], &told["arguments"]["a"]), (&json!(is_new), &json!(name)));
+        let introduced = mock.messages("initialize").len();
+        assert_eq!(introduced, usize::from(!is_new), "{name}");
+        assert_eq!(mock.refused(), Vec::<String>::new(), "{name}");
+    }
+    let down = |ready: &Value, name: &str, why: &str| {
+        let all = ready["mcp_servers"].as_array().unwrap();
+        let down = all.iter().find(|it| it["server"] == name);
+        down.is_some_and(|it| it.to_string().contains(why))
+    };
+    service
+        .until("/readyz", |it| {
+            down(it, "later", "none is known here") && down(it, "silent", "initialize")
+        })
+        .await;
+    assert!(later.messages("initialize").is_empty(), "it has said that it speaks another version");
+}
+
+async fn requests_say_in_headers_what_they_are(db: Db) {
+    let mock = Mock::start(0, Speaks::New).await;
+    let calls = [
+        ("mcp:far/echo", json!({"region": "us-west1", "note": "Hello, 世界", "in": {"dry": true}})),
+        ("mcp:far/stream", json!({})),
+        ("mcp:far/breaks", json!({})),
+        ("mcp:far/fails", json!({})),
+        ("mcp:far/hangs", json!({})),
+        ("mcp:far/echo", json!({"region": null})),
+    ];
+    let effects = "[mcp.far.effects]\necho = \"read\"\nbreaks = \"once\"";
+    let setup = with(
+        Setup::new().config(&address("far", &mock.url, effects)),
+        "['mcp:far/*']",
+        FULL,
+        &calls,
+    )
+    .agent(
+        "patient",
+        "model: scripted/worker\ntools: ['mcp:far/*']\nenable_double_confirmation: false\n\
+         limits: {error_threshold: 50, max_iterations: 20, max_iterations_per_attempt: 20}\n\
+         tool_options: {'mcp:far/hangs': {timeout_seconds: 1}}\ngovernance: {autonomy: full}\n",
+    );
+    let service = setup.start(db).await;
+    let run = service.run("patient", &json!({})).await;
+    let told = results(&service, &run).await;
+    assert_eq!(told.len(), 6, "{run:#}");
+    let (headers, body) = mock.messages("tools/call")[0].clone();
+    for (name, value) in [
+        ("mcp-protocol-version", "2026-07-28"),
+        ("mcp-method", "tools/call"),
+        ("mcp-name", "echo"),
+        ("mcp-param-region", "us-west1"),
+        ("mcp-param-note", "=?base64?SGVsbG8sIOS4lueVjA==?="),
+        ("mcp-param-dry", "true"),
+        ("accept", "application/json, text/event-stream"),
+    ] {
+        assert_eq!(headers[name], value, "{name}");
+    }
+    assert!(!headers.contains_key("mcp-session-id"));
+    assert_eq!(body["params"]["_meta"]["io.modelcontextprotocol/protocolVersion"], "2026-07-28");
+    assert!(body["params"]["_meta"]["toolloop/effect-key"].is_string());
+    assert_eq!(told[1], "streamed");
+    assert!(told[2].contains("the stream ends before it"), "{}", told[2]);
+    assert!(told[2].ends_with("It is unknown whether the call took effect."), "{}", told[2]);
+    assert_eq!(
+        told[3],
+        "Error: The MCP server far did not do it: the server refuses it: no (code -32021)."
+    );
+    assert!(told[4].contains("did not finish within 1 seconds"), "{}", told[4]);
+    // The end of the connection says that a call is given up.
+    for _ in 0..1000 {
+        if mock.hung_up() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(mock.hung_up());
+    for method in ["notifications/cancelled", "initialize", "ping"] {
+        assert!(mock.messages(method).is_empty(), "{method}");
+    }
+    assert!(mock.messages("tools/call")[5].0.get("mcp-param-region").is_none());
+    assert_eq!(mock.refused(), Vec::<String>::new());
+    service.until_logged("misplaced is left out: its input schema has x-mcp-header").await;
+    assert_eq!(mock.messages("tools/list").len(), 1, "the list is fresh for an hour");
+}
+
+async fn an_address_of_another_era_is_found_out_again(db: Db) {
+    let mock = Mock::start(0, Speaks::Old).await;
+    let setup = Setup::new().config(&address("far", &mock.url, ""));
+    let service = calls(setup, "echo", "mcp:far/echo", &json!({})).start(db).await;
+    assert_eq!(echoed(&service, "echo").await["new"], false);
+    for (speaks, is_new) in [(Speaks::New, true), (Speaks::Old, false), (Speaks::New, true)] {
+        mock.speak(speaks);
+        let since = Instant::now();
+        loop {
+            let run = service.run("echo", &json!({})).await;
+            let told = results(&service, &run).await[0].clone();
+            let told = serde_json::from_str::<Value>(&told).unwrap_or(Value::String(told));
+            if told["new"] == is_new {
+                break;
+            }
+            assert!(since.elapsed() < Duration::from_secs(20), "{told}\n{}", service.log());
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+}

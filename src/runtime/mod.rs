@@ -280,8 +280,9 @@ impl Runtime {
         if requested.status == RunStatus::Running {
             let until = match reached {
                 Some(true) => return Ok(Some(CancelOutcome::Requested(requested))),
-                Some(false) => Instant::now() + END, // it has ended, which may not be durable yet
-                None => Instant::now(),              // it is driven elsewhere, not yet or no more
+                // Its end is decided, and is not stored any more unless it cannot go on.
+                Some(false) => Instant::now() + END,
+                None => Instant::now(), // it is driven elsewhere, not yet or no more
             };
             let found = self.wait(tenant, run, until).await?;
             let is_too_late =

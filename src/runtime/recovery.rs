@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use chrono::SubsecRound as _;
 use futures::FutureExt;
+use futures::future::BoxFuture;
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -141,6 +142,18 @@ impl Runtime {
             }
         }
         Ok(())
+    }
+
+    /// Ends a run as cancelled whose own end came after the request; from its journal, which has all that
+    /// came before.
+    pub(super) fn end_as_cancelled(&self, ownership: OwnedRun) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            tracing::debug!(run_id = %ownership.run(), "asked to cancel before its end was stored");
+            self.requeue_uncounted(ownership, GivenBack::AtOnce).await;
+            if let Err(error) = self.end_cancelled().await {
+                tracing::debug!(%error, "the run is cancelled later");
+            }
+        })
     }
 
     /// Ends or parks those of these queued runs that need no work.
@@ -329,6 +342,7 @@ impl Runtime {
         match self.inner.writer.append(write(identity, None, entry)).await {
             Ok(()) => {}
             Err(AppendError::Unavailable) => self.inner.live.abandon(ownership),
+            Err(AppendError::Cancelling) => self.end_as_cancelled(ownership).await,
             Err(AppendError::Refused) => {
                 self.interrupt(identity, ownership, "the store refused to record it".to_owned())
                     .await;

@@ -339,6 +339,7 @@ impl Runtime {
             AppendFailed::Refused => {
                 self.interrupt(identity, ownership, "the store refused to record it".into()).await;
             }
+            AppendFailed::Cancelling => self.end_as_cancelled(ownership).await,
             AppendFailed::Fenced if !is_lost => self.fenced(ownership).await,
             AppendFailed::Fenced if self.is_draining() => {
                 tracing::info!(run_id = %ownership.run(), "run is given back to the queue");
@@ -399,6 +400,7 @@ impl Append for RunAppender {
 fn failed(error: AppendError) -> AppendFailed {
     match error {
         AppendError::Fenced => AppendFailed::Fenced,
+        AppendError::Cancelling => AppendFailed::Cancelling,
         AppendError::IdTaken => AppendFailed::IdTaken,
         AppendError::Refused => AppendFailed::Refused,
         AppendError::Unavailable => AppendFailed::Unavailable,

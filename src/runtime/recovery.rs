@@ -28,7 +28,7 @@ use crate::agents::prompt::ActiveSkill;
 use crate::clock;
 use crate::engine::{Disposal, Entry, FoldError, Plan, Rules, State, Stopped};
 use crate::event::{AuditRecord, Event, LabelCause, LabelsChanged, Resolution, RunEvent};
-use crate::run::{Caller, Overrides, RunOrigin};
+use crate::run::{Caller, Overrides};
 use crate::store::writer::AppendError;
 use crate::store::{
     ApprovalRecord, ClaimedRun, DefinitionSnapshot, GivenBack, NewRun, QueuePlace, RunRecord,
@@ -220,9 +220,7 @@ impl Runtime {
         if let Some(Disposal { events, park }) = recovered.state.disposal(now) {
             events.into_iter().try_for_each(|event| recovered.record(event))?;
             if let Ok((_, plan)) = &planned {
-                let is_observed = plan.is_observed;
-                identity.origin =
-                    Arc::new(RunOrigin { is_observed, ..RunOrigin::clone(&identity.origin) });
+                identity.planned(plan);
             }
             let Recovered { state, events, audit, .. } = recovered;
             let entry = Entry { events, audit, totals: state.totals().clone(), park };

@@ -66,7 +66,7 @@ pub use audit_check::{CheckedStretch, IsSigned, Signatures};
 pub use batch::Cancelling;
 pub use budget::{Ownership, Settled, SharedBudget};
 pub use commit::Commit;
-pub use keys::{KeyStored, Revocation, Revoked};
+pub use keys::{AdminKeys, KeyStored, Revocation, Revoked};
 pub use memory::{MemoryFilter, ObservationId};
 pub use observations::KINDS as OBSERVATION_KINDS;
 pub use ownership::{CancelOutcome, GivenBack};

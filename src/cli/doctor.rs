@@ -20,6 +20,7 @@ use crate::app;
 use crate::config::{AuthMode, Config, Flags};
 use crate::runtime::jwt::IdentityProvider;
 use crate::runtime::keys;
+use crate::store::AdminKeys;
 use crate::tools::browser;
 use crate::tools::mcp::ServerStatus;
 
@@ -84,7 +85,7 @@ async fn examine(config: &Config) -> Vec<Finding> {
     let agents = app::agents(config);
     let database = database::examine(config).await;
     let mut findings = vec![configuration(config)];
-    let (has_keys, now) = (database.has_keys, database.now);
+    let (admins, now) = (database.admins, database.now);
     findings.extend(database.findings);
     findings.push(machine::workspace(&config.tools.workspace.dir, database.workspace));
     match &agents {
@@ -97,7 +98,7 @@ async fn examine(config: &Config) -> Vec<Finding> {
         }
     }
     findings.push(machine::listen(config.server.listen).await);
-    findings.extend(access(config, has_keys));
+    findings.extend(access(config, admins));
     findings.extend(identity_provider(config).await);
     findings.push(machine::open_files(config.runtime.max_concurrent_runs));
     findings.push(machine::clock(now));
@@ -173,7 +174,7 @@ fn definitions(config: &Config, agents: &Catalogue) -> Vec<Finding> {
 }
 
 /// The authentication mode, and whether an admin key exists.
-fn access(config: &Config, has_keys: Option<bool>) -> Vec<Finding> {
+fn access(config: &Config, admins: Option<AdminKeys>) -> Vec<Finding> {
     use secrecy::ExposeSecret as _;
     if config.auth.mode == AuthMode::None {
         let detail = "none: every local user is an administrator of the tenant default";
@@ -183,16 +184,23 @@ fn access(config: &Config, has_keys: Option<bool>) -> Vec<Finding> {
             "set [auth] mode = \"api_key\" if other users have accounts on this machine",
         )];
     }
-    let key = match (&config.admin_key, has_keys) {
+    let key = match (&config.admin_key, admins) {
         (Some(key), _) if keys::parse(key.expose_secret()).is_none() => {
             let detail = "TOOLLOOP_ADMIN_KEY does not have the form tl_<id>_<secret>";
             Finding::fail("administrator", detail, "the secret needs 16 to 256 visible characters")
         }
         (Some(_), _) => Finding::ok("administrator", "TOOLLOOP_ADMIN_KEY is set"),
-        (None, Some(true)) => Finding::ok("administrator", "the database contains keys"),
-        (None, Some(false)) => Finding::ok(
+        (None, Some(AdminKeys::Usable)) => {
+            Finding::ok("administrator", "the database contains a key with admin")
+        }
+        (None, Some(AdminKeys::Unusable)) => Finding::warn(
             "administrator",
-            "no key yet: the first `toolloop serve` creates one and prints it once",
+            "all keys with admin are revoked or expired",
+            "`toolloop keys create --name admin --scope admin`, with access to the database",
+        ),
+        (None, Some(AdminKeys::Never)) => Finding::ok(
+            "administrator",
+            "no key with admin yet: the next start of `toolloop serve` creates one and prints it once",
         ),
         (None, None) => Finding::ok("administrator", "unknown: the database was not queried"),
     };

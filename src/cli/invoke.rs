@@ -212,8 +212,9 @@ async fn run(client: &Client, agent: &str, path: &str, mut body: Value) -> anyho
 async fn parked(client: &Client, run_id: Uuid, progress: &Progress) -> Option<Value> {
     let run = client.get(&format!("/runs/{run_id}")).await.ok()?; // on an error, the next event decides
     let waiting = pending_text(&run);
-    if waiting.is_empty() {
-        return None;
+    let is_driven = run.get("status").and_then(Value::as_str) == Some("running");
+    if waiting.is_empty() || is_driven {
+        return None; // beside what waits, other work of it may go on
     }
     progress.print(&format!("run {run_id} waits for an answer:\n{waiting}"));
     Some(run)

@@ -29,6 +29,9 @@ pub enum AppendFailed {
     /// Another replica owns the run.
     #[error("another replica owns the run")]
     Fenced,
+    /// The run was asked to cancel before it ended: its end was not stored, all before it was.
+    #[error("the run was asked to cancel before it ended")]
+    Cancelling,
     /// A new run's id is taken.
     #[error("the run id is taken")]
     IdTaken,

@@ -81,7 +81,7 @@ pub struct Admitted {
 pub struct RunControl {
     token: CancellationToken,
     reason: OnceLock<Option<String>>,
-    /// Whether its end is decided: it is too late to cancel.
+    /// Whether its end is decided: it is not for the driver any more to cancel it.
     has_ended: Mutex<bool>,
     lost: CancellationToken,
     /// Its state, while a call is executed that leaves work to another run.

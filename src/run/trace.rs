@@ -23,6 +23,8 @@ pub struct RunOrigin {
     /// What the run executes.
     pub definition_hash: String,
     pub session_id: Option<String>,
+    /// The model that it asks first, as `provider/model`; absent until its plan is known.
+    pub model: Option<String>,
     /// Whether another run started it.
     pub is_child: bool,
     /// Time of acceptance.

@@ -15,7 +15,6 @@ use uuid::Uuid;
 
 use super::Runtime;
 use super::bus::{Channel, Published, StreamItem};
-use super::waiting::status_of;
 use crate::run::RunStatus;
 use crate::store::{RunRecord, StoreError};
 
@@ -88,7 +87,7 @@ impl Runtime {
         let mut follower = None;
         loop {
             let Some(record) = self.inner.store.run(tenant, run).await? else { return Ok(None) };
-            let status = status_of(&record, &self.pending(&record).await?);
+            let status = self.status_of(&record).await?;
             let goes_on = matches!(status, RunStatus::Queued | RunStatus::Running);
             if !goes_on || Instant::now() >= until {
                 return Ok(Some(record));

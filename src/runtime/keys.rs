@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use crate::clock;
-use crate::store::{ApiKeyRecord, KeyStored, Store, StoreError};
+use crate::store::{AdminKeys, ApiKeyRecord, KeyStored, Store, StoreError};
 
 /// Everything that a key can be allowed, besides `tools:<name>`.
 pub const SCOPES: [&str; 16] = [
@@ -136,8 +136,8 @@ pub fn is_tenant(name: &str) -> bool {
 }
 
 /// Sees to it that there is an admin key. With `TOOLLOOP_ADMIN_KEY` that one exists afterwards
-/// (revoked it stays revoked); otherwise the first start makes one and answers its token, to be
-/// printed once.
+/// (revoked it stays revoked); otherwise a start makes one where there never was any, and answers its
+/// token, to be printed once.
 ///
 /// # Errors
 /// The given token is malformed or contradicts a stored key; the store failed.
@@ -159,7 +159,7 @@ pub async fn bootstrap(
         }
         return Ok(None);
     }
-    if store.has_keys().await? {
+    if store.admin_keys().await? != AdminKeys::Never {
         return Ok(None);
     }
     let key = NewKey::with_id(FIRST_ID.to_owned())?;

@@ -93,7 +93,7 @@ pub use replay::{Change, NewDecisions, PolicyReplay, Replay, ReplayError, Replay
 pub use start::{Accepted, Mode, StartError, StartRequest, Started, WaitError};
 pub use transcript::{KeptTurn, Transcript, transcript};
 pub use uploads::{FileCopy, FileOwner, Upload, UploadError, Uploads};
-pub use waiting::{AnswerError, Approver, CallPlace, Found, status_of};
+pub use waiting::{AnswerError, Approver, CallPlace, Found, Outstanding};
 pub use webhooks::{WebhookSender, Webhooks};
 pub use workspaces::{Sharing, WorkspaceSettings, object_store_fault, shared_volume_fault};
 
@@ -281,8 +281,9 @@ impl Runtime {
         if requested.status == RunStatus::Running {
             let until = match reached {
                 Some(true) => return Ok(Some(CancelOutcome::Requested(requested))),
-                Some(false) => Instant::now() + END, // it has ended, which may not be durable yet
-                None => Instant::now(),              // it is driven elsewhere, not yet or no more
+                // Its end is decided, and is not stored any more unless it cannot go on.
+                Some(false) => Instant::now() + END,
+                None => Instant::now(), // it is driven elsewhere, not yet or no more
             };
             let found = self.wait(tenant, run, until).await?;
             let is_too_late =

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use chrono::SubsecRound as _;
 use futures::FutureExt;
+use futures::future::BoxFuture;
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -27,7 +28,7 @@ use crate::agents::prompt::ActiveSkill;
 use crate::clock;
 use crate::engine::{Disposal, Entry, FoldError, Plan, Rules, State, Stopped};
 use crate::event::{AuditRecord, Event, LabelCause, LabelsChanged, Resolution, RunEvent};
-use crate::run::{Caller, Overrides, RunOrigin};
+use crate::run::{Caller, Overrides};
 use crate::store::writer::AppendError;
 use crate::store::{
     ApprovalRecord, ClaimedRun, DefinitionSnapshot, GivenBack, NewRun, QueuePlace, RunRecord,
@@ -143,6 +144,18 @@ impl Runtime {
         Ok(())
     }
 
+    /// Ends a run as cancelled whose own end came after the request; from its journal, which has all that
+    /// came before.
+    pub(super) fn end_as_cancelled(&self, ownership: OwnedRun) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            tracing::debug!(run_id = %ownership.run(), "asked to cancel before its end was stored");
+            self.requeue_uncounted(ownership, GivenBack::AtOnce).await;
+            if let Err(error) = self.end_cancelled().await {
+                tracing::debug!(%error, "the run is cancelled later");
+            }
+        })
+    }
+
     /// Ends or parks those of these queued runs that need no work.
     pub(super) async fn decide(&self, runs: Vec<Uuid>) {
         let inner = &self.inner;
@@ -207,9 +220,7 @@ impl Runtime {
         if let Some(Disposal { events, park }) = recovered.state.disposal(now) {
             events.into_iter().try_for_each(|event| recovered.record(event))?;
             if let Ok((_, plan)) = &planned {
-                let is_observed = plan.is_observed;
-                identity.origin =
-                    Arc::new(RunOrigin { is_observed, ..RunOrigin::clone(&identity.origin) });
+                identity.planned(plan);
             }
             let Recovered { state, events, audit, .. } = recovered;
             let entry = Entry { events, audit, totals: state.totals().clone(), park };
@@ -329,6 +340,7 @@ impl Runtime {
         match self.inner.writer.append(write(identity, None, entry)).await {
             Ok(()) => {}
             Err(AppendError::Unavailable) => self.inner.live.abandon(ownership),
+            Err(AppendError::Cancelling) => self.end_as_cancelled(ownership).await,
             Err(AppendError::Refused) => {
                 self.interrupt(identity, ownership, "the store refused to record it".to_owned())
                     .await;

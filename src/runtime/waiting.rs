@@ -86,6 +86,21 @@ pub enum Approver {
     NotTheCaller,
 }
 
+/// What a run waits for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Outstanding {
+    /// The status of the run: of one whose child runs wait, theirs.
+    pub status: RunStatus,
+    /// The calls that wait for an answer from outside, its own and those of its descendants.
+    pub pending: Vec<ApprovalRecord>,
+}
+
+/// What may wait for something.
+enum Open {
+    Run(Uuid),
+    Call(Box<ApprovalRecord>),
+}
+
 /// The call that an answer is for.
 #[derive(Debug, Clone, Copy)]
 pub struct CallPlace {
@@ -277,25 +292,56 @@ impl Runtime {
         Err(if is_known { AnswerError::NotAwaited } else { AnswerError::UnknownCall })
     }
 
-    /// What a parked run waits for, in the order in which it asked. In the place of a call that waits
-    /// for a child run stands what the child waits for.
+    /// What a run waits for, in the order in which it asked, and its status. In the place of a call
+    /// that waits for a child run stands what the child waits for; what children of a run wait for
+    /// that goes on beside them is there, too.
     ///
     /// # Errors
     /// [`StoreError`] where the store cannot be asked.
-    pub async fn pending(&self, run: &RunRecord) -> Result<Vec<ApprovalRecord>, StoreError> {
-        if !run.status.is_parked() {
-            return Ok(Vec::new());
+    pub async fn outstanding(&self, run: &RunRecord) -> Result<Outstanding, StoreError> {
+        let is_parked = run.status.is_parked();
+        let may_have_children = run.status == RunStatus::Running && run.has_delegated();
+        if !is_parked && !may_have_children {
+            return Ok(Outstanding { status: run.status, pending: Vec::new() });
         }
-        let (mut found, mut open) = (Vec::new(), self.asked(&run.tenant, run.id).await?);
-        while let Some(asked) = open.pop()
+        let (mut open, mut found) = (vec![(Open::Run(run.id), is_parked)], Vec::new());
+        while let Some((next, holds)) = open.pop()
             && found.len() < ALL as usize
         {
-            match asked.child_run_id {
-                Some(child) => open.extend(self.asked(&run.tenant, child).await?),
-                None => found.push(asked),
+            let id = match next {
+                Open::Run(id) => id,
+                Open::Call(asked) => {
+                    let Some(child) = asked.child_run_id else {
+                        found.push((*asked, holds));
+                        continue;
+                    };
+                    child
+                }
+            };
+            let asked = self.asked(&run.tenant, id).await?;
+            if asked.is_empty() {
+                let children = self.inner.store.live_children(&run.tenant, id).await?;
+                open.extend(children.into_iter().map(|child| (Open::Run(child), false)));
+            } else {
+                let calls = asked.into_iter().map(|asked| (Open::Call(Box::new(asked)), holds));
+                open.extend(calls);
             }
         }
-        Ok(found)
+        let holding: Vec<WaitKind> =
+            found.iter().filter(|(_, holds)| *holds).map(|(asked, _)| asked.kind).collect();
+        let status = if is_parked { status_of_parked(&holding) } else { run.status };
+        Ok(Outstanding { status, pending: found.into_iter().map(|(asked, _)| asked).collect() })
+    }
+
+    /// The status of a run.
+    ///
+    /// # Errors
+    /// [`StoreError`] where the store cannot be asked.
+    pub async fn status_of(&self, run: &RunRecord) -> Result<RunStatus, StoreError> {
+        if !run.status.is_parked() {
+            return Ok(run.status);
+        }
+        Ok(self.outstanding(run).await?.status)
     }
 
     /// What a run of this tenant waits for, the newest request first.
@@ -335,15 +381,13 @@ pub(super) fn check_answerer(caller: &Caller, run: &RunRecord) -> Result<(), Ans
     Err(AnswerError::MissingScope("runs:approve".to_owned()))
 }
 
-/// The status of a run that waits for this: of one whose child runs wait, theirs; while they go on
-/// by themselves, it runs.
-pub fn status_of(run: &RunRecord, pending: &[ApprovalRecord]) -> RunStatus {
-    let waits_for = |kind| pending.iter().any(|asked| asked.kind == kind);
-    match run.status {
-        status if !status.is_parked() => status,
-        _ if pending.is_empty() => RunStatus::Running,
-        _ if waits_for(WaitKind::Review) => RunStatus::NeedsReview,
-        _ if waits_for(WaitKind::Approval) || waits_for(WaitKind::Escalation) => {
+/// The status of a parked run that waits for this, or whose children do; while these go on by
+/// themselves, it runs.
+fn status_of_parked(waits_for: &[WaitKind]) -> RunStatus {
+    match waits_for {
+        [] => RunStatus::Running,
+        kinds if kinds.contains(&WaitKind::Review) => RunStatus::NeedsReview,
+        kinds if kinds.contains(&WaitKind::Approval) || kinds.contains(&WaitKind::Escalation) => {
             RunStatus::AwaitingApproval
         }
         _ => RunStatus::AwaitingToolResults,

@@ -92,13 +92,21 @@ impl RunIdentity {
             agent_version: new.agent_version.clone(),
             definition_hash: new.definition.hash.clone(),
             session_id: new.session_id.clone(),
+            model: None, // until its plan is known
             is_child: new.parent_run_id.is_some(),
-            is_observed: false, // until its plan is known
+            is_observed: false, // the same
             created_at: new.created_at,
             webhook: new.webhook.clone(),
             trace: TraceContext::of_run(new.id, new.traceparent.as_deref(), sample_ratio),
         };
         Self { new, caller, epoch, origin: Arc::new(origin), lineage: None }
+    }
+
+    /// Notes what its plan says of it.
+    pub(super) fn planned(&mut self, plan: &Plan) {
+        let origin = Arc::make_mut(&mut self.origin);
+        origin.is_observed = plan.is_observed;
+        origin.model = plan.asked(false).0.first().cloned();
     }
 }
 
@@ -125,10 +133,7 @@ impl DrivenRun {
         state: State,
         slot: RunSlot,
     ) -> Self {
-        if plan.is_observed {
-            identity.origin =
-                Arc::new(RunOrigin { is_observed: true, ..RunOrigin::clone(&identity.origin) });
-        }
+        identity.planned(&plan);
         let is_new = state.last_seq() == 0 && identity.epoch == 1;
         // Who queues a run often follows it a moment later, when its first answer is being written.
         let is_from_queue = !is_new && state.started_at().is_none() && !identity.origin.is_child;
@@ -339,6 +344,7 @@ impl Runtime {
             AppendFailed::Refused => {
                 self.interrupt(identity, ownership, "the store refused to record it".into()).await;
             }
+            AppendFailed::Cancelling => self.end_as_cancelled(ownership).await,
             AppendFailed::Fenced if !is_lost => self.fenced(ownership).await,
             AppendFailed::Fenced if self.is_draining() => {
                 tracing::info!(run_id = %ownership.run(), "run is given back to the queue");
@@ -399,6 +405,7 @@ impl Append for RunAppender {
 fn failed(error: AppendError) -> AppendFailed {
     match error {
         AppendError::Fenced => AppendFailed::Fenced,
+        AppendError::Cancelling => AppendFailed::Cancelling,
         AppendError::IdTaken => AppendFailed::IdTaken,
         AppendError::Refused => AppendFailed::Refused,
         AppendError::Unavailable => AppendFailed::Unavailable,

@@ -180,14 +180,14 @@ impl Store {
         let expire = Query::new(
             "UPDATE approvals SET status = 'expired', decided_at = {now}, \
              resolution = :resolution WHERE run_id IN :runs AND status = 'pending' \
-             AND expires_at <= {now} RETURNING run_id",
+             AND expires_at <= {now} RETURNING run_id AS id, false AS may_end",
         );
         self.settle_due(due, expire.bind("resolution", Resolution::Expired)).await
     }
 
     /// Answers the calls of parked runs whose child runs have ended, and queues the runs that wait
-    /// for nothing else; how many calls were answered. Only those that wait for `children`, where
-    /// given.
+    /// for nothing else, or whose child has no output, which may end them; how many calls were
+    /// answered. Only those that wait for `children`, where given.
     pub async fn answer_parents(&self, children: Option<&[Uuid]>) -> Result<u64, StoreError> {
         const WAITS: &str = " status = 'pending' AND child_run_id IS NOT NULL AND NOT EXISTS \
              (SELECT 1 FROM runs c WHERE c.id = child_run_id AND c.finished_at IS NULL)";
@@ -199,7 +199,10 @@ impl Store {
                 "UPDATE approvals SET status = 'resolved', decided_at = {now}, \
                  resolution = :resolution WHERE run_id IN :runs AND",
             );
-            let answer = answer.push(WAITS).push(" RETURNING run_id");
+            let answer = answer.push(WAITS).push(
+                " RETURNING run_id AS id, COALESCE((SELECT c.status FROM runs c \
+                 WHERE c.id = child_run_id), '') <> 'completed' AS may_end",
+            );
             let answer = answer.bind("resolution", Resolution::ChildEnded);
             match self.settle_due(due.push(" LIMIT :limit"), answer).await? {
                 0 => return Ok(answered),
@@ -208,7 +211,8 @@ impl Store {
         }
     }
 
-    /// Settles what is due of the runs that the first query names, by the second; how many rows.
+    /// Settles what is due of the runs that the first query names, by the second, which gives the run of
+    /// each row and whether that may end it; how many rows.
     async fn settle_due(&self, due: Query, settle: Query) -> Result<u64, StoreError> {
         let due = ids(&self.backend.read(Work::Control, due.bind("limit", CHUNK)).await?)?;
         if due.is_empty() {
@@ -217,11 +221,20 @@ impl Store {
         let mut tx = self.backend.begin(Work::Control).await?;
         let lock = Query::new("SELECT id FROM runs WHERE id IN :runs ORDER BY id{skip_locked}");
         let runs = ids(&tx.run(lock.bind("runs", &*due)).await?)?;
-        let settled = tx.run(settle.bind("runs", &*runs)).await?.len() as u64;
+        let settled = tx.run(settle.bind("runs", &*runs)).await?;
         requeue_answered(&mut *tx, &runs).await?;
+        let may_end = settled.iter().filter_map(|row| match row.read("may_end") {
+            Ok(false) => None,
+            Ok(true) => Some(row.read("id")),
+            Err(error) => Some(Err(error)),
+        });
+        let may_end = may_end.collect::<Result<Vec<Uuid>, StoreError>>()?;
+        if !may_end.is_empty() {
+            tx.run(queue_parked().bind("runs", &*may_end)).await?;
+        }
         tx.commit().await?;
         self.backend.hint(Wakeup::Queue).await;
-        Ok(settled)
+        Ok(settled.len() as u64)
     }
 }
 
@@ -243,12 +256,18 @@ pub(super) async fn requeue_answered(
          AND EXISTS (SELECT 1 FROM approvals w WHERE w.run_id = runs.id AND w.status = 'pending')",
     );
     tx.run(waiting.bind("runs", runs)).await?;
-    let queue = Query::new(
-        "UPDATE runs SET status = 'queued', available_at = {now} WHERE id IN :runs \
-         AND status IN ('awaiting_approval', 'awaiting_tool_results', 'needs_review') \
-         AND (cancel_requested_at IS NOT NULL OR NOT EXISTS \
+    let queue = queue_parked().push(
+        " AND (cancel_requested_at IS NOT NULL OR NOT EXISTS \
          (SELECT 1 FROM approvals a WHERE a.run_id = runs.id AND a.status = 'pending'))",
     );
     tx.run(queue.bind("runs", runs)).await?;
     Ok(())
+}
+
+/// Queues those of `:runs` that are parked.
+fn queue_parked() -> Query {
+    Query::new(
+        "UPDATE runs SET status = 'queued', available_at = {now} WHERE id IN :runs \
+         AND status IN ('awaiting_approval', 'awaiting_tool_results', 'needs_review')",
+    )
 }

@@ -1,7 +1,8 @@
 //! A batch of writes as steps, each one statement over a list of rows.
 //!
 //! The first steps are the fence: they take only rows that are still ours and stand exactly where
-//! the write begins, so a journal has no gap and a repeated write changes nothing. The rest is
+//! the write begins, so a journal has no gap and a repeated write changes nothing. Nor do they take
+//! an end of a run that was asked to cancel, unless that is how it ends, or it cannot go on. The rest is
 //! written only for the runs that passed. Each database puts the rows into the text in its own
 //! way. The `IS TRUE` forms are deliberate: they leave a planner no index but the primary key.
 
@@ -120,7 +121,9 @@ fn known_runs(owner: &str, runs: Vec<RunChange>) -> Step {
         rows: runs.into_iter().map(row).collect(),
         condition: "runs.id = w.id AND (runs.owner = w.writer) IS TRUE \
             AND (runs.status = 'running') IS TRUE AND runs.epoch = w.epoch \
-            AND runs.next_seq = w.first_seq",
+            AND runs.next_seq = w.first_seq \
+            AND (w.finished_at IS NULL OR w.status = 'cancelled' \
+            OR w.termination_reason = 'interrupted' OR runs.cancel_requested_at IS NULL)",
         tail: "RETURNING runs.id, runs.cancel_requested_at IS NOT NULL AS is_cancelled, \
             runs.cancel_reason",
     }

@@ -1,5 +1,7 @@
 //! Commits a batch of writes, and says what became of each.
 
+use std::collections::HashSet;
+
 use uuid::Uuid;
 
 use super::approvals::requeue_answered;
@@ -36,10 +38,15 @@ impl Store {
             tx.commit().await?;
             stored
         };
+        let mut cancelling = HashSet::new();
         for write in batch {
-            let is_stored = stored.contains_key(&write.run_id);
-            if write.is_repeated && !is_stored && self.is_stored(write).await? {
+            if stored.contains_key(&write.run_id) {
+                continue;
+            }
+            if write.is_repeated && self.is_stored(write).await? {
                 stored.insert(write.run_id, None);
+            } else if write.ends() && self.is_cancelling(owner, write).await? {
+                cancelling.insert(write.run_id);
             }
         }
         let is_queued = |write: &RunWrite| {
@@ -51,11 +58,12 @@ impl Store {
         let outcome = |write: &RunWrite| match &write.new {
             _ if stored.contains_key(&write.run_id) => WriteOutcome::Committed,
             Some(_) => WriteOutcome::IdTaken,
+            None if cancelling.contains(&write.run_id) => WriteOutcome::Cancelling,
             None => WriteOutcome::Fenced,
         };
         let outcomes = batch.iter().map(outcome).collect();
-        let cancelling = |(run, asked): (Uuid, Option<Cancelling>)| Some((run, asked?));
-        Ok(Commit { outcomes, cancelling: stored.into_iter().filter_map(cancelling).collect() })
+        let asked = |(run, asked): (Uuid, Option<Cancelling>)| Some((run, asked?));
+        Ok(Commit { outcomes, cancelling: stored.into_iter().filter_map(asked).collect() })
     }
 
     /// Whether an earlier try has stored a write: its last event is in the journal.
@@ -68,6 +76,18 @@ impl Store {
         let look = look.bind("run", write.run_id).bind("seq", last.seq);
         let look = look.bind("epoch", write.epoch).bind("at", last.at);
         Ok(!self.backend.read(Work::Data, look).await?.is_empty())
+    }
+
+    /// Whether a write was not taken because its run was asked to cancel.
+    async fn is_cancelling(&self, owner: &str, write: &RunWrite) -> Result<bool, StoreError> {
+        let Some(first) = write.events.first() else { return Ok(false) };
+        let look = Query::new(
+            "SELECT 1 FROM runs WHERE id = :run AND owner = :owner AND status = 'running' \
+             AND epoch = :epoch AND next_seq = :first AND cancel_requested_at IS NOT NULL",
+        );
+        let look = look.bind("run", write.run_id).bind("owner", owner);
+        let look = look.bind("epoch", write.epoch).bind("first", first.seq);
+        Ok(!self.backend.read(Work::Control, look).await?.is_empty())
     }
 
     /// Stores the definitions of new runs that are not known to be stored.

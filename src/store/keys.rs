@@ -37,6 +37,17 @@ pub struct Revocation<'a> {
     pub is_forced: bool,
 }
 
+/// Whether there are keys with `admin`, of any tenant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AdminKeys {
+    /// There never was one.
+    Never,
+    /// All are revoked or expired.
+    Unusable,
+    /// At least one can be used.
+    Usable,
+}
+
 /// What became of a revocation.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Revoked {
@@ -90,10 +101,14 @@ impl Store {
         Ok(KeyStored::Stored)
     }
 
-    /// Whether any key exists, of any tenant, revoked or not.
-    pub async fn has_keys(&self) -> Result<bool, StoreError> {
-        let look = Query::new("SELECT 1 FROM api_keys LIMIT 1");
-        Ok(!self.backend.read(Work::Data, look).await?.is_empty())
+    /// Whether there are keys with `admin`.
+    pub async fn admin_keys(&self) -> Result<AdminKeys, StoreError> {
+        if !self.backend.read(Work::Data, Query::new(ADMINS)).await?.is_empty() {
+            return Ok(AdminKeys::Usable);
+        }
+        let all = Query::new("SELECT 1 FROM api_keys WHERE scopes LIKE '%\"admin\"%' LIMIT 1");
+        let is_known = !self.backend.read(Work::Data, all).await?.is_empty();
+        Ok(if is_known { AdminKeys::Unusable } else { AdminKeys::Never })
     }
 
     /// A key by id, of any tenant, for authentication.

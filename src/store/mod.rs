@@ -66,7 +66,7 @@ pub use audit_check::{CheckedStretch, IsSigned, Signatures};
 pub use batch::Cancelling;
 pub use budget::{Ownership, Settled, SharedBudget};
 pub use commit::Commit;
-pub use keys::{KeyStored, Revocation, Revoked};
+pub use keys::{AdminKeys, KeyStored, Revocation, Revoked};
 pub use memory::{MemoryFilter, ObservationId};
 pub use observations::KINDS as OBSERVATION_KINDS;
 pub use ownership::{CancelOutcome, GivenBack};
@@ -116,6 +116,8 @@ pub enum WriteOutcome {
     Committed,
     /// The run is no longer ours: nothing of it was written.
     Fenced,
+    /// It would end a run otherwise that was asked to cancel: nothing of it was written.
+    Cancelling,
     /// A new run's id, its idempotency key or its session is taken: nothing of it was written.
     /// Which of them is not told; a caller asks [`Store::idempotent_run`] and [`Store::session`].
     IdTaken,

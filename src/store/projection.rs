@@ -32,7 +32,7 @@ use crate::event::{
     WaitKind,
 };
 use crate::message::{AssistantMessage, CallTarget, ToolCall, Usage};
-use crate::run::{self, Caller, Outcome, RunStatus, Totals};
+use crate::run::{self, Caller, Delegation, Outcome, RunStatus, Totals};
 
 /// Every row that a batch of writes inserts or changes.
 #[derive(Debug, Default, PartialEq)]
@@ -134,6 +134,11 @@ impl RunRecord {
     /// The number of the newest event.
     pub fn last_seq(&self) -> i64 {
         self.next_seq - 1
+    }
+
+    /// Whether it has started others.
+    pub fn has_delegated(&self) -> bool {
+        self.tools_used.iter().any(|tool| Delegation::of_tool(tool).is_some())
     }
 
     /// How long it has been under way, without the time in which it waited.

@@ -105,6 +105,7 @@ fn write(events: Vec<RunEvent>) -> RunWrite {
             agent_version: "1".into(),
             definition_hash: "d".into(),
             session_id: None,
+            model: None,
             is_child: false,
             created_at: at,
             is_observed: false,

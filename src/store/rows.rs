@@ -164,6 +164,22 @@ pub struct RunWrite {
     pub is_repeated: bool,
 }
 
+impl RunWrite {
+    /// Whether it ends its run.
+    pub fn ends(&self) -> bool {
+        self.events.last().is_some_and(|event| event.what.ending().is_some())
+    }
+
+    /// The same without the end.
+    #[must_use]
+    pub fn without_end(mut self) -> Self {
+        if self.ends() {
+            self.events.pop();
+        }
+        self
+    }
+}
+
 /// Which runs are counted: those that were accepted in a span of time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StatsFilter {

@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::backend::Work;
 use super::sql::{Query, Row};
-use super::tables::Record;
+use super::tables::{Record, ids};
 use super::{Store, StoreError};
 use crate::message::Usage;
 use crate::run::{Consumption, Descendants};
@@ -41,6 +41,16 @@ impl Store {
             Some(row) if row.read::<u64>("runs")? > 0 => Ok(Some(Usage::read(row)?)),
             _ => Ok(None),
         }
+    }
+
+    /// The runs that this one started and that have not ended, the newest first.
+    pub async fn live_children(&self, tenant: &str, run: Uuid) -> Result<Vec<Uuid>, StoreError> {
+        let children = Query::new(
+            "SELECT id FROM runs WHERE tenant = :tenant AND parent_run_id = :run \
+             AND finished_at IS NULL ORDER BY created_at DESC, id DESC",
+        );
+        let children = children.bind("tenant", tenant).bind("run", run);
+        ids(&self.backend.read(Work::Data, children).await?)
     }
 
     /// Everything that the runs below one have taken.

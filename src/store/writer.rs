@@ -40,6 +40,9 @@ pub enum AppendError {
     /// A new run's id or idempotency key is taken.
     #[error("the run id or the idempotency key is taken")]
     IdTaken,
+    /// The run was asked to cancel, and does not end otherwise; what came before its end is durable.
+    #[error("the run was asked to cancel before it ended")]
+    Cancelling,
     /// The store refused the write for a reason that will not pass.
     #[error("the store refused the write")]
     Refused,
@@ -89,6 +92,8 @@ struct Pending {
 struct Waiting {
     since: Instant,
     answers: Vec<Answer>,
+    /// What they are told when the write is durable.
+    outcome: Result<(), AppendError>,
 }
 
 impl Writer {
@@ -159,7 +164,7 @@ impl Appender {
         write: RunWrite,
     ) -> impl Future<Output = Result<(), AppendError>> + Send + 'static + use<> {
         let (answer, outcome) = oneshot::channel();
-        let waiting = Waiting { since: Instant::now(), answers: vec![answer] };
+        let waiting = Waiting { since: Instant::now(), answers: vec![answer], outcome: Ok(()) };
         let pending = Pending { appender: self.id, write: Box::new(write), waiting };
         // Where the task is gone, the answer is dropped with the request.
         let _ = self.writer.requests.send(Request::Append(pending));
@@ -326,6 +331,38 @@ impl Committer {
         runs
     }
 
+    /// Tells those who wait what became of the writes; gives back what is left to be written: that which
+    /// came before the ends of runs that are to be cancelled.
+    fn told(
+        &self,
+        writes: Vec<RunWrite>,
+        waiting: Vec<Waiting>,
+        outcomes: Vec<WriteOutcome>,
+    ) -> (Vec<RunWrite>, Vec<Waiting>) {
+        let mut left = (Vec::new(), Vec::new());
+        for ((write, waiting), outcome) in writes.into_iter().zip(waiting).zip(outcomes) {
+            match outcome {
+                WriteOutcome::Committed => {
+                    (self.on_durable)(&write);
+                    let outcome = waiting.outcome;
+                    waiting.answer(outcome);
+                }
+                WriteOutcome::Fenced => waiting.answer(Err(AppendError::Fenced)),
+                WriteOutcome::IdTaken => waiting.answer(Err(AppendError::IdTaken)),
+                WriteOutcome::Cancelling => {
+                    let write = write.without_end();
+                    if write.events.is_empty() {
+                        waiting.answer(Err(AppendError::Cancelling));
+                    } else {
+                        left.0.push(write);
+                        left.1.push(Waiting { outcome: Err(AppendError::Cancelling), ..waiting });
+                    }
+                }
+            }
+        }
+        left
+    }
+
     /// Gives back, unanswered, the writes that the store refuses for a reason that will not pass.
     async fn commit_patiently(
         &self,
@@ -344,17 +381,10 @@ impl Committer {
                     for (run, asked) in &cancelling {
                         (self.on_cancelling)(*run, asked);
                     }
-                    for ((write, waiting), outcome) in writes.iter().zip(waiting).zip(outcomes) {
-                        waiting.answer(match outcome {
-                            WriteOutcome::Committed => {
-                                (self.on_durable)(write);
-                                Ok(())
-                            }
-                            WriteOutcome::Fenced => Err(AppendError::Fenced),
-                            WriteOutcome::IdTaken => Err(AppendError::IdTaken),
-                        });
+                    (writes, waiting) = self.told(writes, waiting, outcomes);
+                    if writes.is_empty() {
+                        return Vec::new();
                     }
-                    return Vec::new();
                 }
                 Err(error) if error.is_transient() => {
                     if self.available.swap(false, Ordering::Relaxed) {

@@ -332,12 +332,11 @@ fn invoke_agent(
     ending: &Ending,
     totals: &Totals,
 ) -> SpanContent {
-    let (provider, model) =
-        totals.model.as_deref().and_then(|name| name.split_once('/')).unwrap_or_default();
+    let (provider, model) = model_of(origin, ending, totals);
     let mut attributes = vec![KeyValue::new("gen_ai.operation.name", "invoke_agent")];
-    if !model.is_empty() {
-        attributes = about_model("invoke_agent", provider, model);
-    }
+    let names = [("gen_ai.provider.name", provider), ("gen_ai.request.model", model)];
+    let known = names.into_iter().filter(|(_, name)| !name.is_empty());
+    attributes.extend(known.map(|(key, name)| KeyValue::new(key, name.to_owned())));
     attributes.extend([
         KeyValue::new("gen_ai.agent.name", origin.agent.clone()),
         KeyValue::new("gen_ai.agent.version", origin.agent_version.clone()),
@@ -354,6 +353,25 @@ fn invoke_agent(
         ended: event.at,
         attributes,
         error: ending.outcome.error().map(|error| error.code.clone().into()),
+    }
+}
+
+/// The provider and the model of a run: those that answered last, else the provider that failed, else
+/// what was to be asked. Empty where they are not known.
+fn model_of<'a>(
+    origin: &'a RunOrigin,
+    ending: &'a Ending,
+    totals: &'a Totals,
+) -> (&'a str, &'a str) {
+    let split = |name: Option<&'a str>| name.and_then(|name| name.split_once('/'));
+    if let Some(answered) = split(totals.model.as_deref()) {
+        return answered;
+    }
+    let (provider, model) = split(origin.model.as_deref()).unwrap_or_default();
+    let failed = ending.outcome.error().and_then(|error| error.context.get("provider"));
+    match failed.and_then(serde_json::Value::as_str) {
+        Some(failed) if failed != provider => (failed, ""),
+        _ => (provider, model),
     }
 }
 

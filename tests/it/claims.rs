@@ -1,6 +1,8 @@
 //! What a claimed run needs no place for: it is cancelled, reviewed or failed while all workers are
 //! busy; a journal that cannot be read fails its own run and nothing else.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection, SqliteConnection};
 
@@ -13,6 +15,7 @@ on_both_stores! {
     a_journal_that_cannot_be_read_fails_its_run_and_no_other,
     a_run_that_crashes_its_replica_takes_no_other_with_it,
     tenants_take_turns_in_the_queue,
+    a_cancel_is_kept_whose_request_comes_before_the_end_is_stored,
 }
 
 const BUSY: &str = "[runtime]\nlease = \"2s\"\nqueue_workers = 1";
@@ -53,6 +56,38 @@ pub(crate) async fn change(service: &Service, sql: &str) {
         let mut database = SqliteConnection::connect(&service.database_url).await.unwrap();
         sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut database).await.unwrap();
     }
+}
+
+/// As another replica asks for it: the one that drives the run hears of it with the end that it stores.
+async fn a_cancel_is_kept_whose_request_comes_before_the_end_is_stored(db: Db) {
+    let service = setup().scenario("slow", "steps: [{delay_ms: 700, text: late}]").start(db).await;
+    let run = service.enqueue("slow").await;
+    is(&service, &run, "running").await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let id = run.rsplit_once('/').unwrap().1;
+    let request = format!(
+        "UPDATE runs SET cancel_requested_at = created_at, cancel_reason = 'enough' WHERE id = '{id}'"
+    );
+    let meanwhile = Duration::from_millis(1200); // the model answers, and the end is to be stored
+    if service.database_url.starts_with("postgres") {
+        let mut database = PgConnection::connect(&service.database_url).await.unwrap();
+        let mut request_made = database.begin().await.unwrap();
+        sqlx::raw_sql(sqlx::AssertSqlSafe(request)).execute(&mut *request_made).await.unwrap();
+        tokio::time::sleep(meanwhile).await;
+        request_made.commit().await.unwrap();
+    } else {
+        let mut database = SqliteConnection::connect(&service.database_url).await.unwrap();
+        let mut request_made = database.begin_with("BEGIN IMMEDIATE").await.unwrap();
+        sqlx::raw_sql(sqlx::AssertSqlSafe(request)).execute(&mut *request_made).await.unwrap();
+        tokio::time::sleep(meanwhile).await;
+        request_made.commit().await.unwrap();
+    }
+    let ended = service.until(&run, |run| run["finished_at"].is_string()).await;
+    assert_eq!(ended["status"], "cancelled", "{ended:#}");
+    assert_eq!(ended["error"]["context"]["reason"], "enough", "{ended:#}");
+    assert_eq!((&ended["iterations"], &ended["raw_response"]), (&json!(1), &json!("late")));
+    let messages = service.get(&format!("{run}/messages")).await.body;
+    assert_eq!(messages["data"][2]["content"], "late", "the answer is kept: {messages:#}");
 }
 
 async fn a_cancel_ends_queued_and_parked_runs_while_all_workers_are_busy(db: Db) {

@@ -6,9 +6,11 @@ mod printed;
 mod speaking;
 
 use std::path::Path;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt, BufReader};
 
 use crate::service::{Db, Setup, command};
 
@@ -100,6 +102,45 @@ async fn auth_none_requires_loopback() {
     let refused = toolloop(dir.path(), &["serve"]).await;
     assert_eq!(refused.code, Some(2), "{}", refused.err);
     assert!(refused.err.contains("loopback"), "{}", refused.err);
+}
+
+/// What `serve` prints; it is ended when it prints nothing more.
+async fn banner(dir: &Path) -> String {
+    let mut serving = command(dir).args(["serve", "--listen", "127.0.0.1:0"]).spawn().unwrap();
+    let mut lines = BufReader::new(serving.stdout.take().unwrap()).lines();
+    let (mut banner, mut patience) = (String::new(), Duration::from_secs(30));
+    while let Ok(Ok(Some(line))) = tokio::time::timeout(patience, lines.next_line()).await {
+        banner.extend([&*line, "\n"]);
+        patience = Duration::from_millis(500);
+    }
+    serving.kill().await.unwrap();
+    banner
+}
+
+#[tokio::test]
+async fn a_start_makes_an_admin_key_where_there_never_was_one() {
+    for (scope, is_made) in [("runs:read", true), ("admin", false)] {
+        let dir = directory(&[]);
+        let made =
+            toolloop(dir.path(), &["keys", "create", "--name", "ci", "--scope", scope]).await;
+        assert_eq!(made.code, Some(0), "{}", made.err);
+        let told = toolloop(dir.path(), &["doctor", "--listen", "127.0.0.1:0"]).await.out;
+        assert_eq!(told.contains("no key with admin yet"), is_made, "{scope}: {told}");
+        let first = banner(dir.path()).await;
+        assert_eq!(first.contains("TOOLLOOP_KEY=tl_bootstrapadmin_"), is_made, "{scope}: {first}");
+        let second = banner(dir.path()).await;
+        assert!(second.contains("toolloop serves") && !second.contains("TOOLLOOP_KEY"), "{second}");
+        let told = toolloop(dir.path(), &["doctor", "--listen", "127.0.0.1:0"]).await.out;
+        assert!(told.contains("contains a key with admin"), "{told}");
+        if is_made {
+            let revoke = ["keys", "revoke", "bootstrapadmin", "--force"];
+            assert_eq!(toolloop(dir.path(), &revoke).await.code, Some(0));
+            let third = banner(dir.path()).await;
+            assert!(!third.contains("TOOLLOOP_KEY"), "revoked it stays revoked: {third}");
+            let told = toolloop(dir.path(), &["doctor", "--listen", "127.0.0.1:0"]).await.out;
+            assert!(told.contains("keys create --name admin --scope admin"), "{told}");
+        }
+    }
 }
 
 #[tokio::test]

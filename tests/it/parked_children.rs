@@ -9,6 +9,8 @@
 //! | a changed agent, schema, description | `a_changed_agent_does_not_undo_a_call` |
 //! | limits of calls, rates | `a_call_that_is_made_again_is_counted_once` |
 //! | a limit or a failure beside a parked child | `what_ends_a_run_ends_its_parked_children` |
+//! | a child that works beside a parked one | `what_a_child_waits_for_is_seen_while_another_works` |
+//! | a child that fails beside a parked one | `a_child_that_fails_ends_a_run_beside_another_that_waits` |
 //! | cancel, void approvals | `cancelling_a_parked_tree_ends_all_of_it` |
 //! | crash, restart | `a_parked_tree_survives_crashes` |
 //! | child cancelled, denied | `an_end_without_output_is_told_to_the_parent` |
@@ -33,6 +35,8 @@ on_both_stores! {
     a_changed_agent_does_not_undo_a_call,
     a_call_that_is_made_again_is_counted_once,
     what_ends_a_run_ends_its_parked_children,
+    what_a_child_waits_for_is_seen_while_another_works,
+    a_child_that_fails_ends_a_run_beside_another_that_waits,
     cancelling_a_parked_tree_ends_all_of_it,
     a_parked_tree_survives_crashes,
     an_end_without_output_is_told_to_the_parent,
@@ -312,6 +316,95 @@ async fn what_ends_a_run_ends_its_parked_children(db: Db) {
         let child = format!("/v1/runs/{}", asked["child_run_id"].as_str().unwrap());
         let child = ended(&service, &child).await;
         assert_eq!(child["status"], "cancelled", "{child:#}");
+        assert_eq!(service.get("/v1/approvals").await.body["data"], json!([]));
+    }
+}
+
+/// `both` has two agents work at once that only read, the first of which is `asker`.
+fn side_by_side(second: &str, rules: &str) -> Setup {
+    let both = format!(
+        "model: scripted/both\ninstructions: Delegate.\ntools: ['agent:asker', 'agent:{second}']\n\
+         parallel_tool_calls: true\nenable_double_confirmation: false\n{rules}\n"
+    );
+    let calls = format!(
+        "steps:\n  - tool_calls: [{{tool: \"agent:asker\", arguments: {{}}}}, \
+         {{tool: \"agent:{second}\", arguments: {{}}}}]\n  - text: '{{{{ results | join(\" / \") }}}}'\n"
+    );
+    Setup::new()
+        .agent("both", &both)
+        .scenario("both", &calls)
+        .agent("asker", ASKER)
+        .scenario("asker", ASKS)
+}
+
+async fn what_a_child_waits_for_is_seen_while_another_works(db: Db) {
+    let reader = "model: scripted/reader\ninstructions: Read.\nenable_double_confirmation: false\n\
+                  governance: {autonomy: read-only}\n";
+    let service = side_by_side("reader", "")
+        .agent("reader", reader)
+        .scenario("reader", "steps: [{delay_ms: 4000, text: read}]")
+        .agent("boss", &delegating("boss", "agent:both"))
+        .scenario("boss", &delegates("agent:both"))
+        .start(db)
+        .await;
+    let boss = service.enqueue("boss").await;
+    let waiting = service.until(&boss, |run| run["pending"][0]["tool"] == "file_ops").await;
+    assert_eq!(waiting["status"], "running", "the other one works: {waiting:#}");
+    let listed = service.get("/v1/runs?agent=both").await.body["data"][0].clone();
+    assert_eq!(listed["pending"], waiting["pending"], "{listed:#}");
+    assert_eq!(listed["status"], "running", "{listed:#}");
+    let leaf = format!("/v1/runs/{}", waiting["pending"][0]["run_id"].as_str().unwrap());
+    assert_eq!(service.get(&leaf).await.body["agent"], "asker");
+    assert_eq!(settle(&service, &waiting, "approve").await.status, 200);
+    let answered = service.until(&boss, |run| run["pending"] == json!([])).await;
+    assert_eq!(answered["status"], "running", "{answered:#}");
+    let boss = ended(&service, &boss).await;
+    assert_eq!(boss["output"]["result"], "told: listed / read", "{boss:#}");
+}
+
+async fn a_child_that_fails_ends_a_run_beside_another_that_waits(db: Db) {
+    let broken = "steps:\n  - tool_calls: [{tool: file_ops, arguments: {operation: list, path: .}}]\n  \
+                  - error: {status: 400, message: broken}\n";
+    for (rules, reason) in [
+        ("throw_on_tool_failure: true", Some("tool_failure")),
+        ("limits: {error_threshold: 1}", Some("error")),
+        ("", None),
+    ] {
+        let service = side_by_side("broken", rules)
+            .agent("broken", &ASKER.replace("scripted/asker", "scripted/broken"))
+            .scenario("broken", broken)
+            .start(db)
+            .await;
+        let run = service.enqueue("both").await;
+        let both_wait = |run: &Value| run["pending"].as_array().unwrap().len() == 2;
+        let waiting = service.until(&run, both_wait).await;
+        service.until(&run, |run| run["status"] == "awaiting_approval").await;
+        let of = async |agent: &str| {
+            for pending in waiting["pending"].as_array().unwrap() {
+                let child = format!("/v1/runs/{}", pending["run_id"].as_str().unwrap());
+                if service.get(&child).await.body["agent"] == agent {
+                    return json!({"pending": [pending]});
+                }
+            }
+            panic!("{agent} does not wait: {waiting:#}")
+        };
+        let (first, other) = (of("broken").await, of("asker").await);
+        assert_eq!(settle(&service, &first, "approve").await.status, 200);
+        let Some(reason) = reason else {
+            let calls = format!("{run}/tool-calls");
+            service.until(&calls, |calls| calls["data"][1]["state"] == "failed").await;
+            parked(&service, &run).await;
+            assert_eq!(settle(&service, &other, "approve").await.status, 200);
+            let run = ended(&service, &run).await;
+            let told = run["output"]["result"].as_str().unwrap();
+            assert!(told.starts_with("listed / ") && told.contains("MODEL_ERROR"), "{run:#}");
+            assert_eq!(run["tool_calls_made"], 2, "{run:#}");
+            continue;
+        };
+        let run = ended(&service, &run).await;
+        assert_eq!(run["termination_reason"], reason, "{rules}: {run:#}");
+        let asker = format!("/v1/runs/{}", other["pending"][0]["run_id"].as_str().unwrap());
+        assert_eq!(ended(&service, &asker).await["status"], "cancelled");
         assert_eq!(service.get("/v1/approvals").await.body["data"], json!([]));
     }
 }

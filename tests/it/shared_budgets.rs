@@ -8,6 +8,7 @@ use crate::service::{Db, Service, Setup, on_both_stores};
 on_both_stores! {
     sixty_four_children_share_ten_model_calls,
     calls_of_tools_are_shared,
+    a_limit_ends_the_run_whose_call_would_exceed_it,
     tokens_are_shared_and_balance,
     children_that_use_it_up_together_end_their_parent_for_that,
     a_call_waits_for_what_others_have_reserved,
@@ -109,6 +110,68 @@ governance: {budget: {max_tool_calls: 3}}
     assert!(refused(&tree[1], "max_tool_calls"), "{:#}", tree[1]);
     assert_eq!(sum(&tree, "tool_calls_made"), 3);
     assert_balanced(&tree);
+}
+
+/// Whoever has used it up, and however much of it a child was refused: a run that needs no more of it
+/// goes on.
+async fn a_limit_ends_the_run_whose_call_would_exceed_it(db: Db) {
+    let write = |path: &str| {
+        format!(
+            "{{tool_calls: [{{tool: file_ops, arguments: {{operation: write, path: '{path}', content: x}}}}]}}"
+        )
+    };
+    let (first, second, third) = (write("one-{{ inputs.n }}"), write("two"), write("three"));
+    let delegate = "{tool_calls: [{tool: \"agent:child\", arguments: {n: 1}}]}";
+    let (answer, told) = ("{text: done}", "{text: '{{ results[0] }}'}");
+    // Of each limit there is enough for the call of the child and two files.
+    for limit in ["max_tool_calls: 3", "max_files_modified: 2", "max_lines_changed: 2"] {
+        let name = limit.split(':').next().unwrap();
+        let rules = format!(
+            "limits: {{error_threshold: 1}}\ngovernance: {{paths: {{write: ['**']}}, budget: {{{limit}}}}}\n"
+        );
+        let alone = rules.replace("max_tool_calls: 3", "max_tool_calls: 2");
+        let files = "tools: [file_ops]\ngovernance: {paths: {write: ['**']}}\n";
+        for (case, parent, child, ends) in [
+            ("its own, used up", format!("{first}, {second}, {answer}"), "", false),
+            ("its own, exceeded", format!("{first}, {second}, {third}, {answer}"), "", true),
+            ("used up by the child", format!("{delegate}, {told}"), "", false),
+            ("exceeded by the child", format!("{delegate}, {told}"), &*third, false),
+            (
+                "used up by the child, exceeded by itself",
+                format!("{delegate}, {third}, {answer}"),
+                "",
+                true,
+            ),
+            ("exceeded by both", format!("{delegate}, {third}, {answer}"), &*third, true),
+        ] {
+            let is_alone = !parent.contains("agent:child");
+            let tools = if is_alone { "[file_ops]" } else { "[file_ops, 'agent:child']" };
+            let rules = if is_alone { &alone } else { &rules };
+            let child =
+                if child.is_empty() { answer.to_owned() } else { format!("{child}, {answer}") };
+            let service = Setup::new()
+                .agent("parent", &format!("model: scripted/parent\ntools: {tools}\nenable_double_confirmation: false\n{rules}"))
+                .scenario("parent", &format!("steps: [{parent}]"))
+                .agent("child", &format!("{CHILD}{files}"))
+                .scenario("child", &format!("steps: [{first}, {second}, {child}]"))
+                .start(db)
+                .await;
+            let run = service.run("parent", &json!({"inputs": {"n": 1}})).await;
+            let what = format!("{limit}, {case}: {run:#}");
+            if ends {
+                assert_eq!(run["error"]["context"]["limit"], name, "{what}");
+                assert_eq!(refused(&run, name), !is_alone, "{what}");
+                assert_eq!(run["termination_reason"], "budget_exceeded", "{what}");
+            } else {
+                assert_eq!(run["status"], "completed", "{what}");
+            }
+            if case == "exceeded by the child" {
+                let tree = whole_tree(&service, run["run_id"].as_str().unwrap()).await;
+                assert!(refused(&tree[1], name), "{:#}", tree[1]);
+                assert!(run["output"]["result"].as_str().unwrap().contains(name), "{what}");
+            }
+        }
+    }
 }
 
 async fn tokens_are_shared_and_balance(db: Db) {

@@ -210,6 +210,7 @@ impl Script {
             agent: new.agent.clone(),
             agent_version: "1".into(),
             definition_hash: new.definition.hash.clone(),
+            model: None,
             is_child: new.parent_run_id.is_some(),
             session_id: new.session_id.clone(),
             created_at: new.created_at,

@@ -382,6 +382,8 @@ async fn without_traceparent_the_trace_id_is_the_run_id_and_failures_are_recorde
     assert_eq!(errors, expected.into());
     let agent = spans.iter().find(|span| span.name == "invoke_agent reader").unwrap();
     assert_eq!(text(&agent.attributes, "gen_ai.conversation.id"), "s-1");
+    assert_eq!(text(&agent.attributes, "gen_ai.provider.name"), "mock", "it was asked");
+    assert_eq!(text(&agent.attributes, "gen_ai.request.model"), "any");
     assert_eq!(agent.parent_span_id, Vec::<u8>::new());
 
     let told: Vec<String> = mock

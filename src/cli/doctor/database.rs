@@ -13,14 +13,14 @@ use super::machine::refuses_writing;
 use crate::app::{self, AppError};
 use crate::config::{Config, WorkspaceStore};
 use crate::runtime::{object_store_fault, shared_volume_fault};
-use crate::store::{DatabaseInfo, Store, StoreError};
+use crate::store::{AdminKeys, DatabaseInfo, Store, StoreError};
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(super) struct Database {
     pub(super) findings: Vec<Finding>,
-    /// Whether it contains API keys; `None` if it could not be queried.
-    pub(super) has_keys: Option<bool>,
+    /// Whether it has keys with `admin`; `None` if it could not be queried.
+    pub(super) admins: Option<AdminKeys>,
     /// The server's clock and the local time at which it was read; `None` for SQLite.
     pub(super) now: Option<(DateTime<Utc>, DateTime<Utc>)>,
     /// What the database says about the workspace.
@@ -30,14 +30,14 @@ pub(super) struct Database {
 /// What a database that was asked says.
 struct Answer {
     about: DatabaseInfo,
-    has_keys: Option<bool>,
+    admins: Option<AdminKeys>,
     workspace: Option<Finding>,
 }
 
 pub(super) async fn examine(config: &Config) -> Database {
     let url = config.database.url.expose_secret();
     let only =
-        |finding| Database { findings: vec![finding], has_keys: None, now: None, workspace: None };
+        |finding| Database { findings: vec![finding], admins: None, now: None, workspace: None };
     let file = sqlite_file(url);
     let place = match &file {
         Some(file) => file.display().to_string(),
@@ -49,16 +49,19 @@ pub(super) async fn examine(config: &Config) -> Database {
         }
         if !file.exists() {
             let detail = format!("{place} does not exist yet; it is created at the first start");
-            return Database { has_keys: Some(false), ..only(Finding::ok("database", detail)) };
+            return Database {
+                admins: Some(AdminKeys::Never),
+                ..only(Finding::ok("database", detail))
+            };
         }
     }
     match tokio::time::timeout(TIMEOUT, ask(config)).await {
-        Ok(Ok(Answer { about, has_keys, workspace })) => Database {
+        Ok(Ok(Answer { about, admins, workspace })) => Database {
             findings: vec![
                 Finding::ok("database", format!("{place}, {}", about.version)),
                 schema(&about),
             ],
-            has_keys,
+            admins,
             now: about.now.map(|now| (now, Utc::now())),
             workspace,
         },
@@ -81,10 +84,10 @@ async fn ask(config: &Config) -> Result<Answer, AppError> {
     let store = app::open_store(config).await?;
     let answer = async {
         let about = store.about().await?;
-        let has_keys = if about.applied > 0 { store.has_keys().await? } else { false };
+        let admins = if about.applied > 0 { store.admin_keys().await? } else { AdminKeys::Never };
         let is_current = about.applied == about.known;
         let workspace = if is_current { on_workspace(&store, config).await? } else { None };
-        Ok(Answer { about, has_keys: Some(has_keys), workspace })
+        Ok(Answer { about, admins: Some(admins), workspace })
     };
     let answer = answer.await;
     store.close().await;

@@ -1,7 +1,7 @@
 //! Decisions: what to do next, and how a run ends.
 //!
 //! In the order of the loop's specification: cancelled, what a crash left (`crashes.rs`), waiting
-//! (unless a limit struck beside what is waited for), deadline, then what the phase asks for. Limits are judged in `limits.rs`, answers to a parked run in `waiting.rs`. Whatever strikes
+//! (unless a limit struck beside what is waited for, or a child run has ended), deadline, then what the phase asks for. Limits are judged in `limits.rs`, answers to a parked run in `waiting.rs`. Whatever strikes
 //! between the calls of one response answers the rest of them, so that no call is ever left open.
 
 use chrono::{DateTime, Utc};
@@ -41,8 +41,11 @@ impl State {
             return asked;
         }
         if let Some(status) = self.parked() {
-            let end = if status == RunStatus::NeedsReview { None } else { self.struck(now) };
-            return end.unwrap_or(Step::Suspend(status));
+            if status == RunStatus::NeedsReview {
+                return Step::Suspend(status);
+            }
+            let due = self.struck(now).or_else(|| self.call_of_ended_child());
+            return due.unwrap_or(Step::Suspend(status));
         }
         let out_of_budget = || self.out_of_requests(now).or_else(|| self.out_of_files(now));
         if let Some(end) = self.crashed_too_often(now).or_else(out_of_budget) {

@@ -69,6 +69,18 @@ impl State {
         matches!(&self.phase, Phase::Acting(turn) if turn.children_ended.contains_key(&call_id))
     }
 
+    /// What to do with a call whose child run has ended, while the run waits for something else: what
+    /// came of the child may end the run.
+    pub(super) fn call_of_ended_child(&self) -> Option<Step> {
+        let Phase::Acting(turn) = &self.phase else { return None };
+        let mut open = turn.open_calls();
+        open.find_map(|(index, call)| {
+            let answer = turn.resolved.get(&call.id)?;
+            let is_due = self.child_has_ended(call.id) && !self.waiting.contains_key(&call.id);
+            is_due.then(|| self.resolved_call(index, call, answer))
+        })
+    }
+
     /// How long a call that waited for its child run was under way since it was first dispatched, in
     /// milliseconds, without the waits; nothing for any other call.
     pub fn with_ended_child(&self, call_id: Uuid, now: DateTime<Utc>) -> Option<u64> {

@@ -24,10 +24,9 @@ use crate::http::state::Shared;
 use crate::message::Usage;
 use crate::message::visible::{escaped, escaped_json};
 use crate::run::{
-    Budget, Caller, Delegation, Label, Limits, Overrides, RunError, RunKind, RunStatus,
-    TerminationReason, Usd,
+    Budget, Caller, Label, Limits, Overrides, RunError, RunKind, RunStatus, TerminationReason, Usd,
 };
-use crate::runtime::status_of;
+use crate::runtime::Outstanding;
 use crate::store::{ApprovalRecord, RunRecord, SharedBudget, Store, StoreError};
 
 /// The outcome of a run, as an invocation answers it.
@@ -215,7 +214,8 @@ pub(crate) struct RunSummary {
     /// The limits of the loop: those of the definition, narrowed by the request. Null if the
     /// definition is not known any more.
     limits: Option<Limits>,
-    /// The calls that a parked run waits for; otherwise empty.
+    /// The calls that the run and the runs below it wait for. A run goes on beside those of its child
+    /// runs as long as another child works.
     pending: Vec<Pending>,
 }
 
@@ -471,13 +471,9 @@ impl From<&RunRecord> for BudgetUsed {
     }
 }
 
-fn has_delegated(record: &RunRecord) -> bool {
-    record.tools_used.iter().any(|tool| Delegation::of_tool(tool).is_some())
-}
-
 /// What a run and its descendants took; `None` for one that delegated nothing.
 async fn tree_usage(store: &Store, record: &RunRecord) -> Result<Option<UsageView>, StoreError> {
-    if !has_delegated(record) {
+    if !record.has_delegated() {
         return Ok(None);
     }
     let Some(below) = store.usage_below(&record.tenant, record.id).await? else {
@@ -514,7 +510,7 @@ pub(crate) async fn answer_to(
     Ok(Json(if caller.has("runs:read") || caller.subject == record.subject {
         RunAnswer::Run(Box::new(detail(app, record).await?))
     } else {
-        let status = status_of(&record, &app.runtime.pending(&record).await?);
+        let status = app.runtime.status_of(&record).await?;
         RunAnswer::State(RunState { run_id: record.id, status })
     }))
 }
@@ -548,8 +544,7 @@ impl<'a> RunViews<'a> {
             tree: self.tree(&record).await?,
         };
         let callback_errors = callback_errors(&self.app.store, &record).await?;
-        let pending = self.app.runtime.pending(&record).await?;
-        let status = status_of(&record, &pending);
+        let Outstanding { status, pending } = self.app.runtime.outstanding(&record).await?;
         Ok(RunSummary {
             budget,
             limits,
@@ -615,7 +610,7 @@ impl<'a> RunViews<'a> {
 
     /// The shared budget of a root run that has delegated.
     async fn tree(&self, record: &RunRecord) -> Result<Option<TreeUsed>, Problem> {
-        if record.parent_run_id.is_some() || !has_delegated(record) {
+        if record.parent_run_id.is_some() || !record.has_delegated() {
             return Ok(None);
         }
         let used = |budget: SharedBudget| TreeUsed {

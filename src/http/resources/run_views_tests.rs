@@ -62,6 +62,7 @@ fn record(kind: RunKind) -> RunRecord {
             agent_version: "1".into(),
             definition_hash: "d".into(),
             session_id: None,
+            model: None,
             is_child: false,
             created_at: at,
             is_observed: false,

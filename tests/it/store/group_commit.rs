@@ -14,6 +14,7 @@ on_both! {
     a_refused_write_fails_alone,
     an_id_taken_in_the_same_breath_is_refused,
     drivers_of_one_id_are_never_mixed,
+    an_end_gives_way_to_a_cancel,
     a_shutdown_commits_what_is_queued,
     a_closed_store_is_reported_when_patience_ends,
 }
@@ -125,6 +126,36 @@ async fn drivers_of_one_id_are_never_mixed(db: Db) {
     assert_eq!((goes_on.await, ends.await), (Ok(()), Ok(())));
     assert_eq!(db.status(winner.id).await, RunStatus::Completed);
     assert_eq!(db.journal(winner.id).await.len(), 4);
+}
+
+/// What came before the end is stored, whatever else is in the same commit; ends that a cancel has led
+/// to, or that nothing else can follow, are stored.
+async fn an_end_gives_way_to_a_cancel(db: Db) {
+    let writer = writer(&db);
+    let answered = || responded(1, &[]);
+    let requested = || RunEvent::RunCancelRequested { reason: None };
+    let cancelled = || RunEvent::cancelled("iteration", (1, 1), None, String::new(), 0);
+    let given_way = Err(AppendError::Cancelling);
+    for (events, outcome, status, length) in [
+        (vec![answered(), completed(json!(1))], given_way, RunStatus::Running, 3),
+        (vec![completed(json!(1))], given_way, RunStatus::Running, 2),
+        (vec![answered()], Ok(()), RunStatus::Running, 3),
+        (vec![answered(), requested(), cancelled()], Ok(()), RunStatus::Cancelled, 5),
+        (vec![RunEvent::interrupted("unreadable")], Ok(()), RunStatus::Failed, 3),
+    ] {
+        let (mut script, mut other) = (Script::owned(), Script::owned());
+        let (appender, beside) = (writer.appender(), writer.appender());
+        appender.append(script.start()).await.unwrap();
+        beside.append(other.start()).await.unwrap();
+        db.store.request_cancel(TENANT, script.id, "key", Some("enough")).await.unwrap();
+        let of_other = beside.append(other.write(vec![answered(), completed(json!(2))]));
+        let found = appender.append(script.write(events.clone())).await;
+        assert_eq!((found, of_other.await), (outcome, Ok(())), "{events:?}");
+        let row = db.store.run(TENANT, script.id).await.unwrap().unwrap();
+        assert_eq!((row.status, db.journal(script.id).await.len()), (status, length), "{events:?}");
+        assert_eq!(row.next_seq, i64::try_from(length).unwrap() + 1);
+        assert_eq!(db.status(other.id).await, RunStatus::Completed);
+    }
 }
 
 async fn a_shutdown_commits_what_is_queued(db: Db) {

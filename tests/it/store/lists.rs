@@ -4,7 +4,8 @@ use chrono::TimeDelta;
 use serde_json::json;
 use toolloop::event::{Act, AuditAction};
 use toolloop::store::{
-    ApiKeyRecord, AuditFilter, KeyStored, Revocation, Revoked, RunCursor, RunFilter, RunRecord,
+    AdminKeys, ApiKeyRecord, AuditFilter, KeyStored, Revocation, Revoked, RunCursor, RunFilter,
+    RunRecord,
 };
 
 use super::*;
@@ -253,7 +254,7 @@ async fn every_filter_of_audit_selects(db: Db) {
 
 async fn keys_are_kept_listed_and_revoked(db: Db) {
     let store = &db.store;
-    assert!(!store.has_keys().await.unwrap());
+    assert_eq!(store.admin_keys().await.unwrap(), AdminKeys::Never);
     let key = |id: &str, tenant: &str| ApiKeyRecord {
         id: id.into(),
         name: "ci".into(),
@@ -273,7 +274,7 @@ async fn keys_are_kept_listed_and_revoked(db: Db) {
         assert_eq!(store.insert_key(key).await.unwrap(), KeyStored::Stored);
     }
     assert_eq!(store.insert_key(&key("a", "rival")).await.unwrap(), KeyStored::IdTaken);
-    assert!(store.has_keys().await.unwrap());
+    assert_eq!(store.admin_keys().await.unwrap(), AdminKeys::Never, "none of them has admin");
     assert_eq!(store.key("a").await.unwrap(), Some(first.clone()));
     assert_eq!(store.key("x").await.unwrap(), None);
     let newest = store.keys(TENANT, &page(1, None)).await.unwrap();
@@ -296,4 +297,11 @@ async fn keys_are_kept_listed_and_revoked(db: Db) {
     let late = ApiKeyRecord { created_by: Some("a".into()), ..key("d", TENANT) };
     assert_eq!(store.insert_key(&late).await.unwrap(), KeyStored::CreatorRevoked);
     assert_eq!(store.key("d").await.unwrap(), None);
+
+    let expires_at = Some(now() + TimeDelta::milliseconds(300));
+    let admin = ApiKeyRecord { scopes: vec!["admin".into()], expires_at, ..key("e", "rival") };
+    store.insert_key(&admin).await.unwrap();
+    assert_eq!(store.admin_keys().await.unwrap(), AdminKeys::Usable);
+    tokio::time::sleep(std::time::Duration::from_millis(400)).await;
+    assert_eq!(store.admin_keys().await.unwrap(), AdminKeys::Unusable);
 }

@@ -227,19 +227,21 @@ async fn cancelling_races_completing(db: Db) {
             db.store.request_cancel(TENANT, script.id, "key", None),
             db.commit_one("me", &last)
         );
-        assert_eq!(committed, WriteOutcome::Committed);
         let kind = match outcome.unwrap().unwrap() {
             CancelOutcome::AlreadyEnded(row) => {
                 assert_eq!((row.status, row.cancel_requested_at), (RunStatus::Completed, None));
+                assert_eq!(committed, WriteOutcome::Committed);
                 "ended"
             }
             CancelOutcome::Requested(row) => {
                 assert_eq!(row.status, RunStatus::Running);
+                assert_eq!(committed, WriteOutcome::Cancelling);
+                assert_eq!(db.status(script.id).await, RunStatus::Running);
+                assert_eq!(db.commit_one("you", &last).await, WriteOutcome::Fenced);
                 "requested"
             }
         };
         *met.entry(kind).or_insert(0) += 1;
-        assert_eq!(db.status(script.id).await, RunStatus::Completed);
     }
     assert_eq!(met.values().sum::<i32>(), 40, "{met:?}");
 }

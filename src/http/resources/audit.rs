@@ -8,7 +8,7 @@ use serde_json::Value;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::page::{LISTS, ListParams, Listing, by_time, time_cursor};
+use super::page::{LISTS, ListParams, Listing, by_time, time_position};
 use super::redacted;
 use super::run_parts::json_or_text;
 use crate::event::AuditAction;
@@ -136,9 +136,9 @@ pub(crate) async fn list_audit(
         created_after: params.time("created_after")?,
         created_before: params.time("created_before")?,
     };
-    let page = by_time(&mut params, LISTS)?;
+    let page = by_time(&mut params, &caller.tenant, LISTS)?;
     params.finish()?;
     let rows = app.store.audit(&caller.tenant, &filter, &page).await?;
-    let cursor = |row: &AuditRow| time_cursor(row.at, &row.id.to_string());
+    let cursor = |row: &AuditRow| time_position(row.at, &row.id.to_string());
     Ok(Json(Listing::of(rows, &page, cursor, AuditView::from)))
 }

@@ -214,11 +214,16 @@ CREATE TABLE audit_log (
     -- The definition that the run executes, and the pattern of it that decided.
     definition_hash text,
     pattern     text,
+    -- Of the run, which may be deleted before its records are; or what an act was done to.
+    agent       text,
+    session_id  text,
     PRIMARY KEY (tenant, at, id)
 );
 CREATE INDEX audit_by_run ON audit_log (run_id) WHERE run_id IS NOT NULL;
 CREATE INDEX audit_acts ON audit_log (tenant, action, at DESC, id DESC) WHERE action <> 'tool_call';
 CREATE INDEX audit_by_tool ON audit_log (tenant, tool, at DESC, id DESC);
+CREATE INDEX audit_by_agent ON audit_log (tenant, agent, at DESC, id DESC) WHERE agent IS NOT NULL;
+CREATE INDEX audit_by_session ON audit_log (tenant, session_id, at DESC, id DESC) WHERE session_id IS NOT NULL;
 CREATE INDEX audit_by_subject ON audit_log (tenant, subject, at DESC, id DESC);
 CREATE INDEX audit_by_outcome ON audit_log (tenant, outcome, at DESC, id DESC) WHERE outcome <> 'succeeded';
 CREATE INDEX audit_refused ON audit_log (tenant, decision, at DESC, id DESC) WHERE decision <> 'allowed';

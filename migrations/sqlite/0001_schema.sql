@@ -180,11 +180,15 @@ CREATE TABLE audit_log (
     labels      TEXT,
     definition_hash TEXT,
     pattern     TEXT,
+    agent       TEXT,
+    session_id  TEXT,
     PRIMARY KEY (tenant, at, id)
 ) STRICT;
 CREATE INDEX audit_by_run ON audit_log (run_id) WHERE run_id IS NOT NULL;
 CREATE INDEX audit_acts ON audit_log (tenant, action, at DESC, id DESC) WHERE action <> 'tool_call';
 CREATE INDEX audit_by_tool ON audit_log (tenant, tool, at DESC, id DESC);
+CREATE INDEX audit_by_agent ON audit_log (tenant, agent, at DESC, id DESC) WHERE agent IS NOT NULL;
+CREATE INDEX audit_by_session ON audit_log (tenant, session_id, at DESC, id DESC) WHERE session_id IS NOT NULL;
 CREATE INDEX audit_by_subject ON audit_log (tenant, subject, at DESC, id DESC);
 CREATE INDEX audit_by_outcome ON audit_log (tenant, outcome, at DESC, id DESC) WHERE outcome <> 'succeeded';
 CREATE INDEX audit_refused ON audit_log (tenant, decision, at DESC, id DESC) WHERE decision <> 'allowed';

@@ -120,8 +120,22 @@ impl Postgres {
     }
 }
 
-/// Runs one statement on a connection.
+/// Runs one statement on a connection, which keeps it and, before long, one plan of it.
 async fn run(connection: &mut PgConnection, query: Query) -> Result<Vec<Row>, StoreError> {
+    ask(connection, query, true).await
+}
+
+/// Runs the statement of a list. It is planned each time, for its own values: the plan for any values
+/// does not know which of two filters is the rare one, and can take a hundred times as long.
+async fn run_list(connection: &mut PgConnection, query: Query) -> Result<Vec<Row>, StoreError> {
+    ask(connection, query, false).await
+}
+
+async fn ask(
+    connection: &mut PgConnection,
+    query: Query,
+    is_kept: bool,
+) -> Result<Vec<Row>, StoreError> {
     let rendered = query.render(Dialect::Postgres)?;
     let mut arguments = PgArguments::default();
     for value in rendered.values {
@@ -139,7 +153,7 @@ async fn run(connection: &mut PgConnection, query: Query) -> Result<Vec<Row>, St
         }
         .map_err(sqlx::Error::Encode)?;
     }
-    let query = sqlx::query_with(AssertSqlSafe(rendered.text), arguments);
+    let query = sqlx::query_with(AssertSqlSafe(rendered.text), arguments).persistent(is_kept);
     within(async {
         let rows = query.fetch_all(connection).await?;
         Ok(rows.into_iter().map(Row::Postgres).collect())
@@ -198,7 +212,10 @@ impl Backend for Postgres {
             return Ok(rows);
         }
         let mut line = self.connections(work).get().await?;
-        let rows = run(&mut line, query).await;
+        let rows = match work {
+            Work::Lists => run_list(&mut line, query).await,
+            Work::Data | Work::Control | Work::Commit => run(&mut line, query).await,
+        };
         line.settle(rows)
     }
 

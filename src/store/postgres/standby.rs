@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::connections::Connections;
-use super::run;
+use super::run_list;
 use crate::store::StoreError;
 use crate::store::sql::{Query, Row};
 
@@ -47,7 +47,7 @@ impl Standby {
 
     async fn ask(&self, query: &Query) -> Result<Vec<Row>, StoreError> {
         let mut line = self.connections.get().await?;
-        let rows = run(&mut line, query.clone()).await;
+        let rows = run_list(&mut line, query.clone()).await;
         line.settle(rows)
     }
 }

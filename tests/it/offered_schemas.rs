@@ -203,7 +203,7 @@ async fn more_tools_than_a_provider_takes_are_refused(db: Db) {
         .agent("gpt", &agent("gpt/gpt-4.1-mini", "file_ops"))
         .agent("large", &agent("gpt/large", "file_ops"))
         .agent("claude", &agent("claude/claude-sonnet-4-5", "file_ops"))
-        .agent("mcp", &agent("gpt/gpt-4.1-mini", "'mcp:odd/*'"))
+        .agent("mcp", &agent("gpt/gpt-4.1-mini", "'mcp:odd/*', file_ops"))
         .config(&models)
         .start(db)
         .await;
@@ -232,21 +232,21 @@ async fn more_tools_than_a_provider_takes_are_refused(db: Db) {
     let request = request.header("prefer", "respond-async").json(&json!({"available_at": at}));
     let queued = crate::service::answer(request).await;
     assert_eq!(queued.status, 202, "{:#}", queued.body);
-    let tools: Vec<Value> = (0..130)
+    let tools: Vec<Value> = (0..128)
         .map(|number| json!({"name": format!("t{number}"), "description": "Does it.", "inputSchema": {"type": "object"}}))
         .collect();
     let call = json!({"tool": "mcp:odd/change", "arguments": {"tools": tools}});
     let changed = service.post("/v1/agents/mcp/call", &call).await;
     assert_eq!(changed.body["status"], "completed", "{:#}", changed.body);
     let is_there = |listed: &Value| {
-        listed["data"].as_array().unwrap().iter().any(|tool| tool["name"] == "mcp:odd/t129")
+        listed["data"].as_array().unwrap().iter().any(|tool| tool["name"] == "mcp:odd/t127")
     };
     service.until("/v1/tools?limit=1000", is_there).await;
     let run = text(&queued.body, "run_id");
     let ended = service.get(&format!("/v1/runs/{run}/wait?timeout=30")).await.body;
     assert_eq!(ended["status"], "failed", "{ended:#}");
     let message = ended["error"]["message"].as_str().unwrap();
-    let why = "130 tools are offered, and gpt-4.1-mini takes at most 128";
+    let why = "129 tools are offered, and gpt-4.1-mini takes at most 128";
     assert!(message.contains(why), "{message}");
     assert_eq!(gpt.refusals(), Vec::<String>::new());
 }

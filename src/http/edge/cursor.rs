@@ -9,10 +9,8 @@ use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use sha2::{Digest, Sha256};
 
-use super::tokens;
-
 /// Parameters that may change from page to page.
-const NOT_FILTERS: [&str; 4] = ["limit", "cursor", "after", tokens::PARAMETER];
+const NOT_FILTERS: [&str; 3] = ["limit", "cursor", "after"];
 /// Bytes of the hash that a cursor carries.
 const HASH: usize = 8;
 

@@ -104,6 +104,8 @@ pub struct CapabilityOverrides {
     #[serde(deserialize_with = "window")]
     #[schemars(range(min = MIN_WINDOW, max = MAX_WINDOW))]
     pub context_window: Option<u64>,
+    /// Tools that one request may offer.
+    pub max_tools: Option<u32>,
     /// The field that limits the output.
     pub output_cap: Option<OutputCap>,
     /// Whether a temperature may be set.

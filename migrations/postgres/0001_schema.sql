@@ -111,7 +111,9 @@ CREATE INDEX runs_by_status ON runs (tenant, status, created_at DESC, id DESC)
     WHERE status IN ('queued', 'awaiting_approval', 'awaiting_tool_results', 'needs_review', 'failed', 'cancelled');
 CREATE INDEX runs_by_reason ON runs (tenant, termination_reason, created_at DESC, id DESC)
     WHERE termination_reason <> 'completed';
-CREATE INDEX runs_by_session ON runs (tenant, session_id, created_at DESC, id DESC) WHERE session_id IS NOT NULL;
+-- With the parent, so that the runs of a long session are counted without their rows.
+CREATE INDEX runs_by_session ON runs (tenant, session_id, created_at DESC, id DESC, parent_run_id)
+    WHERE session_id IS NOT NULL;
 CREATE INDEX runs_by_parent ON runs (tenant, parent_run_id, created_at DESC, id DESC) WHERE parent_run_id IS NOT NULL;
 CREATE INDEX runs_by_metadata ON runs USING gin (metadata jsonb_path_ops) WHERE metadata <> '{}';
 CREATE INDEX runs_mixed_usage ON runs (tenant, created_at) WHERE mixed_usage;
@@ -214,11 +216,16 @@ CREATE TABLE audit_log (
     -- The definition that the run executes, and the pattern of it that decided.
     definition_hash text,
     pattern     text,
+    -- Of the run, which may be deleted before its records are; or what an act was done to.
+    agent       text,
+    session_id  text,
     PRIMARY KEY (tenant, at, id)
 );
 CREATE INDEX audit_by_run ON audit_log (run_id) WHERE run_id IS NOT NULL;
 CREATE INDEX audit_acts ON audit_log (tenant, action, at DESC, id DESC) WHERE action <> 'tool_call';
 CREATE INDEX audit_by_tool ON audit_log (tenant, tool, at DESC, id DESC);
+CREATE INDEX audit_by_agent ON audit_log (tenant, agent, at DESC, id DESC) WHERE agent IS NOT NULL;
+CREATE INDEX audit_by_session ON audit_log (tenant, session_id, at DESC, id DESC) WHERE session_id IS NOT NULL;
 CREATE INDEX audit_by_subject ON audit_log (tenant, subject, at DESC, id DESC);
 CREATE INDEX audit_by_outcome ON audit_log (tenant, outcome, at DESC, id DESC) WHERE outcome <> 'succeeded';
 CREATE INDEX audit_refused ON audit_log (tenant, decision, at DESC, id DESC) WHERE decision <> 'allowed';

@@ -88,7 +88,9 @@ CREATE INDEX runs_by_status ON runs (tenant, status, created_at DESC, id DESC)
     WHERE status IN ('queued', 'awaiting_approval', 'awaiting_tool_results', 'needs_review', 'failed', 'cancelled');
 CREATE INDEX runs_by_reason ON runs (tenant, termination_reason, created_at DESC, id DESC)
     WHERE termination_reason <> 'completed';
-CREATE INDEX runs_by_session ON runs (tenant, session_id, created_at DESC, id DESC) WHERE session_id IS NOT NULL;
+-- With the parent, so that the runs of a long session are counted without their rows.
+CREATE INDEX runs_by_session ON runs (tenant, session_id, created_at DESC, id DESC, parent_run_id)
+    WHERE session_id IS NOT NULL;
 CREATE INDEX runs_by_parent ON runs (tenant, parent_run_id, created_at DESC, id DESC) WHERE parent_run_id IS NOT NULL;
 CREATE INDEX runs_mixed_usage ON runs (tenant, created_at) WHERE mixed_usage;
 CREATE UNIQUE INDEX runs_idempotency ON runs (tenant, idempotency_key) WHERE idempotency_key IS NOT NULL;
@@ -180,11 +182,15 @@ CREATE TABLE audit_log (
     labels      TEXT,
     definition_hash TEXT,
     pattern     TEXT,
+    agent       TEXT,
+    session_id  TEXT,
     PRIMARY KEY (tenant, at, id)
 ) STRICT;
 CREATE INDEX audit_by_run ON audit_log (run_id) WHERE run_id IS NOT NULL;
 CREATE INDEX audit_acts ON audit_log (tenant, action, at DESC, id DESC) WHERE action <> 'tool_call';
 CREATE INDEX audit_by_tool ON audit_log (tenant, tool, at DESC, id DESC);
+CREATE INDEX audit_by_agent ON audit_log (tenant, agent, at DESC, id DESC) WHERE agent IS NOT NULL;
+CREATE INDEX audit_by_session ON audit_log (tenant, session_id, at DESC, id DESC) WHERE session_id IS NOT NULL;
 CREATE INDEX audit_by_subject ON audit_log (tenant, subject, at DESC, id DESC);
 CREATE INDEX audit_by_outcome ON audit_log (tenant, outcome, at DESC, id DESC) WHERE outcome <> 'succeeded';
 CREATE INDEX audit_refused ON audit_log (tenant, decision, at DESC, id DESC) WHERE decision <> 'allowed';

@@ -6,9 +6,10 @@
 
 use std::process::ExitCode;
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, SecondsFormat, Utc};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
+use url::form_urlencoded::Serializer;
 
 use super::client::{Client, TargetArgs};
 use super::output::{line as line_of, print, print_json};
@@ -30,6 +31,7 @@ Examples:
 const EXPORT_EXAMPLES: &str = "\
 Examples:
   toolloop audit export --since 2026-01-01T00:00:00Z > audit.jsonl
+  toolloop audit export --agent support --since 7d
   toolloop audit export --ocsf --server https://toolloop.example.com --key \"$KEY\"";
 
 #[derive(Debug, Subcommand)]
@@ -48,18 +50,45 @@ pub(super) enum AuditCommand {
     /// Print audit records as JSON lines, newest first
     #[command(after_help = EXPORT_EXAMPLES)]
     Export {
-        /// Records after this: a time, or an age (30m, 24h, 7d)
-        #[arg(long, value_name = "TIME", value_parser = super::runs::instant)]
-        since: Option<DateTime<Utc>>,
-        /// Records before this: a time, or an age
-        #[arg(long, value_name = "TIME", value_parser = super::runs::instant)]
-        until: Option<DateTime<Utc>>,
+        #[command(flatten)]
+        which: Which,
         /// As events of the Open Cybersecurity Schema Framework, class API Activity
         #[arg(long)]
         ocsf: bool,
         #[command(flatten)]
         access: AuditArgs,
     },
+}
+
+/// Which records.
+#[derive(Debug, Args)]
+pub(super) struct Which {
+    /// Records of this agent's runs, and acts on this agent
+    #[arg(long)]
+    agent: Option<String>,
+    /// Records of this session's runs, and acts on this session
+    #[arg(long)]
+    session: Option<String>,
+    /// Records after this: a time, or an age (30m, 24h, 7d)
+    #[arg(long, value_name = "TIME", value_parser = super::runs::instant)]
+    since: Option<DateTime<Utc>>,
+    /// Records before this: a time, or an age
+    #[arg(long, value_name = "TIME", value_parser = super::runs::instant)]
+    until: Option<DateTime<Utc>>,
+}
+
+impl Which {
+    fn query(&self) -> String {
+        let mut query = Serializer::new(String::new());
+        for (name, value) in [("agent", &self.agent), ("session_id", &self.session)] {
+            query.extend_pairs(value.as_ref().map(|value| (name, value)));
+        }
+        for (name, time) in [("created_after", self.since), ("created_before", self.until)] {
+            let time = time.map(|time| time.to_rfc3339_opts(SecondsFormat::Micros, true));
+            query.extend_pairs(time.map(|time| (name, time)));
+        }
+        query.finish()
+    }
 }
 
 /// Which tenant, and which service.
@@ -87,9 +116,7 @@ pub(super) async fn audit(flags: &Flags, command: AuditCommand) -> anyhow::Resul
         AuditCommand::Verify { unsigned_until, output, .. } => {
             verify(&client, unsigned_until.unwrap_or_default(), output.json).await
         }
-        AuditCommand::Export { since, until, ocsf, .. } => {
-            export(&client, *since, *until, *ocsf).await
-        }
+        AuditCommand::Export { which, ocsf, .. } => export(&client, which, *ocsf).await,
     };
     client.close().await;
     done
@@ -207,18 +234,8 @@ async fn stretches(client: &Client, unsigned_until: u32) -> anyhow::Result<Vec<V
     }
 }
 
-async fn export(
-    client: &Client,
-    since: Option<DateTime<Utc>>,
-    until: Option<DateTime<Utc>>,
-    as_ocsf: bool,
-) -> anyhow::Result<ExitCode> {
-    let mut path = "/audit?limit=200".to_owned();
-    for (name, time) in [("created_after", since), ("created_before", until)] {
-        if let Some(time) = time {
-            path = format!("{path}&{name}={}", time.format("%Y-%m-%dT%H:%M:%S%.6fZ"));
-        }
-    }
+async fn export(client: &Client, which: &Which, as_ocsf: bool) -> anyhow::Result<ExitCode> {
+    let path = format!("/audit?limit=200&{}", which.query());
     let mut next = path.clone();
     loop {
         let page = client.get(&next).await?;
@@ -260,7 +277,7 @@ fn ocsf(record: &Value) -> Value {
             "product": {"name": "toolloop", "version": env!("CARGO_PKG_VERSION")}},
         "unmapped": {"decision": field("decision"), "rule": field("rule"),
             "pattern": field("pattern"), "definition_hash": field("definition_hash"),
-            "arguments": field("arguments"), "outcome": field("outcome"), "result_bytes": field("result_bytes"),
+            "agent": field("agent"), "session_id": field("session_id"), "arguments": field("arguments"), "outcome": field("outcome"), "result_bytes": field("result_bytes"),
             "labels": field("labels")},
     })
 }

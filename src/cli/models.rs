@@ -61,7 +61,7 @@ pub(super) fn models(config: &Config, as_json: bool) -> anyhow::Result<()> {
 }
 
 /// The columns of the capability table, in the order of the JSON fields.
-const CAPABILITIES: [&str; 16] = [
+const CAPABILITIES: [&str; 17] = [
     "MODEL",
     "FORCED",
     "NAMED",
@@ -70,6 +70,7 @@ const CAPABILITIES: [&str; 16] = [
     "CACHE",
     "SCHEMA",
     "WINDOW",
+    "TOOLS",
     "OUTPUT CAP",
     "TEMPERATURE",
     "TOP P",

@@ -327,12 +327,15 @@ impl Plan {
             // Decisions are held to it by the driver, whatever the models can do.
             strict_tool_choice: self.rules.strict_tool_choice && self.rules.react.is_none(),
             needs_price: requirements::needs_price(&self.rules.budget),
+            // Decisions are asked for without any.
+            tools: if self.rules.react.is_none() { self.offers.len() } else { 0 },
             writes_answer: false,
         };
         let of_answer = self.answer.as_ref().map(|answer| Requirements {
             models: &answer.models,
             sampling: &answer.sampling,
             tool_choice: &ToolChoicePolicy::Auto,
+            tools: 0,
             writes_answer: true,
             ..demands
         });
@@ -341,6 +344,8 @@ impl Plan {
         met.map_err(|unsupported| match &*unsupported.setting {
             "max_cost_usd" => refused("/budget/max_cost_usd", unsupported.reason),
             "strict_tool_choice" => refused("/strict_tool_choice", unsupported.reason),
+            "tools" if self.client_tools.is_empty() => refused("/tools", unsupported.reason),
+            "tools" => refused("/client_tools", unsupported.reason),
             "sampling.top_p"
                 if self.sampling.temperature != self.agent.definition.sampling.temperature =>
             {

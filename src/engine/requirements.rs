@@ -26,6 +26,8 @@ pub struct Requirements<'a> {
     pub strict_tool_choice: bool,
     /// The setting that needs to know what they cost, if there is one.
     pub needs_price: Option<&'static str>,
+    /// How many tools they are offered, where that is known.
+    pub tools: usize,
     /// Whether they are asked for the final answer alone, and the first one perhaps only for it.
     pub writes_answer: bool,
 }
@@ -34,8 +36,8 @@ pub struct Requirements<'a> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{setting}: {reason}")]
 pub struct Unsupported {
-    /// `model`, `fallback_models`, `models`, `strict_tool_choice`, `max_cost_usd`, `stop_conditions` or an
-    /// option of `sampling`.
+    /// `model`, `fallback_models`, `models`, `strict_tool_choice`, `max_cost_usd`, `stop_conditions`, `tools`
+    /// or an option of `sampling`.
     pub setting: Cow<'static, str>,
     /// Its entry that it is about, where it is a list of models.
     pub index: Option<usize>,
@@ -80,6 +82,7 @@ pub fn check_definition(definition: &Definition, router: &Router) -> Result<(), 
         strict_tool_choice: definition.strict_tool_choice
             && definition.driver == DriverKind::Native,
         needs_price: needs_price(&definition.governance.budget),
+        tools: 0,
         writes_answer: false,
     };
     check(demands, router)?;
@@ -139,6 +142,15 @@ pub fn check(requirements: Requirements<'_>, router: &Router) -> Result<(), Unsu
             let reason =
                 format!("{model} cannot be made to call a tool{so}; see `toolloop models`");
             return Err(Unsupported { setting: "strict_tool_choice".into(), index: None, reason });
+        }
+        let most = route.capabilities.max_tools.unwrap_or(u32::MAX);
+        if u32::try_from(requirements.tools).unwrap_or(u32::MAX) > most {
+            let count = requirements.tools;
+            let reason = format!(
+                "{count} tools are offered, those of the agent and of the request together, and {model} \
+                 takes at most {most}"
+            );
+            return Err(Unsupported { setting: "tools".into(), index: None, reason });
         }
         let refused = route.capabilities.refuses(requirements.sampling, requirements.thinking);
         if let Some((option, why)) = refused {
@@ -212,6 +224,7 @@ mod tests {
                 tool_choice,
                 strict_tool_choice,
                 needs_price: None,
+                tools: 0,
                 writes_answer: false,
             };
             let found = check(requirements, &router)
@@ -233,6 +246,7 @@ mod tests {
                 tool_choice: &auto,
                 strict_tool_choice: false,
                 needs_price,
+                tools: 0,
                 writes_answer: false,
             };
             assert_eq!(

@@ -36,6 +36,8 @@ pub struct Capabilities {
     pub structured_output: bool,
     /// Tokens of input and output together, if known.
     pub context_window: Option<u64>,
+    /// Tools that one request may offer, if that is bounded.
+    pub max_tools: Option<u32>,
     pub output_cap: OutputCap,
     /// Whether a temperature may be set while the model does not think.
     pub temperature: bool,
@@ -60,6 +62,7 @@ impl Capabilities {
         prompt_caching: false,
         structured_output: true,
         context_window: None,
+        max_tools: Some(128),
         output_cap: OutputCap::MaxCompletionTokens,
         temperature: true,
         top_p: TopP::Yes,
@@ -95,6 +98,7 @@ impl Capabilities {
         prompt_caching: true,
         structured_output: false,
         context_window: Some(200_000),
+        max_tools: None,
         output_cap: OutputCap::MaxTokens,
         temperature: true,
         top_p: TopP::WithoutTemperature,
@@ -123,6 +127,7 @@ impl Capabilities {
         prompt_caching: false,
         structured_output: true,
         context_window: Some(16_384),
+        max_tools: None,
         output_cap: OutputCap::MaxTokens,
         temperature: true,
         top_p: TopP::Yes,
@@ -132,7 +137,8 @@ impl Capabilities {
         json_mode: true,
         thinking: ThinkingStyle::Switch,
     };
-    pub const SCRIPTED: Self = Self { strict_schemas: true, prompt_caching: true, ..Self::OPENAI };
+    pub const SCRIPTED: Self =
+        Self { strict_schemas: true, prompt_caching: true, max_tools: None, ..Self::OPENAI };
 
     fn overridden_by(self, row: &CapabilityOverrides) -> Self {
         Self {
@@ -143,6 +149,7 @@ impl Capabilities {
             prompt_caching: row.prompt_caching.unwrap_or(self.prompt_caching),
             structured_output: row.structured_output.unwrap_or(self.structured_output),
             context_window: row.context_window.or(self.context_window),
+            max_tools: row.max_tools.or(self.max_tools),
             output_cap: row.output_cap.unwrap_or(self.output_cap),
             temperature: row.temperature.unwrap_or(self.temperature),
             top_p: row.top_p.unwrap_or(self.top_p),

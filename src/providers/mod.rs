@@ -56,6 +56,35 @@ impl ToolOffer {
             (description, words) => Cow::Owned(format!("{description}\n{words}")),
         }
     }
+
+    /// The same in so many characters, for APIs that refuse a longer one: the description is cut.
+    fn told_within(&self, most: usize) -> Cow<'_, str> {
+        let told = self.told();
+        if told.len() <= most || told.chars().count() <= most {
+            return told;
+        }
+        let words = self.input_schema.left_to_say();
+        if words.is_empty() {
+            return Cow::Owned(cut(&self.description, most));
+        }
+        let room = most.saturating_sub(words.chars().count() + 1);
+        Cow::Owned(format!("{}\n{words}", cut(&self.description, room)))
+    }
+}
+
+/// The beginning of a text, in so many characters: up to the end of a sentence if one ends in the
+/// second half, else of a word.
+fn cut(text: &str, most: usize) -> String {
+    let end = text.char_indices().nth(most.saturating_sub(2)).map_or(text.len(), |(at, _)| at);
+    let begun = &text[..end];
+    let ends = |at: &usize| begun[..*at].ends_with(['.', '!', '?', ':', ';', '\n']);
+    let words = begun.rmatch_indices(char::is_whitespace).map(|(at, _)| at);
+    let mut words = words.take_while(|at| *at >= end / 2);
+    let sentence = words.clone().find(ends);
+    match sentence {
+        Some(at) => format!("{} …", begun[..at].trim_end()),
+        None => format!("{}…", begun[..words.next().unwrap_or(end)].trim_end()),
+    }
 }
 
 /// Whether the model must call a tool.
@@ -291,4 +320,45 @@ impl ProviderError {
 #[async_trait]
 pub trait Provider: Send + Sync {
     async fn complete(&self, request: &ModelRequest<'_>) -> Result<Completion, ProviderError>;
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_long_description_ends_with_a_sentence_or_a_word() {
+        let sentence = "Reads each file of a directory. ";
+        for (text, most, expected) in [
+            (sentence.repeat(3), 70, format!("{} …", sentence.repeat(2).trim())),
+            ("a word ".repeat(20), 20, "a word a word a…".to_owned()),
+            ("ä".repeat(50), 20, format!("{}…", "ä".repeat(18))),
+            (format!("a {}", "x".repeat(50)), 20, format!("a {}…", "x".repeat(16))),
+        ] {
+            assert_eq!(cut(&text, most), expected);
+            assert!(cut(&text, most).chars().count() <= most);
+        }
+    }
+
+    #[test]
+    fn what_a_schema_leaves_to_say_is_said_behind_a_description_that_is_cut() {
+        let offer = |description: String, schema| ToolOffer {
+            name: "t".into(),
+            description,
+            input_schema: ToolSchema::from(schema),
+        };
+        let plain = json!({"type": "object", "properties": {}});
+        let long = offer("Does a thing. ".repeat(100), plain.clone());
+        let told = long.told_within(1024).into_owned();
+        assert!(told.chars().count() <= 1024 && told.ends_with("thing. …"), "{told}");
+        assert_eq!(long.told().len(), 1400);
+        let wide = offer("ä".repeat(1024), plain);
+        assert_eq!(wide.told_within(1024), wide.told(), "characters are counted");
+        let either = json!({"type": "object", "properties": {}, "anyOf": [{"required": ["a"]}]});
+        let told = offer("Does a thing. ".repeat(100), either).told_within(1024).into_owned();
+        let words = "thing. …\nAt least one of these holds: has \"a\".";
+        assert!(told.chars().count() <= 1024 && told.ends_with(words), "{told}");
+    }
 }

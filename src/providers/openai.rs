@@ -25,6 +25,9 @@ const API: Api = Api {
     framing: Framing::Sse,
 };
 
+/// Characters of a tool's description, of which the API refuses more.
+pub(super) const MAX_DESCRIPTION: usize = 1024;
+
 /// Ends every stream.
 const DONE: &[u8] = b"[DONE]";
 

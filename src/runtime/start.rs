@@ -331,7 +331,7 @@ impl Runtime {
                 action: AuditAction::FileWritten,
                 run_id: Some(new.id),
                 reason: None,
-                details: placed.details(),
+                details: placed.details(&new.agent, new.session_id.as_deref()),
             };
             self.inner.store.record_act(act).await?;
         }

@@ -103,9 +103,12 @@ pub(super) struct Placed {
 }
 
 impl Placed {
-    /// What the audit log says of it.
-    pub(super) fn details(self) -> Value {
-        let mut details = json!({"path": self.path, "etag": self.etag});
+    /// What the audit log says of it; the run that it came for has no row yet.
+    pub(super) fn details(self, agent: &str, session: Option<&str>) -> Value {
+        let mut details = json!({"path": self.path, "etag": self.etag, "agent": agent});
+        if let Some(session) = session {
+            details["session_id"] = session.into();
+        }
         if let Some(from) = self.from {
             details["from"] = from;
         }

@@ -14,7 +14,7 @@ use super::backend::{Transaction, Work};
 use super::listing::MAX_ARGUMENTS;
 use super::runs::one_run;
 use super::sql::Query;
-use super::tables::{ApprovalRecord, AuditRow, Record, ids, insert};
+use super::tables::{ApprovalRecord, AuditRow, OfRun, Record, ids, insert};
 use super::{RunRecord, Store, StoreError, Wakeup};
 use crate::event::{AuditRecord, Resolution, Resolved, WaitKind};
 
@@ -138,7 +138,7 @@ impl Store {
             tx.commit().await?;
             return Ok(None);
         };
-        let definition = asking.read("definition_hash")?;
+        let asking = OfRun::read(asking)?;
         let kinds: Vec<String> = answer.kinds.iter().map(|kind| kind.as_str().into()).collect();
         let take = Query::new(
             "UPDATE approvals SET status = :status, decided_at = {now}, decided_by = :by, \
@@ -159,7 +159,7 @@ impl Store {
             return Ok(None);
         }
         if let Some(record) = &answer.audit {
-            let row = AuditRow::of_call(tenant, &answer.decided_by, run, definition, record);
+            let row = AuditRow::of_call(tenant, &answer.decided_by, run, asking, record);
             tx.run(insert("audit_log", row)).await?;
         }
         requeue_answered(&mut *tx, &[run]).await?;

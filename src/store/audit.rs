@@ -8,7 +8,8 @@ use uuid::Uuid;
 
 use super::backend::{Transaction, Work};
 use super::projection::audit_id;
-use super::tables::{AuditRow, insert};
+use super::sql::Query;
+use super::tables::{AuditRow, OfRun, Record, insert};
 use super::{Store, StoreError};
 use crate::bounds::secrets::{redact_texts, redacted};
 use crate::clock;
@@ -20,10 +21,11 @@ impl AuditRow {
         tenant: &str,
         subject: &str,
         run: Uuid,
-        definition_hash: Option<String>,
+        of_run: OfRun,
         record: &AuditRecord,
     ) -> Self {
         let record = record.clone();
+        let OfRun { agent, session_id, definition_hash } = of_run;
         Self {
             tenant: tenant.to_owned(),
             id: audit_id(&record),
@@ -43,11 +45,17 @@ impl AuditRow {
             result_bytes: record.result_bytes,
             definition_hash,
             pattern: record.pattern,
+            agent,
+            session_id,
         }
     }
 
-    pub(super) fn of_act(mut act: Act) -> Self {
+    /// An act is of the agent and the session that it names, else of its run's.
+    fn of_act(mut act: Act, of_run: OfRun) -> Self {
         redact_texts(&mut act.details);
+        let named = |name: &str| act.details.get(name).and_then(Value::as_str).map(str::to_owned);
+        let agent = named("agent").or(of_run.agent);
+        let session_id = named("session_id").or(of_run.session_id);
         let (decision, outcome) = match act.action {
             AuditAction::LoginRefused | AuditAction::McpRefused => ("blocked", "blocked"),
             AuditAction::McpRequested if act.reason.is_some() => ("allowed", "failed"),
@@ -72,13 +80,26 @@ impl AuditRow {
             result_bytes: None,
             definition_hash: None,
             pattern: None,
+            agent,
+            session_id,
         }
     }
 }
 
 /// Adds an act to the audit log, as a part of this transaction.
 pub(super) async fn note(tx: &mut dyn Transaction, act: Act) -> Result<(), StoreError> {
-    tx.run(insert("audit_log", AuditRow::of_act(act))).await.map(drop)
+    let rows = match act.run_id {
+        None => Vec::new(),
+        Some(run) => tx.run(run_of(&act.tenant, run)).await?,
+    };
+    let of_run = rows.first().map(OfRun::read).transpose()?.unwrap_or_default();
+    tx.run(insert("audit_log", AuditRow::of_act(act, of_run))).await.map(drop)
+}
+
+fn run_of(tenant: &str, run: Uuid) -> Query {
+    let look = "SELECT agent, session_id, definition_hash FROM runs \
+        WHERE tenant = :tenant AND id = :run";
+    Query::new(look).bind("tenant", tenant).bind("run", run)
 }
 
 /// An act of the service itself.
@@ -89,7 +110,12 @@ pub(super) fn by_service(tenant: String, action: AuditAction, details: Value) ->
 impl Store {
     /// Adds an act to the audit log.
     pub async fn record_act(&self, act: Act) -> Result<(), StoreError> {
-        let row = insert("audit_log", AuditRow::of_act(act));
+        let rows = match act.run_id {
+            None => Vec::new(),
+            Some(run) => self.backend.read(Work::Data, run_of(&act.tenant, run)).await?,
+        };
+        let of_run = rows.first().map(OfRun::read).transpose()?.unwrap_or_default();
+        let row = insert("audit_log", AuditRow::of_act(act, of_run));
         self.backend.write(Work::Data, row).await.map(drop)
     }
 }

@@ -230,6 +230,8 @@ impl Store {
         query = query
             .and("action = :action", "action", filter.action)
             .and("run_id = :run", "run", filter.run_id)
+            .and("agent = :agent", "agent", filter.agent.as_deref())
+            .and("session_id = :session", "session", filter.session_id.as_deref())
             .and("tool = :tool", "tool", filter.tool.as_deref())
             .and("rule = :rule", "rule", filter.rule.as_deref())
             .and("decision = :decision", "decision", filter.decision.as_deref())

@@ -11,7 +11,7 @@ use super::backend::Work;
 use super::observations::words;
 use super::recall::{Wanted, expression};
 use super::sql::{Dialect, Query};
-use super::tables::{Observation, Record};
+use super::tables::{Group, Observation, Record};
 use super::{Page, RunCursor, Store, StoreError};
 use crate::event::{Act, AuditAction};
 use crate::run::Caller;
@@ -64,7 +64,13 @@ impl Store {
         filter: &MemoryFilter,
         page: &Page<RunCursor>,
     ) -> Result<Vec<Observation>, StoreError> {
-        let list = Query::new("SELECT o.* FROM observations o WHERE o.tenant = :tenant");
+        let mut columns = Vec::new();
+        Observation::list(&mut columns);
+        let columns: Vec<_> = columns.iter().map(|column| format!("o.{}", column.name)).collect();
+        let list = Query::new(format!(
+            "SELECT {} FROM observations o WHERE o.tenant = :tenant",
+            columns.join(", ")
+        ));
         let list = list.bind("tenant", tenant);
         let mut list = list.and("o.agent = :agent", "agent", filter.agent.as_deref()).and(
             "o.session_id = :session",

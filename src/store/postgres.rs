@@ -100,7 +100,8 @@ impl Postgres {
         let store = Self {
             commits: Connections::new(planned_once, COMMIT_CONNECTIONS),
             reads: Connections::new(options.clone(), reads),
-            standby: standby.map(|options| Standby::new(Connections::new(options, reads))),
+            standby: standby
+                .map(|options| Standby::new(Connections::new(options, reads), transaction_pooler)),
             control: Connections::new(options, CONTROL_CONNECTIONS),
             wakeups: Wakeups::new(plain.clone(), !transaction_pooler),
             options: plain,
@@ -120,8 +121,29 @@ impl Postgres {
     }
 }
 
-/// Runs one statement on a connection.
+/// Runs one statement on a connection, which keeps it and, before long, one plan of it.
 async fn run(connection: &mut PgConnection, query: Query) -> Result<Vec<Row>, StoreError> {
+    ask(connection, query, true).await
+}
+
+/// Runs the statement of a list. It is planned each time, for its own values: the plan for any values
+/// does not know which of two filters is the rare one, and can take a hundred times as long.
+///
+/// It has no name then, and is gone where another connection of a pooler or another statement comes in
+/// between: also that by which sqlx asks for a column's type which it does not know, as of `tsvector`.
+async fn run_list(
+    connection: &mut PgConnection,
+    query: Query,
+    transaction_pooler: bool,
+) -> Result<Vec<Row>, StoreError> {
+    ask(connection, query, transaction_pooler).await
+}
+
+async fn ask(
+    connection: &mut PgConnection,
+    query: Query,
+    is_kept: bool,
+) -> Result<Vec<Row>, StoreError> {
     let rendered = query.render(Dialect::Postgres)?;
     let mut arguments = PgArguments::default();
     for value in rendered.values {
@@ -139,7 +161,7 @@ async fn run(connection: &mut PgConnection, query: Query) -> Result<Vec<Row>, St
         }
         .map_err(sqlx::Error::Encode)?;
     }
-    let query = sqlx::query_with(AssertSqlSafe(rendered.text), arguments);
+    let query = sqlx::query_with(AssertSqlSafe(rendered.text), arguments).persistent(is_kept);
     within(async {
         let rows = query.fetch_all(connection).await?;
         Ok(rows.into_iter().map(Row::Postgres).collect())
@@ -198,7 +220,10 @@ impl Backend for Postgres {
             return Ok(rows);
         }
         let mut line = self.connections(work).get().await?;
-        let rows = run(&mut line, query).await;
+        let rows = match work {
+            Work::Lists => run_list(&mut line, query, self.transaction_pooler).await,
+            Work::Data | Work::Control | Work::Commit => run(&mut line, query).await,
+        };
         line.settle(rows)
     }
 

@@ -21,7 +21,7 @@ use super::outbox::deliveries;
 use super::sql::{Labels, json};
 use super::tables::{
     ApprovalRequest, AuditRow, CallProposal, CallState, IterationRecord, JournalRow, NewDelivery,
-    Observation, RunOpening, RunProgress, RunRecord, ToolCallRecord, UsageSum,
+    Observation, OfRun, RunOpening, RunProgress, RunRecord, ToolCallRecord, UsageSum,
 };
 use super::{ApprovalStatus, FORMAT, NewRun, RunWrite, SessionPlace, StoreError};
 use crate::bounds::json;
@@ -99,8 +99,12 @@ pub fn project(owner: &str, batch: &[RunWrite]) -> Result<Changes, StoreError> {
         changes.usage.extend(taken(write));
         changes.audit.extend(write.audit.iter().map(|record| {
             let Caller { tenant, subject, .. } = write.caller.as_ref();
-            let definition = Some(write.origin.definition_hash.clone());
-            AuditRow::of_call(tenant, subject, write.run_id, definition, record)
+            let of_run = OfRun {
+                agent: Some(write.origin.agent.clone()),
+                session_id: write.origin.session_id.clone(),
+                definition_hash: Some(write.origin.definition_hash.clone()),
+            };
+            AuditRow::of_call(tenant, subject, write.run_id, of_run, record)
         }));
         changes
             .observations

@@ -232,6 +232,8 @@ pub struct RunFilter {
 pub struct AuditFilter {
     pub action: Option<AuditAction>,
     pub run_id: Option<Uuid>,
+    pub agent: Option<String>,
+    pub session_id: Option<String>,
     pub tool: Option<String>,
     pub rule: Option<String>,
     pub decision: Option<String>,

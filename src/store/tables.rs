@@ -331,6 +331,26 @@ table! {
         result_bytes: Option<u64>,
         definition_hash: Option<String>,
         pattern: Option<String>,
+        agent: Option<String>,
+        session_id: Option<String>,
+    }
+}
+
+/// What records of the audit log tell of their run.
+#[derive(Default)]
+pub(super) struct OfRun {
+    pub(super) agent: Option<String>,
+    pub(super) session_id: Option<String>,
+    pub(super) definition_hash: Option<String>,
+}
+
+impl Record for OfRun {
+    fn read(row: &Row) -> Result<Self, StoreError> {
+        Ok(Self {
+            agent: row.read("agent")?,
+            session_id: row.read("session_id")?,
+            definition_hash: row.read("definition_hash")?,
+        })
     }
 }
 

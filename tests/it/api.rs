@@ -558,10 +558,8 @@ async fn health_and_document_need_no_key(db: Db) {
 
 async fn the_audit_log_is_filtered_and_paginated(db: Db) {
     let service = reader().start(db).await;
-    let run = service.run("reader", &json!({"inputs": {"task": "x"}})).await["run_id"]
-        .as_str()
-        .unwrap()
-        .to_owned();
+    let request = json!({"inputs": {"task": "x"}, "session_id": "s"});
+    let run = service.run("reader", &request).await["run_id"].as_str().unwrap().to_owned();
     service.run("reader", &json!({"inputs": {"task": "y"}})).await;
     let count = async |query: &str| {
         let path = format!("/v1/audit?action=tool_call&{query}");
@@ -577,6 +575,8 @@ async fn the_audit_log_is_filtered_and_paginated(db: Db) {
         .await,
         1
     );
+    assert_eq!((count("agent=reader").await, count("agent=read").await), (4, 0));
+    assert_eq!((count("session_id=s").await, count("session_id=t").await), (2, 0));
     assert_eq!(count("tool=shell").await, 0);
     assert_eq!((count("rule=none").await, count("rule=path").await), (0, 4));
     assert_eq!(count("decision=blocked").await, 0);

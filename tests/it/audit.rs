@@ -138,6 +138,9 @@ async fn the_chain_is_verified_where_it_is_asked_for(db: Db) {
     assert!(records.len() >= 9, "{lines}");
     let at = |record: &Value| record["at"].as_str().unwrap().parse::<DateTime<Utc>>().unwrap();
     assert!(records.is_sorted_by_key(|record| std::cmp::Reverse(at(record))));
+    let (_, lines) = toolloop(&service, &["audit", "export", "--agent", "reader"]).await;
+    let of_reader = records.iter().filter(|record| record["agent"] == "reader").count();
+    assert_eq!((lines.lines().count(), of_reader > 0), (of_reader, true), "{lines}");
     let (_, lines) = toolloop(&service, &["audit", "export", "--ocsf"]).await;
     let event: Value = serde_json::from_str(lines.lines().last().unwrap()).unwrap();
     assert_eq!((&event["class_uid"], &event["type_uid"]), (&json!(6003), &json!(600_399)));

@@ -32,6 +32,7 @@ mod contracts;
 mod counted_requests;
 mod crashes;
 mod credentials;
+mod cursors;
 mod declared_paths;
 mod delegation;
 mod dependencies;

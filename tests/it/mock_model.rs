@@ -539,10 +539,13 @@ fn check_tools(tools: Option<&Value>) -> Result<Vec<&str>, String> {
         .as_array()
         .filter(|tools| !tools.is_empty())
         .ok_or("'tools' must be a list, and not empty")?;
+    check_count(tools)?;
     let mut names = Vec::new();
-    for tool in tools {
+    for (number, tool) in tools.iter().enumerate() {
         let name = check_name(tool)?;
-        tool.pointer("/function/parameters").map_or(Ok(()), |schema| check_root(name, schema))?;
+        let function = &tool["function"];
+        check_description(&format!("tools[{number}].function"), function)?;
+        function.get("parameters").map_or(Ok(()), |schema| check_parameters(name, schema))?;
         if tool["function"]["strict"] == json!(true) {
             check_strict(&tool["function"]["parameters"])?;
         }
@@ -554,8 +557,58 @@ fn check_tools(tools: Option<&Value>) -> Result<Vec<&str>, String> {
     Ok(names)
 }
 
+pub(crate) fn check_count(tools: &[Value]) -> Result<(), String> {
+    const MOST: usize = 128;
+    let count = tools.len();
+    if count <= MOST {
+        return Ok(());
+    }
+    Err(format!(
+        "Invalid 'tools': array too long. Expected an array with maximum length {MOST}, but got an \
+         array with length {count} instead."
+    ))
+}
+
+pub(crate) fn check_description(at: &str, tool: &Value) -> Result<(), String> {
+    const MOST: usize = 1024;
+    let count = tool["description"].as_str().map_or(0, |said| said.chars().count());
+    if count <= MOST {
+        return Ok(());
+    }
+    Err(format!(
+        "Invalid '{at}.description': string too long. Expected a string with maximum length {MOST}, \
+         but got a string with length {count} instead."
+    ))
+}
+
+/// What the API demands of the schema of a tool.
+pub(crate) fn check_parameters(name: &str, schema: &Value) -> Result<(), String> {
+    check_root(name, schema)?;
+    check_lists(name, schema)
+}
+
+fn check_lists(name: &str, schema: &Value) -> Result<(), String> {
+    let kinds = &schema["type"];
+    let is_list = kinds == "array"
+        || kinds.as_array().is_some_and(|kinds| kinds.iter().any(|kind| kind == "array"));
+    if is_list && schema.get("items").is_none() {
+        return Err(format!(
+            "Invalid schema for function '{name}': array schema missing items: {schema}"
+        ));
+    }
+    let is_schema = |keyword: &str| !["enum", "const", "default", "examples"].contains(&keyword);
+    let inner = schema.as_object().into_iter().flatten();
+    for (_, inner) in inner.filter(|(keyword, _)| is_schema(keyword)) {
+        match inner {
+            Value::Array(each) => each.iter().try_for_each(|inner| check_lists(name, inner))?,
+            inner => check_lists(name, inner)?,
+        }
+    }
+    Ok(())
+}
+
 /// What the API demands of the root of a schema.
-pub(crate) fn check_root(name: &str, schema: &Value) -> Result<(), String> {
+fn check_root(name: &str, schema: &Value) -> Result<(), String> {
     const NOT: [&str; 6] = ["oneOf", "anyOf", "allOf", "enum", "not", "$ref"];
     let invalid = format!("Invalid schema for function '{name}':");
     if schema["type"] != "object" || NOT.iter().any(|keyword| schema.get(*keyword).is_some()) {
@@ -766,9 +819,30 @@ fn roots_of_schemas_are_checked() {
         (json!({"type": "object"}), "missing properties"),
         (json!({"properties": {}}), "must have type 'object'"),
         (json!({"type": "object", "properties": {}, "anyOf": []}), "at the top level"),
+        (
+            json!({"type": "object", "properties": {"a": {"anyOf": [{"type": ["null", "array"]}]}}}),
+            "array schema missing items",
+        ),
     ] {
         let offer = json!({"type": "function", "function": {"name": "t", "parameters": root}});
         let refusal = check_tools(Some(&json!([offer]))).unwrap_err();
         assert!(refusal.contains(complaint), "{root}: {refusal}");
+    }
+}
+
+#[test]
+fn tools_are_counted_and_described_in_few_words() {
+    let offer = |description: String| {
+        let function = json!({"name": "t", "description": description,
+            "parameters": {"type": "object", "properties": {}}});
+        json!({"type": "function", "function": function})
+    };
+    assert!(check_tools(Some(&json!([offer("ä".repeat(1024))]))).is_ok());
+    for (tools, complaint) in [
+        (vec![offer("ä".repeat(1025))], "maximum length 1024, but got a string with length 1025"),
+        (vec![offer(String::new()); 129], "maximum length 128, but got an array with length 129"),
+    ] {
+        let refusal = check_tools(Some(&json!(tools))).unwrap_err();
+        assert!(refusal.contains(complaint), "{refusal}");
     }
 }

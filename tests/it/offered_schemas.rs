@@ -15,6 +15,7 @@ use crate::{mock_anthropic, mock_ollama};
 
 on_both_stores! {
     every_provider_takes_what_is_offered,
+    more_tools_than_a_provider_takes_are_refused,
 }
 
 const CHILD: &str = "
@@ -36,7 +37,8 @@ tools:
 fn odd() -> String {
     let more = r##"more = {
         "echo": {"inputSchema": {}},
-        "fail": {"inputSchema": {"required": ["n"]}},
+        "fail": {"description": "Fails with a reason. " * 100, "inputSchema": {"required": ["n"],
+                 "properties": {"n": {"anyOf": [{"type": "null"}, {"type": "array"}]}}}},
         "slow": {"inputSchema": {"type": "string"}},
         "notes": {"inputSchema": {"type": "object", "anyOf": [{"required": ["n"]}, {"required": ["m"]}]}},
         "wait": {"inputSchema": {"$ref": "#/$defs/it", "$defs": {"it": {"properties": {"n": {}}}}}}}"##;
@@ -146,7 +148,12 @@ async fn every_provider_takes_what_is_offered(db: Db) {
             assert!(description.ends_with(words), "{kind} {tool}: {description}");
         }
         assert!(offered.iter().all(|(name, _)| *name != "mcp__odd__slow"), "{offered:#?}");
-        assert!(offered.iter().all(|(_, said)| said.chars().count() <= 1024), "{offered:#?}");
+        let (_, long) = offered.iter().find(|(name, _)| *name == "mcp__odd__fail").unwrap();
+        if kind.starts_with("openai") {
+            assert!(long.chars().count() <= 1024 && long.ends_with("a reason. …"), "{long}");
+        } else {
+            assert_eq!(long.trim_end().len(), 2099, "{kind}: {long}");
+        }
         assert!(
             service.log().contains("the tool slow is left out: its input schema"),
             "{}",
@@ -163,6 +170,85 @@ async fn every_provider_takes_what_is_offered(db: Db) {
         let listed = service.get("/v1/tools/mcp%3Aodd%2Fnotes").await.body;
         assert!(listed["input_schema"]["anyOf"].is_array(), "the whole schema: {listed:#}");
     }
+}
+
+/// So many tools of the request's, each with a list.
+fn client_tools(count: usize) -> Value {
+    let schema = json!({"type": "object", "properties": {"a": {"type": "array"}}});
+    let named = |number| json!({"name": format!("t{number}"), "input_schema": schema});
+    (0..count).map(named).collect()
+}
+
+async fn more_tools_than_a_provider_takes_are_refused(db: Db) {
+    let (gpt, claude) = (
+        MockModel::start().await,
+        MockServer::start(mock_anthropic::API, [mock_server::Reply::text("done")]).await,
+    );
+    gpt.always(Reply::text("done"));
+    let models = format!(
+        "[models.gpt]\nkind = \"openai\"\nbase_url = \"{}\"\n\
+         [models.claude]\nkind = \"anthropic\"\nbase_url = \"{}\"\nheaders = {{ x-api-key = \"k\" }}\n\
+         [capabilities.\"gpt/large\"]\nmax_tools = 1000\n{}",
+        gpt.base_url(),
+        claude.base_url,
+        server("odd", "[mcp.odd.effects]\nchange = \"read\"")
+    );
+    let agent = |model: &str, tools: &str| {
+        format!(
+            "\nmodel: {model}\ninstructions: Work.\ntools: [{tools}]\n\
+             enable_double_confirmation: false\ngovernance: {{autonomy: full}}\n"
+        )
+    };
+    let service = Setup::new()
+        .agent("gpt", &agent("gpt/gpt-4.1-mini", "file_ops"))
+        .agent("large", &agent("gpt/large", "file_ops"))
+        .agent("claude", &agent("claude/claude-sonnet-4-5", "file_ops"))
+        .agent("mcp", &agent("gpt/gpt-4.1-mini", "'mcp:odd/*', file_ops"))
+        .config(&models)
+        .start(db)
+        .await;
+    service.until("/readyz", |ready| ready["mcp_servers"] == json!([])).await;
+    let run = service.run("gpt", &json!({"client_tools": client_tools(127)})).await;
+    assert_eq!(run["status"], "completed", "{run:#}");
+    let seen = gpt.requests().len();
+    let path = "/v1/agents/gpt/invoke-iterative";
+    let refused = service.post(path, &json!({"client_tools": client_tools(128)})).await;
+    assert_eq!((refused.status.as_u16(), &refused.body["code"]), (422, &json!("INVALID_OVERRIDE")));
+    let error = &refused.body["errors"][0];
+    assert_eq!(error["pointer"], "/client_tools", "{:#}", refused.body);
+    let why = "129 tools are offered, those of the agent and of the request together, and \
+               gpt/gpt-4.1-mini takes at most 128";
+    assert_eq!(error["message"], why);
+    assert_eq!(gpt.requests().len(), seen, "no model is asked");
+    for agent in ["claude", "large"] {
+        let many = json!({"client_tools": client_tools(if agent == "large" { 100 } else { 128 })});
+        let run = service.run(agent, &many).await;
+        assert_eq!(run["status"], "completed", "{run:#}");
+    }
+
+    // What a server has is known when the run begins.
+    let at = chrono::Utc::now() + chrono::TimeDelta::seconds(4);
+    let request = service.request(reqwest::Method::POST, "/v1/agents/mcp/invoke-iterative");
+    let request = request.header("prefer", "respond-async").json(&json!({"available_at": at}));
+    let queued = crate::service::answer(request).await;
+    assert_eq!(queued.status, 202, "{:#}", queued.body);
+    let tools: Vec<Value> = (0..128)
+        .map(|number| json!({"name": format!("t{number}"), "description": "Does it.", "inputSchema": {"type": "object"}}))
+        .collect();
+    let call = json!({"tool": "mcp:odd/change", "arguments": {"tools": tools}});
+    let changed = service.post("/v1/agents/mcp/call", &call).await;
+    assert_eq!(changed.body["status"], "completed", "{:#}", changed.body);
+    let is_there = |listed: &Value| {
+        listed["data"].as_array().unwrap().iter().any(|tool| tool["name"] == "mcp:odd/t127")
+    };
+    service.until("/v1/tools?limit=1000", is_there).await;
+    let run = text(&queued.body, "run_id");
+    let ended = service.get(&format!("/v1/runs/{run}/wait?timeout=30")).await.body;
+    assert_eq!(ended["status"], "failed", "{ended:#}");
+    let message = ended["error"]["message"].as_str().unwrap();
+    let why = "129 tools are offered, and gpt-4.1-mini takes at most 128";
+    assert!(message.contains(why), "{message}");
+    assert_eq!(gpt.refusals(), Vec::<String>::new());
 }
 
 #[tokio::test]

@@ -84,7 +84,7 @@ async function found(params, signal) {
   const pages = await Promise.all(matching.map((name) => {
     const one = new URLSearchParams(params);
     one.set("agent", name);
-    one.delete("cursor");
+    if (matching.length > 1) one.delete("cursor");
     return get(`runs?${one}`, signal);
   }));
   const data = pages.flatMap((page) => page.data).sort((a, b) => b.created_at.localeCompare(a.created_at));

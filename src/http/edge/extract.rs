@@ -20,6 +20,7 @@ use serde_json::{Map, Value};
 use strum::VariantNames;
 use uuid::Uuid;
 
+use super::cursor::{Filters, ListId};
 use super::problem::{Code, Problem};
 use crate::bounds::json::{self, Unreadable, escaped_key};
 use crate::bounds::memory;
@@ -212,13 +213,17 @@ impl FromRequestParts<App> for Name {
 
 /// The query parameters. Handlers take the ones that they know; [`Self::finish`] rejects the rest.
 #[derive(Debug, Default)]
-pub(crate) struct Params(Vec<(String, String)>);
+pub(crate) struct Params {
+    left: Vec<(String, String)>,
+    filters: Filters,
+}
 
 impl FromRequestParts<App> for Params {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, Problem> {
-        Self::parse(parts.uri.query().unwrap_or_default())
+        let params = Self::parse(parts.uri.query().unwrap_or_default())?;
+        Ok(params.at(parts.uri.path()))
     }
 }
 
@@ -236,12 +241,24 @@ impl Params {
             }
             pairs.push((name, value));
         }
-        Ok(Self(pairs))
+        Ok(Self { left: pairs, filters: Filters::default() })
+    }
+
+    /// Notes of which list they are, as long as none is taken.
+    fn at(mut self, path: &str) -> Self {
+        let given = self.left.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        self.filters = Filters::new(path, given);
+        self
+    }
+
+    /// The list that is asked for.
+    pub(crate) fn list(&self, tenant: &str) -> ListId {
+        self.filters.of(tenant)
     }
 
     pub(crate) fn text(&mut self, name: &str) -> Option<String> {
-        let at = self.0.iter().position(|(n, _)| n == name)?;
-        Some(self.0.remove(at).1)
+        let at = self.left.iter().position(|(n, _)| n == name)?;
+        Some(self.left.remove(at).1)
     }
 
     /// Takes a parameter and parses it with `read`; `what` describes a valid value for the error.
@@ -283,14 +300,14 @@ impl Params {
     /// Takes all parameters named `<prefix><key>`, as `(key, value)`.
     pub(crate) fn prefixed(&mut self, prefix: &str) -> Vec<(String, String)> {
         let taken = self
-            .0
+            .left
             .extract_if(.., |(name, _)| name.len() > prefix.len() && name.starts_with(prefix));
         taken.map(|(name, value)| (name[prefix.len()..].to_owned(), value)).collect()
     }
 
     /// Rejects parameters that were not taken.
     pub(crate) fn finish(self) -> Result<(), Problem> {
-        self.0.first().map_or(Ok(()), |(name, _)| {
+        self.left.first().map_or(Ok(()), |(name, _)| {
             Err(invalid_parameter(name, "is not a parameter of this route"))
         })
     }

@@ -5,6 +5,7 @@ pub(super) mod assets;
 pub(super) mod auth;
 pub(super) mod console_cookie;
 pub(super) mod cors;
+pub(super) mod cursor;
 pub(super) mod extract;
 pub(super) mod front;
 pub(super) mod key_cache;

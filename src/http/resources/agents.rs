@@ -136,10 +136,10 @@ impl From<&Agent> for AgentSummary {
 )]
 pub(crate) async fn list_agents(
     State(app): State<App>,
-    _: Scoped<AgentsRead>,
+    caller: Scoped<AgentsRead>,
     mut params: Params,
 ) -> Result<Json<Listing<AgentSummary>>, Problem> {
-    let page = by_number(&mut params, PARTS)?;
+    let page = by_number(&mut params, &caller.tenant, PARTS)?;
     params.finish()?;
     let agents =
         app.catalogue.agents().iter().map(|agent| AgentSummary::from(agent.as_ref())).collect();

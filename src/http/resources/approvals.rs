@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use super::page::{LISTS, ListParams, Listing, by_time, time_cursor};
+use super::page::{LISTS, ListParams, Listing, by_time, time_position};
 use super::redacted;
 use super::run_views::{Pending, RunAnswer, answer_to};
 use crate::event::{InputResponse, InputResponses};
@@ -87,10 +87,10 @@ pub(crate) async fn list_approvals(
         call_id: None,
         from_outside: true,
     };
-    let page = by_time(&mut params, LISTS)?;
+    let page = by_time(&mut params, &caller.tenant, LISTS)?;
     params.finish()?;
     let rows = app.store.approvals(&caller.tenant, &filter, &page).await?;
-    let cursor = |row: &ApprovalRecord| time_cursor(row.at, &row.call_id.to_string());
+    let cursor = |row: &ApprovalRecord| time_position(row.at, &row.call_id.to_string());
     Ok(Json(Listing::of(rows, &page, cursor, Approval::from)))
 }
 

@@ -8,7 +8,7 @@ use serde_json::Value;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::page::{LISTS, ListParams, Listing, by_time, time_cursor};
+use super::page::{LISTS, ListParams, Listing, by_time, time_position};
 use super::redacted;
 use super::run_parts::json_or_text;
 use crate::event::AuditAction;
@@ -37,6 +37,12 @@ pub(crate) struct AuditView {
     subject: String,
     /// The run that the call belongs to, or that was to be cancelled.
     run_id: Option<Uuid>,
+    /// The agent of the run, or that the act was done to.
+    #[schema(example = "assistant")]
+    agent: Option<String>,
+    /// The session of the run, or that the act was done to.
+    #[schema(example = json!(null))]
+    session_id: Option<String>,
     /// The tool's name; null without a call.
     #[schema(example = "file_ops")]
     tool: Option<String>,
@@ -83,6 +89,8 @@ impl From<AuditRow> for AuditView {
             action: row.action.as_str(),
             subject: row.subject,
             run_id: row.run_id,
+            agent: row.agent,
+            session_id: row.session_id,
             tool: row.tool.map(redacted::text),
             rule: row.rule,
             pattern: row.pattern,
@@ -106,6 +114,8 @@ impl From<AuditRow> for AuditView {
     params(
         ("action" = Option<AuditActionWord>, Query, description = "Records of this kind."),
         ("run_id" = Option<Uuid>, Query, description = "Records of this run."),
+        ("agent" = Option<String>, Query, description = "Records of this agent's runs, and acts on this agent."),
+        ("session_id" = Option<String>, Query, description = "Records of this session's runs, and acts on this session."),
         ("tool" = Option<String>, Query, description = "Calls of this tool."),
         ("rule" = Option<String>, Query, description = "Calls on which this rule decided, those that it allowed included.", example = "path"),
         ("decision" = Option<Decision>, Query, description = "Records with this decision."),
@@ -128,6 +138,8 @@ pub(crate) async fn list_audit(
     let filter = AuditFilter {
         action: params.value("action", "the action of an audit record", action)?,
         run_id: params.uuid("run_id")?,
+        agent: params.text("agent"),
+        session_id: params.text("session_id"),
         tool: params.text("tool"),
         rule: params.text("rule"),
         decision: params.value("decision", "a decision", one_of(Decision::WORDS))?,
@@ -136,9 +148,9 @@ pub(crate) async fn list_audit(
         created_after: params.time("created_after")?,
         created_before: params.time("created_before")?,
     };
-    let page = by_time(&mut params, LISTS)?;
+    let page = by_time(&mut params, &caller.tenant, LISTS)?;
     params.finish()?;
     let rows = app.store.audit(&caller.tenant, &filter, &page).await?;
-    let cursor = |row: &AuditRow| time_cursor(row.at, &row.id.to_string());
+    let cursor = |row: &AuditRow| time_position(row.at, &row.id.to_string());
     Ok(Json(Listing::of(rows, &page, cursor, AuditView::from)))
 }

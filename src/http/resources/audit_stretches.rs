@@ -6,7 +6,7 @@ use chrono::{DateTime, Utc};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::page::{Listing, STRETCHES, StretchParams, by_number, number_cursor};
+use super::page::{Listing, STRETCHES, StretchParams, by_number, number_position};
 use crate::http::edge::auth::{AuditRead, Scoped};
 use crate::http::edge::extract::Params;
 use crate::http::edge::problem::Problem;
@@ -85,11 +85,11 @@ pub(crate) async fn list_audit_stretches(
 ) -> Result<Json<Listing<StretchView>>, Problem> {
     let number = |text: &str| text.parse::<i64>().ok().filter(|number| *number >= 0);
     let unsigned_until = params.value("unsigned_until", "the number of a stretch", number)?;
-    let page = by_number(&mut params, STRETCHES)?;
+    let page = by_number(&mut params, &caller.tenant, STRETCHES)?;
     params.finish()?;
     let unsigned_until = unsigned_until.unwrap_or_default();
     let checked =
         app.runtime.audit_chain().checked_stretches(&caller.tenant, &page, unsigned_until).await?;
-    let cursor = |checked: &CheckedStretch| number_cursor(checked.stretch.number);
+    let cursor = |checked: &CheckedStretch| number_position(checked.stretch.number);
     Ok(Json(Listing::of(checked, &page, cursor, StretchView::from)))
 }

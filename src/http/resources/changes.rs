@@ -14,18 +14,18 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::journal;
-use super::page::{LISTS, ListParams, Listing, by_number, number_cursor};
+use super::page::{LISTS, ListPage, ListParams, Listing, by_number, number_position};
 use super::redacted;
 use super::runs::existing;
 use crate::event::{
     CallFailure, ChangeKind, Event, FileChange, RunEvent, ToolCallCompleted, ToolCallStarted,
 };
 use crate::http::edge::auth::{RunsRead, Scoped};
+use crate::http::edge::cursor::ListId;
 use crate::http::edge::extract::{Params, RunId};
 use crate::http::edge::problem::Problem;
 use crate::http::state::App;
 use crate::run::ActionKind;
-use crate::store::Page;
 use crate::tools::{browser, file_ops, shell};
 
 /// Bytes of the diffs of one page, from which on it is full.
@@ -81,7 +81,7 @@ pub(crate) async fn list_changes(
     RunId(id): RunId,
     mut params: Params,
 ) -> Result<Json<Listing<ChangeView>>, Problem> {
-    let page = by_number(&mut params, LISTS)?;
+    let page = by_number(&mut params, &caller.tenant, LISTS)?;
     params.finish()?;
     existing(&app, &caller.tenant, id).await?;
     let mut changes = Changes::new(&page);
@@ -105,6 +105,7 @@ struct Changes {
     /// The cursor.
     after: i64,
     size: usize,
+    list: ListId,
     bytes: usize,
     dispatched: HashMap<Uuid, Dispatched>,
     /// With their places, one more than the page has.
@@ -112,10 +113,11 @@ struct Changes {
 }
 
 impl Changes {
-    fn new(page: &Page<i64>) -> Self {
+    fn new(page: &ListPage<i64>) -> Self {
         Self {
             after: page.after.unwrap_or(0),
             size: page.limit as usize - 1,
+            list: page.list,
             bytes: 0,
             dispatched: HashMap::new(),
             found: Vec::new(),
@@ -161,13 +163,13 @@ impl Changes {
     fn listed(mut self) -> Listing<ChangeView> {
         let has_more = self.is_full();
         self.found.truncate(self.size);
-        let last = self.found.last().map(|(place, _)| number_cursor(*place));
+        let last = self.found.last().map(|(place, _)| number_position(*place));
         let shown = |(_, change): (i64, ChangeView)| ChangeView {
             diff: change.diff.map(redacted::text),
             ..change
         };
         let data = self.found.into_iter().map(shown).collect();
-        Listing { data, next_cursor: last.filter(|_| has_more) }
+        Listing::until(data, self.list, last.filter(|_| has_more))
     }
 }
 

@@ -12,7 +12,7 @@ use utoipa::openapi::schema::{KnownFormat, ObjectBuilder, Schema, SchemaFormat, 
 use utoipa::openapi::{Ref, RefOr};
 use utoipa::{PartialSchema, ToSchema};
 
-use super::page::{Listing, PARTS, PartParams, by_number, number_cursor};
+use super::page::{Listing, PARTS, PartParams, by_number, number_position};
 use super::redacted;
 use super::runs::existing;
 use super::stream::{self, Viewer};
@@ -123,7 +123,7 @@ pub(crate) async fn list_events(
         let viewer = Viewer { tenant: &caller.tenant, credential: caller.credential() };
         return Ok(stream::response(&app, viewer, id, after, follower, None));
     }
-    let page = by_number(&mut params, PARTS)?;
+    let page = by_number(&mut params, &caller.tenant, PARTS)?;
     if after.is_some() && page.after.is_some() {
         return Err(invalid_parameter("after", "cannot be given together with `cursor`"));
     }
@@ -132,13 +132,13 @@ pub(crate) async fn list_events(
     let rows =
         app.store.events(&caller.tenant, id, after.or(page.after).unwrap_or(0), page.limit).await?;
     let listing = move || {
-        let next = rows.iter().take(page.limit as usize - 1).next_back();
-        let next = next.map(|event| number_cursor(event.seq)).unwrap_or_default();
+        let last = rows.iter().take(page.limit as usize - 1).next_back();
+        let last = number_position(last.map_or(0, |event| event.seq));
         let entries = rows
             .iter()
             .map(|event| RawValue::from_string(redacted::event(event)?).map(JournalEntry));
         let entries: Vec<_> = entries.collect::<Result<_, serde_json::Error>>()?;
-        Ok::<_, serde_json::Error>(Listing::of(entries, &page, |_| next, |entry| entry))
+        Ok::<_, serde_json::Error>(Listing::of(entries, &page, |_| last, |entry| entry))
     };
     let listing = redacted::prepared(usize::MAX, listing).await?;
     Ok(Json(listing.map_err(|error| Problem::internal(error.to_string()))?).into_response())

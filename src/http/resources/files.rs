@@ -31,7 +31,7 @@ use uuid::Uuid;
 
 use super::file_headers::{Preconditions, Range, Served, disposition, media_type};
 use super::last_changes::{Changer, LastChanges};
-use super::page::{LISTS, Listing, by_text, text_cursor};
+use super::page::{LISTS, Listing, by_text, text_position};
 use super::uploads::{Pace, received};
 use crate::event::{Act, AuditAction};
 use crate::http::edge::auth::{FilesRead, FilesWrite, Scoped};
@@ -319,13 +319,13 @@ async fn list(
     Place { owner, .. }: Place,
     mut params: Params,
 ) -> Result<Json<Listing<FileView>>, Problem> {
-    let page = by_text(&mut params, LISTS)?;
+    let page = by_text(&mut params, &caller.tenant, LISTS)?;
     let prefix = params.text("prefix").unwrap_or_default();
     params.finish()?;
     let files = app.runtime.files_of(&caller.tenant, &owner).await?;
     let rows = files.list(prefix, page.after.clone(), page.limit as usize).await?;
     let mut changed_by = LastChanges::of(app, &caller.tenant, files.users(), &rows).await?;
-    let cursor = |file: &ListedFile| text_cursor(&file.path);
+    let cursor = |file: &ListedFile| text_position(&file.path);
     let view = |file: ListedFile| {
         let changer = changed_by.take(&file);
         FileView::of(file, changer)

@@ -13,7 +13,7 @@ use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
 use utoipa::{PartialSchema, ToSchema};
 
-use super::page::{LISTS, ListParams, Listing, by_time_and, time_cursor};
+use super::page::{LISTS, ListParams, Listing, by_time_and, time_position};
 use super::redacted;
 use crate::clock;
 use crate::event::ValidationError;
@@ -338,12 +338,12 @@ pub(crate) async fn list_keys(
     let tenant = params.value("tenant", "the name of a tenant", |name| {
         keys::is_tenant(name).then(|| name.to_owned())
     })?;
-    let page = by_time_and(&mut params, LISTS, keys::is_id)?;
+    let page = by_time_and(&mut params, &caller.tenant, LISTS, keys::is_id)?;
     params.finish()?;
     let tenant = tenant.unwrap_or_else(|| caller.tenant.clone());
     authorise(&caller, &tenant, &[])?;
     let keys = app.store.keys(&tenant, &page).await?;
-    Ok(Json(Listing::of(keys, &page, |key| time_cursor(key.created_at, &key.id), KeyView::from)))
+    Ok(Json(Listing::of(keys, &page, |key| time_position(key.created_at, &key.id), KeyView::from)))
 }
 
 /// Revoke an API key

@@ -8,7 +8,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::page::{LISTS, ListParams, Listing, by_time_and, time_cursor};
+use super::page::{LISTS, ListParams, Listing, by_time_and, time_position};
 use crate::bounds::secrets::redacted;
 use crate::clock;
 use crate::http::document::vocabulary::ObservationKind;
@@ -88,10 +88,11 @@ pub(crate) async fn list_memory(
         session_id: params.text("session_id"),
         text: params.text("q"),
     };
-    let page = by_time_and(&mut params, LISTS, |id| ObservationId::parse(id).is_some())?;
+    let page =
+        by_time_and(&mut params, &caller.tenant, LISTS, |id| ObservationId::parse(id).is_some())?;
     params.finish()?;
     let rows = app.store.memory(&caller.tenant, &filter, &page).await?;
-    let cursor = |row: &Observation| time_cursor(row.at, &row.id().to_string());
+    let cursor = |row: &Observation| time_position(row.at, &row.id().to_string());
     Ok(Json(Listing::of(rows, &page, cursor, ObservationView::from)))
 }
 

@@ -1,10 +1,9 @@
 //! Pagination: `limit`, `cursor` and `{data, next_cursor}`.
 //!
-//! A cursor is opaque to clients: the base64url encoding of a position in a list. It needs no
-//! signature, since it never names the tenant, and its content is validated like any input.
+//! What a cursor is made of is in [`crate::http::edge::cursor`].
 
-use base64::Engine;
-use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use std::ops::Deref;
+
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn};
@@ -12,6 +11,7 @@ use utoipa::openapi::schema::{ObjectBuilder, Type};
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
+use crate::http::edge::cursor::ListId;
 use crate::http::edge::extract::{Params, invalid_parameter};
 use crate::http::edge::problem::Problem;
 use crate::store::{Page, RunCursor};
@@ -36,29 +36,39 @@ pub(crate) const STRETCHES: PageSize = PageSize { default: 20, max: 50 };
 #[schema(as = Page)]
 pub(crate) struct Listing<T> {
     /// The items of this page.
-    pub(super) data: Vec<T>,
+    data: Vec<T>,
     /// The `cursor` of the next page; null on the last page.
     #[schema(example = json!(null))]
-    pub(super) next_cursor: Option<String>,
+    next_cursor: Option<String>,
 }
 
 impl<T> Listing<T> {
+    /// A whole list.
+    pub(crate) fn whole(data: Vec<T>) -> Self {
+        Self { data, next_cursor: None }
+    }
+
+    /// A page up to a position behind which the list goes on.
+    pub(crate) fn until(data: Vec<T>, list: ListId, position: Option<Position>) -> Self {
+        Self { data, next_cursor: position.map(|position| position.in_list(list)) }
+    }
+
     /// `rows` were queried with `page`, whose limit is one more than the page size.
     pub(crate) fn of<R, C>(
         mut rows: Vec<R>,
-        page: &Page<C>,
-        cursor: impl FnOnce(&R) -> String,
+        page: &ListPage<C>,
+        position: impl FnOnce(&R) -> Position,
         view: impl FnMut(R) -> T,
     ) -> Self {
         let size = page.limit as usize - 1;
         let more = rows.len() > size;
         rows.truncate(size);
-        let next_cursor = if more { rows.last().map(cursor) } else { None };
-        Self { data: rows.into_iter().map(view).collect(), next_cursor }
+        let last = if more { rows.last().map(position) } else { None };
+        Self::until(rows.into_iter().map(view).collect(), page.list, last)
     }
 
     /// A page of a list that is wholly in memory.
-    pub(crate) fn of_all(all: Vec<T>, page: &Page<i64>) -> Self {
+    pub(crate) fn of_all(all: Vec<T>, page: &ListPage<i64>) -> Self {
         let start = page.after.unwrap_or(0);
         let rows: Vec<T> = all.into_iter().skip(offset(start)).take(page.limit as usize).collect();
         Self::of(rows, page, |_| next_offset(page), |row| row)
@@ -67,7 +77,7 @@ impl<T> Listing<T> {
     /// The same of large items: the page ends behind so many bytes, too.
     pub(crate) fn of_large(
         all: Vec<T>,
-        page: &Page<i64>,
+        page: &ListPage<i64>,
         most_bytes: usize,
         size: impl Fn(&T) -> usize,
     ) -> Self {
@@ -82,7 +92,7 @@ impl<T> Listing<T> {
         let count = rows.take_while(|item| fits(item)).count();
         let shorter = u32::try_from(count).unwrap_or(u32::MAX).saturating_add(1);
         let limit = page.limit.min(shorter);
-        Self::of_all(all, &Page { limit, after: page.after })
+        Self::of_all(all, &ListPage { page: Page { limit, after: page.after }, list: page.list })
     }
 }
 
@@ -90,66 +100,113 @@ fn offset(number: i64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
 
-/// The cursor after this page, in a list whose cursors are offsets.
-pub(crate) fn next_offset(page: &Page<i64>) -> String {
-    number_cursor(page.after.unwrap_or(0) + i64::from(page.limit) - 1)
+/// A place in a list, of which its cursors are made.
+#[derive(Debug, Clone)]
+pub(crate) struct Position(String);
+
+impl Position {
+    pub(crate) fn in_list(&self, list: ListId) -> String {
+        list.cursor(&self.0)
+    }
 }
 
-pub(crate) fn number_cursor(number: i64) -> String {
-    BASE64_URL_SAFE_NO_PAD.encode(format!("n{number}"))
+/// The position after this page, in a list whose positions are offsets.
+pub(crate) fn next_offset(page: &Page<i64>) -> Position {
+    number_position(page.after.unwrap_or(0) + i64::from(page.limit) - 1)
 }
 
-pub(crate) fn time_cursor(at: DateTime<Utc>, id: &str) -> String {
-    BASE64_URL_SAFE_NO_PAD.encode(format!("t{}.{id}", at.timestamp_micros()))
+pub(crate) fn number_position(number: i64) -> Position {
+    Position(format!("n{number}"))
 }
 
-/// Parses `limit` and `cursor` of a list whose cursors are numbers. The page's limit is one more than
-/// requested, to detect whether there is a next page.
-pub(crate) fn by_number(params: &mut Params, size: PageSize) -> Result<Page<i64>, Problem> {
-    let after = params.value("cursor", "the next_cursor of a page of this list", |text| {
-        let number = decoded(text)?.strip_prefix('n')?.parse().ok()?;
+pub(crate) fn time_position(at: DateTime<Utc>, id: &str) -> Position {
+    Position(format!("t{}.{id}", at.timestamp_micros()))
+}
+
+pub(crate) fn text_position(text: &str) -> Position {
+    Position(format!("s{text}"))
+}
+
+/// A page that is asked for, and the list that it is of.
+#[derive(Debug, Clone)]
+pub(crate) struct ListPage<C> {
+    pub(super) page: Page<C>,
+    pub(super) list: ListId,
+}
+
+impl<C> Deref for ListPage<C> {
+    type Target = Page<C>;
+
+    fn deref(&self) -> &Page<C> {
+        &self.page
+    }
+}
+
+impl<C> ListPage<C> {
+    /// Parses `limit` and `cursor`. The page's limit is one more than requested, to detect whether
+    /// there is a next page.
+    fn read(
+        params: &mut Params,
+        tenant: &str,
+        size: PageSize,
+        position: impl FnOnce(&str) -> Option<C>,
+    ) -> Result<Self, Problem> {
+        let list = params.list(tenant);
+        let after = params.text("cursor").map(|cursor| list.position(&cursor, position));
+        let after = after.transpose().map_err(|it| invalid_parameter("cursor", it.why()))?;
+        Ok(Self { page: Page { limit: limit(params, size)?, after }, list })
+    }
+}
+
+/// A page of this tenant's list whose positions are numbers.
+pub(crate) fn by_number(
+    params: &mut Params,
+    tenant: &str,
+    size: PageSize,
+) -> Result<ListPage<i64>, Problem> {
+    ListPage::read(params, tenant, size, |position| {
+        let number = position.strip_prefix('n')?.parse().ok()?;
         (0..=i64::MAX / 2).contains(&number).then_some(number)
-    })?;
-    Ok(Page { limit: limit(params, size)?, after })
+    })
 }
 
 /// As [`by_number`], for a list sorted by a text.
-pub(crate) fn by_text(params: &mut Params, size: PageSize) -> Result<Page<String>, Problem> {
-    let after = params.value("cursor", "the next_cursor of a page of this list", |text| {
-        decoded(text)?.strip_prefix('s').map(str::to_owned)
-    })?;
-    Ok(Page { limit: limit(params, size)?, after })
-}
-
-pub(crate) fn text_cursor(text: &str) -> String {
-    BASE64_URL_SAFE_NO_PAD.encode(format!("s{text}"))
+pub(crate) fn by_text(
+    params: &mut Params,
+    tenant: &str,
+    size: PageSize,
+) -> Result<ListPage<String>, Problem> {
+    ListPage::read(params, tenant, size, |position| position.strip_prefix('s').map(str::to_owned))
 }
 
 /// As [`by_number`], for a list sorted by time whose ids are UUIDs.
-pub(crate) fn by_time(params: &mut Params, size: PageSize) -> Result<Page<RunCursor>, Problem> {
-    by_time_and(params, size, |id| Uuid::try_parse(id).is_ok())
+pub(crate) fn by_time(
+    params: &mut Params,
+    tenant: &str,
+    size: PageSize,
+) -> Result<ListPage<RunCursor>, Problem> {
+    ListPage::read(params, tenant, size, run_position)
 }
 
 /// As [`by_time`], for other ids.
 pub(crate) fn by_time_and(
     params: &mut Params,
+    tenant: &str,
     size: PageSize,
     is_id: impl FnOnce(&str) -> bool,
-) -> Result<Page<RunCursor>, Problem> {
-    let after = params.value("cursor", "the next_cursor of a page of this list", |text| {
-        in_time(text).filter(|place| is_id(&place.id))
-    })?;
-    Ok(Page { limit: limit(params, size)?, after })
+) -> Result<ListPage<RunCursor>, Problem> {
+    ListPage::read(params, tenant, size, |position| {
+        in_time(position).filter(|place| is_id(&place.id))
+    })
 }
 
-/// The place that a cursor of a list of runs names.
-pub(crate) fn time_of_cursor(cursor: &str) -> Option<RunCursor> {
-    in_time(cursor).filter(|place| Uuid::try_parse(&place.id).is_ok())
+/// A place in a list of runs.
+pub(crate) fn run_position(position: &str) -> Option<RunCursor> {
+    in_time(position).filter(|place| Uuid::try_parse(&place.id).is_ok())
 }
 
-fn in_time(cursor: &str) -> Option<RunCursor> {
-    let text = decoded(cursor)?;
-    let (micros, id) = text.strip_prefix('t')?.split_once('.')?;
+fn in_time(position: &str) -> Option<RunCursor> {
+    let (micros, id) = position.strip_prefix('t')?.split_once('.')?;
     let at = DateTime::from_timestamp_micros(micros.parse().ok()?)?;
     Some(RunCursor { at, id: id.to_owned() })
 }
@@ -160,10 +217,6 @@ fn limit(params: &mut Params, size: PageSize) -> Result<u32, Problem> {
         Ok(limit) if (1..=size.max).contains(&limit) => Ok(limit + 1),
         _ => Err(invalid_parameter("limit", &format!("must be a number from 1 to {}", size.max))),
     }
-}
-
-fn decoded(cursor: &str) -> Option<String> {
-    String::from_utf8(BASE64_URL_SAFE_NO_PAD.decode(cursor).ok()?).ok()
 }
 
 /// `limit` and `cursor` of [`LISTS`], for the API document.
@@ -207,7 +260,7 @@ fn documented(size: PageSize) -> Vec<Parameter> {
         parameter("limit", "Maximum number of items per page.", limit),
         parameter(
             "cursor",
-            "The `next_cursor` of the previous page.",
+            "The `next_cursor` of the previous page, of the same list with the same filters.",
             ObjectBuilder::new().schema_type(Type::String),
         ),
     ]

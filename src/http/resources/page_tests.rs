@@ -8,24 +8,30 @@ fn params(query: &str) -> Params {
     Params::parse(query).unwrap()
 }
 
+/// The cursor of the list without a path and filters, whose tenant is `t`.
+fn cursor(position: &Position) -> String {
+    position.in_list(params("").list("t"))
+}
+
 proptest! {
     #[test]
     fn a_cursor_round_trips(micros in 0_i64..4_000_000_000_000_000, id in any::<u128>(), number in 0_i64..1 << 40) {
         let at = DateTime::from_timestamp_micros(micros).unwrap();
         let id = Uuid::from_u128(id).to_string();
-        let page = by_time(&mut params(&format!("cursor={}", time_cursor(at, &id))), LISTS).unwrap();
-        prop_assert_eq!(page.after, Some(RunCursor { at, id }));
-        let page = by_number(&mut params(&format!("cursor={}", number_cursor(number))), PARTS).unwrap();
+        let page = by_time(&mut params(&format!("cursor={}", cursor(&time_position(at, &id)))), "t", LISTS).unwrap();
+        prop_assert_eq!(page.page.after, Some(RunCursor { at, id }));
+        let page = by_number(&mut params(&format!("cursor={}", cursor(&number_position(number)))), "t", PARTS).unwrap();
         prop_assert_eq!(page.after, Some(number));
     }
 
     #[test]
-    fn an_arbitrary_cursor_is_rejected_or_valid(text in "[A-Za-z0-9_-]{0,40}") {
-        if let Ok(page) = by_number(&mut params(&format!("cursor={text}")), PARTS) {
+    fn an_arbitrary_position_is_rejected_or_valid(text in "[nts][0-9.-]{0,40}") {
+        let text = cursor(&Position(text));
+        if let Ok(page) = by_number(&mut params(&format!("cursor={text}")), "t", PARTS) {
             prop_assert!(page.after.unwrap() >= 0);
         }
-        if let Ok(page) = by_time(&mut params(&format!("cursor={text}")), LISTS) {
-            prop_assert!(Uuid::try_parse(&page.after.unwrap().id).is_ok());
+        if let Ok(page) = by_time(&mut params(&format!("cursor={text}")), "t", LISTS) {
+            prop_assert!(Uuid::try_parse(&page.page.after.unwrap().id).is_ok());
         }
     }
 
@@ -34,7 +40,7 @@ proptest! {
         let mut seen = Vec::new();
         let mut query = format!("limit={size}");
         loop {
-            let page = by_number(&mut params(&query), PARTS).unwrap();
+            let page = by_number(&mut params(&query), "t", PARTS).unwrap();
             let listing = Listing::of_large(sizes.clone(), &page, 10, |size| *size);
             let but_one = listing.data.len().saturating_sub(1);
             prop_assert!(listing.data.iter().take(but_one).sum::<usize>() <= 10);
@@ -50,7 +56,7 @@ proptest! {
         let mut seen = Vec::new();
         let mut query = format!("limit={size}");
         loop {
-            let page = by_number(&mut params(&query), PARTS).unwrap();
+            let page = by_number(&mut params(&query), "t", PARTS).unwrap();
             let listing = Listing::of_all((0..length).collect(), &page);
             prop_assert!(listing.data.len() <= size as usize);
             seen.extend(listing.data);
@@ -64,29 +70,35 @@ proptest! {
 #[test]
 fn a_cursor_of_another_kind_of_list_is_rejected() {
     let at = DateTime::from_timestamp_micros(1).unwrap();
-    let foreign = time_cursor(at, &Uuid::nil().to_string());
-    assert!(by_number(&mut params(&format!("cursor={foreign}")), PARTS).is_err());
-    assert!(by_time(&mut params(&format!("cursor={}", number_cursor(3))), LISTS).is_err());
-    let key = time_cursor(at, "abc");
-    assert!(by_time(&mut params(&format!("cursor={key}")), LISTS).is_err());
-    assert!(by_time_and(&mut params(&format!("cursor={key}")), LISTS, |id| id == "abc").is_ok());
+    let foreign = cursor(&time_position(at, &Uuid::nil().to_string()));
+    assert!(by_number(&mut params(&format!("cursor={foreign}")), "t", PARTS).is_err());
+    assert!(
+        by_time(&mut params(&format!("cursor={}", cursor(&number_position(3)))), "t", LISTS)
+            .is_err()
+    );
+    let key = cursor(&time_position(at, "abc"));
+    assert!(by_time(&mut params(&format!("cursor={key}")), "t", LISTS).is_err());
+    assert!(
+        by_time_and(&mut params(&format!("cursor={key}")), "t", LISTS, |id| id == "abc").is_ok()
+    );
 }
 
 #[test]
 fn limits_have_bounds_and_a_default() {
     for (query, limit) in [("", 51), ("limit=1", 2), ("limit=200", 201)] {
-        assert_eq!(by_time(&mut params(query), LISTS).unwrap().limit, limit, "{query}");
+        assert_eq!(by_time(&mut params(query), "t", LISTS).unwrap().limit, limit, "{query}");
     }
     for query in ["limit=0", "limit=201", "limit=-1", "limit=ten", "limit="] {
-        assert!(by_time(&mut params(query), LISTS).is_err(), "{query}");
+        assert!(by_time(&mut params(query), "t", LISTS).is_err(), "{query}");
     }
 }
 
 #[test]
 fn a_further_row_is_not_shown_but_gives_a_cursor() {
-    let page = by_number(&mut params("limit=2"), PARTS).unwrap();
-    let full = Listing::of(vec![1, 2, 3], &page, |last| format!("after {last}"), |row| row * 10);
-    assert_eq!((full.data, full.next_cursor.as_deref()), (vec![10, 20], Some("after 2")));
-    let last = Listing::of(vec![1, 2], &page, |last: &i32| format!("after {last}"), |row| row);
+    let page = by_number(&mut params("limit=2"), "t", PARTS).unwrap();
+    let full = Listing::of(vec![1, 2, 3], &page, |last| number_position(*last), |row| row * 10);
+    let behind = cursor(&number_position(2));
+    assert_eq!((full.data, full.next_cursor), (vec![10, 20], Some(behind)));
+    let last = Listing::of(vec![1, 2], &page, |last| number_position(*last), |row| row);
     assert_eq!(last.next_cursor, None);
 }

@@ -16,9 +16,10 @@ use crate::bounds::json;
 use crate::event::ValidationError;
 use crate::fairness;
 use crate::http::edge::auth::{AgentsRead, Scoped, forbidden};
+use crate::http::edge::cursor::{Filters, ListId};
 use crate::http::edge::extract::{JsonObject, Name, Params, fields, optional_time};
 use crate::http::edge::problem::{Code, Problem};
-use crate::http::resources::page::{time_cursor, time_of_cursor};
+use crate::http::resources::page::{run_position, time_position};
 use crate::http::state::App;
 use crate::runtime::{self, Change, Replay, ReplayError, ReplayQuery};
 
@@ -160,8 +161,8 @@ impl From<Change> for PolicyChange {
     }
 }
 
-impl From<Replay> for PolicyReplay {
-    fn from(replay: Replay) -> Self {
+impl PolicyReplay {
+    fn of(replay: Replay, list: ListId) -> Self {
         let runtime::NewDecisions { blocked, escalated, warned, allowed } = replay.newly;
         #[expect(clippy::cast_precision_loss, reason = "far below 2^53 for any sum of runs")]
         let cost_usd = replay.micro_usd as f64 / 1e6;
@@ -176,7 +177,7 @@ impl From<Replay> for PolicyReplay {
             waiting_hours: replay.waited.as_secs_f64() / 3600.0,
             examples: replay.examples.into_iter().map(Into::into).collect(),
             has_more: replay.more_after.is_some(),
-            next_cursor: replay.more_after.map(|run| time_cursor(run.at, &run.id)),
+            next_cursor: replay.more_after.map(|run| time_position(run.at, &run.id).in_list(list)),
         }
     }
 }
@@ -204,25 +205,34 @@ pub(crate) async fn replay_policy(
     if !caller.has("runs:read") {
         return Err(forbidden("runs:read"));
     }
+    let list = asked_for(&name, &body).of(&caller.tenant);
     let request: PolicyReplayRequest =
         fields(body).map_err(|error| Problem::invalid(Code::InvalidInputs, vec![error]))?;
     let _turn = match request.definition {
         None => None,
         Some(_) => Some(JUDGING.acquire().await.map_err(|e| Problem::internal(e.to_string()))?),
     };
-    let query = query(&app, &name, request).await?;
+    let query = query(&app, &name, request, list).await?;
     let replay = app.runtime.policy_replay().judge(&caller.tenant, &query).await;
-    replay.map(|replay| Json(replay.into())).map_err(|error| match error {
+    replay.map(|replay| Json(PolicyReplay::of(replay, list))).map_err(|error| match error {
         ReplayError::Policy(error) => wrong("/definition", error.to_string()),
         ReplayError::Definition(message) => wrong("/definition", message),
         ReplayError::Store(error) => error.into(),
     })
 }
 
+/// The runs that a request looks through, and by what.
+fn asked_for(agent: &str, body: &Map<String, Value>) -> Filters {
+    let fields: Vec<_> = body.iter().map(|(name, value)| (name, value.to_string())).collect();
+    let fields = fields.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+    Filters::new(&format!("policy/replay/{agent}"), fields)
+}
+
 async fn query(
     app: &App,
     name: &str,
     request: PolicyReplayRequest,
+    list: ListId,
 ) -> Result<ReplayQuery, Problem> {
     let max_runs = request.limit.unwrap_or(DEFAULT_RUNS);
     if !(1..=MAX_RUNS).contains(&max_runs) {
@@ -232,13 +242,8 @@ async fn query(
         None => app.catalogue.agent(name).ok_or_else(|| Problem::not_found("agent"))?,
         Some(written) => Arc::new(read(name.to_owned(), written.into_text()).await?),
     };
-    let after = match request.cursor.as_deref().map(time_of_cursor) {
-        None => None,
-        Some(Some(run)) => Some(run),
-        Some(None) => {
-            return Err(wrong("/cursor", "is not the next_cursor of an answer".to_owned()));
-        }
-    };
+    let after = request.cursor.map(|cursor| list.position(&cursor, run_position)).transpose();
+    let after = after.map_err(|refused| wrong("/cursor", refused.why().to_owned()))?;
     Ok(ReplayQuery { agent, since: request.since, until: request.until, max_runs, after })
 }
 

@@ -389,7 +389,7 @@ pub(crate) async fn list_iterations(
     RunId(id): RunId,
     mut params: Params,
 ) -> Result<Json<Listing<Iteration>>, Problem> {
-    let page = by_number(&mut params, PARTS)?;
+    let page = by_number(&mut params, &caller.tenant, PARTS)?;
     params.finish()?;
     let run = existing(&app, &caller.tenant, id).await?;
     let rows = app.store.iterations(&caller.tenant, id, &page).await?;
@@ -414,7 +414,7 @@ pub(crate) async fn list_tool_calls(
     RunId(id): RunId,
     mut params: Params,
 ) -> Result<Json<Listing<ToolCallView>>, Problem> {
-    let page = by_number(&mut params, PARTS)?;
+    let page = by_number(&mut params, &caller.tenant, PARTS)?;
     params.finish()?;
     existing(&app, &caller.tenant, id).await?;
     let rows = app.store.tool_calls(&caller.tenant, id, &page).await?;
@@ -438,7 +438,7 @@ pub(crate) async fn list_messages(
     RunId(id): RunId,
     mut params: Params,
 ) -> Result<Json<Listing<Message>>, Problem> {
-    let page = by_number(&mut params, PARTS)?;
+    let page = by_number(&mut params, &caller.tenant, PARTS)?;
     params.finish()?;
     let run = existing(&app, &caller.tenant, id).await?;
     let journal = journal::whole(&app, &run).await?;

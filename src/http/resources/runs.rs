@@ -14,7 +14,7 @@ use utoipa::openapi::schema::{ObjectBuilder, Type};
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
-use super::page::{LISTS, ListParams, by_time, time_cursor};
+use super::page::{LISTS, ListPage, ListParams, by_time, time_position};
 use super::run_views::{RunAnswer, RunDetail, RunSummary, RunViews, answer_to, detail};
 use super::search::search;
 use crate::http::edge::auth::{RunsCancel, RunsRead, Scoped, credential_lost, refused_key};
@@ -23,7 +23,7 @@ use crate::http::edge::layer::Deadline;
 use crate::http::edge::problem::{Code, Problem};
 use crate::http::state::{App, Shared};
 use crate::run::{RunStatus, TerminationReason};
-use crate::store::{CancelOutcome, Page, RunCursor, RunFilter, RunRecord};
+use crate::store::{CancelOutcome, RunCursor, RunFilter, RunRecord};
 
 /// A run of this tenant, or 404.
 pub(crate) async fn existing(app: &Shared, tenant: &str, run: Uuid) -> Result<RunRecord, Problem> {
@@ -92,7 +92,7 @@ pub(crate) async fn list_runs(
 ) -> Result<Json<RunPage>, Problem> {
     let filter = run_filter(&mut params)?;
     let text = params.text("q").filter(|text| !text.trim().is_empty());
-    let page = by_time(&mut params, LISTS)?;
+    let page = by_time(&mut params, &caller.tenant, LISTS)?;
     params.finish()?;
     let Some(text) = text else {
         let (data, next_cursor) = listed(&app, &caller.tenant, &filter, page).await?;
@@ -115,7 +115,7 @@ async fn listed(
     app: &Shared,
     tenant: &str,
     filter: &RunFilter,
-    mut page: Page<RunCursor>,
+    page: ListPage<RunCursor>,
 ) -> Result<(Vec<RunSummary>, Option<String>), Problem> {
     let above: &[RunStatus] = match filter.status {
         Some(RunStatus::Running) => &[RunStatus::Running, RunStatus::Queued],
@@ -123,7 +123,9 @@ async fn listed(
         Some(RunStatus::AwaitingToolResults) => &[RunStatus::AwaitingToolResults],
         _ => &[],
     };
+    let ListPage { mut page, list } = page;
     let parents = RunFilter { status: None, ..filter.clone() };
+    let cursor = |last: &RunCursor| time_position(last.at, &last.id).in_list(list);
     let (mut views, mut data, mut looked_at) = (RunViews::new(app), Vec::new(), 0);
     loop {
         let mut runs = app.store.runs(tenant, filter, &page).await?;
@@ -137,7 +139,7 @@ async fn listed(
         looked_at += runs.len();
         for run in runs {
             if data.len() + 1 == page.limit as usize {
-                return Ok((data, page.after.as_ref().map(cursor_of)));
+                return Ok((data, page.after.as_ref().map(cursor)));
             }
             page.after = Some(RunCursor { at: run.created_at, id: run.id.to_string() });
             let shown = views.summary(run).await?.listed();
@@ -149,13 +151,9 @@ async fn listed(
             return Ok((data, None));
         }
         if looked_at > LOOKED_AT {
-            return Ok((data, page.after.as_ref().map(cursor_of)));
+            return Ok((data, page.after.as_ref().map(cursor)));
         }
     }
-}
-
-fn cursor_of(last: &RunCursor) -> String {
-    time_cursor(last.at, &last.id)
 }
 
 /// Labels that a filter may have: each is a condition of the query.

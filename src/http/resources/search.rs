@@ -16,8 +16,9 @@ use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use tokio::time::Instant;
+use uuid::Uuid;
 
-use super::page::time_cursor;
+use super::page::{ListPage, time_position};
 use super::redacted;
 use crate::fairness;
 use crate::http::edge::extract::invalid_parameter;
@@ -89,7 +90,7 @@ pub(crate) async fn search(
     tenant: &str,
     filter: &RunFilter,
     text: &str,
-    page: Page<RunCursor>,
+    page: ListPage<RunCursor>,
 ) -> Result<Found, Problem> {
     let mut words: Vec<String> = text.split_whitespace().map(str::to_ascii_lowercase).collect();
     words.sort_unstable();
@@ -103,7 +104,9 @@ pub(crate) async fn search(
     longest.sort_by_key(|word| std::cmp::Reverse(word.len()));
     longest.truncate(NARROWING);
     let size = page.limit as usize - 1;
+    let ListPage { page, list } = page;
     let (mut found, mut after) = (Found::default(), page.after);
+    let cursor = |at, id: Uuid| time_position(at, &id.to_string()).in_list(list);
     let until = Instant::now() + PATIENCE;
     while found.searched < RUNS {
         let chunk = Page { limit: CHUNK, after: after.take() };
@@ -115,14 +118,14 @@ pub(crate) async fn search(
                 found.runs.extend(matching(&words, record).await?);
             }
             if found.runs.len() >= size || (run.may_match && Instant::now() > until) {
-                found.next_cursor = Some(time_cursor(run.created_at, &run.id.to_string()));
+                found.next_cursor = Some(cursor(run.created_at, run.id));
                 return Ok(found);
             }
         }
         let Some(last) = looked_at.last().filter(|_| looked_at.len() >= CHUNK as usize) else {
             return Ok(found);
         };
-        found.next_cursor = Some(time_cursor(last.created_at, &last.id.to_string()));
+        found.next_cursor = Some(cursor(last.created_at, last.id));
         if Instant::now() > until {
             return Ok(found);
         }

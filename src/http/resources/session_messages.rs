@@ -12,7 +12,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::page::{LISTS, ListParams, Listing, by_time_and, time_cursor};
+use super::page::{LISTS, ListPage, ListParams, Listing, by_time_and, time_position};
 use super::run_parts::{MAX_PAGE, Message, messages_of};
 use crate::event::Event;
 use crate::http::edge::auth::{Scoped, SessionsRead};
@@ -20,7 +20,7 @@ use crate::http::edge::extract::{Name, Params};
 use crate::http::edge::problem::Problem;
 use crate::http::state::{App, Shared};
 use crate::runtime::{TurnSource, journals, own_turns, turn_sources};
-use crate::store::{Page, RunCursor};
+use crate::store::RunCursor;
 
 /// How many runs are looked at in one query.
 const CHUNK: u32 = 8;
@@ -53,7 +53,8 @@ pub(crate) async fn list_session_messages(
     Name(id): Name,
     mut params: Params,
 ) -> Result<Json<Listing<SessionMessage>>, Problem> {
-    let page = by_time_and(&mut params, LISTS, |place| Place::read(place).is_some())?;
+    let page =
+        by_time_and(&mut params, &caller.tenant, LISTS, |place| Place::read(place).is_some())?;
     params.finish()?;
     if app.store.session(&caller.tenant, &id, 0).await?.is_none() {
         return Err(Problem::not_found("session"));
@@ -80,7 +81,7 @@ async fn messages_from(
     app: &Shared,
     tenant: &str,
     session: &str,
-    page: &Page<RunCursor>,
+    page: &ListPage<RunCursor>,
 ) -> Result<Listing<SessionMessage>, Problem> {
     let size = page.limit as usize - 1;
     let place = page.after.as_ref().and_then(|after| Place::read(&after.id));
@@ -104,15 +105,15 @@ async fn messages_from(
             let messages = told(run.id, by_run.get(&run.id).copied().unwrap_or_default())?;
             for (index, message) in messages.into_iter().enumerate().skip(skipped) {
                 if data.len() == size || bytes > MAX_PAGE {
-                    return Ok(Listing { data, next_cursor: last });
+                    return Ok(Listing::until(data, page.list, last));
                 }
                 bytes += message.message.size();
-                last = Some(time_cursor(run.created_at, &format!("{}.{}", run.id, index + 1)));
+                last = Some(time_position(run.created_at, &format!("{}.{}", run.id, index + 1)));
                 data.push(message);
             }
         }
         let Some(seen) = runs.last().filter(|_| !is_end) else {
-            return Ok(Listing { data, next_cursor: None });
+            return Ok(Listing::whole(data));
         };
         next = Some((seen.created_at, Uuid::from_u128(seen.id.as_u128().saturating_add(1))));
     }

@@ -13,7 +13,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::page::{LISTS, ListParams, Listing, by_time, time_cursor};
+use super::page::{LISTS, ListParams, Listing, by_time, time_position};
 use super::run_parts::{Message, messages_of};
 use crate::http::edge::auth::{Scoped, SessionsRead, SessionsWrite};
 use crate::http::edge::extract::{Name, Params};
@@ -134,7 +134,7 @@ pub(crate) async fn list_sessions(
     caller: Scoped<SessionsRead>,
     mut params: Params,
 ) -> Result<Json<Listing<SessionSummary>>, Problem> {
-    let page = by_time(&mut params, LISTS)?;
+    let page = by_time(&mut params, &caller.tenant, LISTS)?;
     let agent = params.text("agent");
     params.finish()?;
     let rows = app.store.sessions(&caller.tenant, agent.as_deref(), &page).await?;
@@ -142,7 +142,7 @@ pub(crate) async fn list_sessions(
     let runs = app.store.runs_of_ids(&caller.tenant, &newest).await?;
     let mut runs: HashMap<Uuid, RunRecord> = runs.into_iter().map(|run| (run.id, run)).collect();
     let cursor =
-        |session: &ListedSession| time_cursor(session.last_run_at, &session.id.to_string());
+        |session: &ListedSession| time_position(session.last_run_at, &session.id.to_string());
     let view = |session| SessionSummary::of(session, &mut runs);
     Ok(Json(Listing::of(rows, &page, cursor, view)))
 }

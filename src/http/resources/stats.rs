@@ -18,7 +18,7 @@ use crate::http::edge::auth::{RunsRead, Scoped};
 use crate::http::edge::extract::Params;
 use crate::http::edge::problem::Problem;
 use crate::http::state::App;
-use crate::store::{Page, StatsFilter, ToolStats, UsageStats};
+use crate::store::{StatsFilter, ToolStats, UsageStats};
 
 /// The default time range; it begins with a day.
 const WINDOW: TimeDelta = TimeDelta::days(30);
@@ -115,8 +115,7 @@ pub(crate) async fn get_tool_stats(
     let filter = filter(&mut params)?;
     params.finish()?;
     let rows = app.store.tool_stats(&caller.tenant, &filter).await?;
-    let all = Page { limit: u32::MAX, after: None };
-    Ok(Json(Listing::of_all(rows.into_iter().map(ToolStatsView::from).collect(), &all)))
+    Ok(Json(Listing::whole(rows.into_iter().map(ToolStatsView::from).collect())))
 }
 
 /// Count tokens and cost
@@ -139,7 +138,7 @@ pub(crate) async fn get_usage_stats(
     mut params: Params,
 ) -> Result<Json<Listing<UsageStatsView>>, Problem> {
     let filter = filter(&mut params)?;
-    let page = by_number(&mut params, LISTS)?;
+    let page = by_number(&mut params, &caller.tenant, LISTS)?;
     params.finish()?;
     let rows = app.store.usage_stats(&caller.tenant, &filter, &page).await?;
     Ok(Json(Listing::of(rows, &page, |_| next_offset(&page), UsageStatsView::from)))

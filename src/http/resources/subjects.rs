@@ -52,9 +52,9 @@ pub(crate) async fn list_subjects(
     ids.sort();
     ids.dedup();
     if ids.is_empty() {
-        return Ok(Json(Listing { data: Vec::new(), next_cursor: None }));
+        return Ok(Json(Listing::whole(Vec::new())));
     }
     let named = app.store.key_names(&caller.tenant, &ids).await?;
     let data = named.into_iter().map(|(id, name)| Subject { id, name: redacted::text(name) });
-    Ok(Json(Listing { data: data.collect(), next_cursor: None }))
+    Ok(Json(Listing::whole(data.collect())))
 }

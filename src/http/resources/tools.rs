@@ -84,7 +84,7 @@ pub(crate) async fn list_tools(
     caller: Scoped<ToolsRead>,
     mut params: Params,
 ) -> Result<Json<Listing<Tool>>, Problem> {
-    let page = by_number(&mut params, PARTS)?;
+    let page = by_number(&mut params, &caller.tenant, PARTS)?;
     params.finish()?;
     let tools =
         (app.tools)().iter().map(|tool| Tool::of(tool, app.sandbox.as_ref(), &caller)).collect();

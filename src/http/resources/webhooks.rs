@@ -12,7 +12,7 @@ use url::Url;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::page::{LISTS, ListParams, Listing, by_time, time_cursor};
+use super::page::{LISTS, ListParams, Listing, by_time, time_position};
 use crate::http::document::vocabulary::DeliveryStatus as StatusWord;
 use crate::http::edge::auth::{AgentsInvoke, RunsRead, Scoped};
 use crate::http::edge::extract::{Name, Params};
@@ -144,10 +144,10 @@ pub(crate) async fn list_webhook_deliveries(
 ) -> Result<Json<Listing<DeliveryView>>, Problem> {
     let filter =
         DeliveryFilter { run_id: params.uuid("run_id")?, status: params.one_of("status")? };
-    let page = by_time(&mut params, LISTS)?;
+    let page = by_time(&mut params, &caller.tenant, LISTS)?;
     params.finish()?;
     let rows = app.store.deliveries(&caller.tenant, &filter, &page).await?;
-    let cursor = |row: &Delivery| time_cursor(row.at, &row.id.to_string());
+    let cursor = |row: &Delivery| time_position(row.at, &row.id.to_string());
     Ok(Json(Listing::of(rows, &page, cursor, DeliveryView::from)))
 }
 

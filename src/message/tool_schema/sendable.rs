@@ -2,7 +2,8 @@
 //!
 //! The APIs demand a root with `type: object` and `properties`, and refuse combinators and references
 //! there. The properties that those name are written into the root, and what the root can no longer
-//! say is said in words. What is called is checked against the schema as it was written.
+//! say is said in words. Lists say what their items are, if only that they may be anything, as OpenAI
+//! demands at any depth. What is called is checked against the schema as it was written.
 
 use serde_json::{Map, Value, json};
 
@@ -19,8 +20,76 @@ const MAX_CONDITION: usize = 200;
 /// Bytes of all that is said.
 const MAX_WORDS: usize = 400;
 
+/// Schemas within one another that are looked through.
+const MAX_LEVELS: usize = 64;
+/// Keywords whose value is a schema, or a list of them.
+const SCHEMAS: [&str; 15] = [
+    "items",
+    "prefixItems",
+    "additionalItems",
+    "additionalProperties",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "propertyNames",
+    "contains",
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "not",
+    "if",
+    "then",
+    "else",
+];
+/// Keywords whose value has a schema for each name.
+const NAMED_SCHEMAS: [&str; 5] =
+    ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas"];
+
 /// What is sent, and what it leaves out in words; `None` where the schema is sent as it is.
 pub(super) fn sendable(schema: &Value) -> Option<(Value, String)> {
+    let plain = with_plain_root(schema);
+    let has_plain_root = plain.is_none();
+    let (mut sent, words) = plain.unwrap_or_else(|| (schema.clone(), String::new()));
+    let is_changed = add_items(&mut sent, MAX_LEVELS);
+    (is_changed || !has_plain_root).then_some((sent, words))
+}
+
+/// Whether a schema allows lists without a word on their items.
+fn is_bare_list(schema: &Map<String, Value>) -> bool {
+    let is_list = match schema.get("type") {
+        Some(Value::String(kind)) => kind == "array",
+        Some(Value::Array(kinds)) => kinds.iter().any(|kind| kind == "array"),
+        _ => false,
+    };
+    is_list && !schema.contains_key("items")
+}
+
+/// Lists whose items may be anything say so, which means the same; whether there is such a list.
+fn add_items(schema: &mut Value, levels: usize) -> bool {
+    let (Value::Object(keywords), Some(below)) = (schema, levels.checked_sub(1)) else {
+        return false;
+    };
+    let mut is_changed = is_bare_list(keywords);
+    if is_changed {
+        keywords.insert("items".to_owned(), json!({}));
+    }
+    for (keyword, value) in keywords {
+        let inner: Vec<&mut Value> = match value {
+            Value::Object(each) if NAMED_SCHEMAS.contains(&keyword.as_str()) => {
+                each.values_mut().collect()
+            }
+            Value::Array(each) if SCHEMAS.contains(&keyword.as_str()) => each.iter_mut().collect(),
+            one if SCHEMAS.contains(&keyword.as_str()) => vec![one],
+            _ => continue,
+        };
+        for schema in inner {
+            is_changed |= add_items(schema, below);
+        }
+    }
+    is_changed
+}
+
+/// The schema with a root that every provider takes, and what that leaves out in words.
+fn with_plain_root(schema: &Value) -> Option<(Value, String)> {
     let none = Map::new();
     let written = schema.as_object().unwrap_or(&none);
     let own = written.get("properties").and_then(Value::as_object);
@@ -212,6 +281,35 @@ mod tests {
         ] {
             assert_eq!(sendable(&schema), None, "{schema}");
         }
+    }
+
+    #[test]
+    fn lists_say_what_their_items_are() {
+        let list = json!({"type": "array"});
+        let whole = json!({"type": "array", "items": {}});
+        let around = |list: &Value| {
+            json!({"type": "object", "description": "array", "default": {"type": "array"},
+            "properties": {
+                "type": list, "plain": {"type": "string", "enum": [{"type": "array"}]},
+                "said": {"type": "array", "items": {"type": "string"}},
+                "deep": {"anyOf": [{"type": "null"}, {"type": "array", "items": list}]},
+                "pair": {"type": "array", "prefixItems": [list], "items": false},
+                "map": {"type": "object", "additionalProperties": list}},
+            "$defs": {"a": {"not": list}}})
+        };
+        assert_eq!(sendable(&around(&list)), Some((around(&whole), String::new())));
+        assert_eq!(sendable(&around(&whole)), None);
+        let nullable = json!({"type": "object", "properties": {"a": {"type": ["array", "null"]}}});
+        let (sent, _) = sendable(&nullable).unwrap();
+        assert_eq!(sent["properties"]["a"], json!({"type": ["array", "null"], "items": {}}));
+        let branch = json!({"type": "object", "anyOf": [{"properties": {"a": list}}]});
+        let (sent, _) = sendable(&branch).unwrap();
+        assert_eq!(sent["properties"]["a"], whole);
+        let mut deep = json!({"type": "array"});
+        for _ in 0..100 {
+            deep = json!({"type": "object", "properties": {"a": deep}});
+        }
+        assert_eq!(sendable(&deep), None, "its innermost list is beyond what is looked at");
     }
 
     #[test]

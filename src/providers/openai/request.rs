@@ -11,6 +11,7 @@ use serde::Serialize;
 use serde::ser::{SerializeSeq, Serializer};
 use serde_json::Value;
 
+use super::MAX_DESCRIPTION;
 use super::effort::effort;
 use super::ids::wire_ids;
 use super::strict;
@@ -233,7 +234,7 @@ impl Serialize for Tools<'_> {
                 r#type: "function",
                 function: Offered {
                     name: self.names.to_wire(&offer.name),
-                    description: offer.told(),
+                    description: offer.told_within(MAX_DESCRIPTION),
                     parameters: offer.input_schema.sent(),
                     strict: (self.may_be_strict && strict::qualifies(offer.input_schema.sent()))
                         .then_some(true),

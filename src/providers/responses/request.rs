@@ -14,7 +14,7 @@ use serde_json::value::RawValue;
 
 use crate::message::{AssistantTurn, Turn};
 use crate::model::ThinkingStyle;
-use crate::providers::openai::{effort, ids, strict};
+use crate::providers::openai::{MAX_DESCRIPTION, effort, ids, strict};
 use crate::providers::{ModelRequest, Passed, ToolChoice, ToolOffer, WireNames};
 
 /// Needed to send back the reasoning of a response that is not stored.
@@ -233,7 +233,7 @@ impl Serialize for Tools<'_> {
         serializer.collect_seq(self.offers.iter().map(|offer| Offered {
             r#type: "function",
             name: self.names.to_wire(&offer.name),
-            description: offer.told(),
+            description: offer.told_within(MAX_DESCRIPTION),
             parameters: offer.input_schema.sent(),
             strict: self.may_be_strict && strict::qualifies(offer.input_schema.sent()),
         }))

@@ -55,6 +55,14 @@ pub(super) fn loses_choice(request: &ModelRequest<'_>, capabilities: &Capabiliti
         && !capabilities.can_force(request.thinking)
 }
 
+/// What is wrong with the number of tools, where the model does not take as many.
+pub(super) fn too_many_tools(request: &ModelRequest<'_>) -> Option<String> {
+    let (most, count) = (request.capabilities.max_tools?, request.tools.len());
+    let model = request.model;
+    (u32::try_from(count).unwrap_or(u32::MAX) > most)
+        .then(|| format!("{count} tools are offered, and {model} takes at most {most}"))
+}
+
 /// The tools to offer and the choice to send. Only the required tool is offered if it cannot be
 /// named in the choice.
 fn choice<'a>(
@@ -123,6 +131,17 @@ mod tests {
             trace: None,
         };
         look(&adapted(&request, "m", &capabilities), loses_choice(&request, &capabilities))
+    }
+
+    #[test]
+    fn tools_are_counted_as_they_are_sent() {
+        let two =
+            Capabilities { max_tools: Some(2), named_tool_choice: false, ..Capabilities::OPENAI };
+        let count = |request: &ModelRequest<'_>, _| too_many_tools(request);
+        let found = with(two, ToolChoice::Auto, false, count).unwrap();
+        assert_eq!(found, "3 tools are offered, and m takes at most 2");
+        assert_eq!(with(two, ToolChoice::Tool("b".into()), false, count), None, "one is sent");
+        assert_eq!(with(Capabilities::OPENAI, ToolChoice::Auto, false, count), None);
     }
 
     #[test]

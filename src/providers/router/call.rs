@@ -87,6 +87,11 @@ impl CallState<'_, '_> {
         let mut request = adapt::adapted(self.request, route.model, &route.capabilities);
         request.step = self.request.step + self.call.failed;
         let is_final = |error: &ProviderError| is_last_model || !may_fall_back(error.kind);
+        if let Some(why) = adapt::too_many_tools(&request) {
+            let refusal = route.failure(FailureKind::BadRequest, why);
+            self.report(route, Instant::now(), Some(&refusal), true);
+            return Err((refusal, None));
+        }
         let entered = self.enter(route, &breaker, is_last_model).await;
         let tried = Instant::now();
         let (slot, passes) = match entered {

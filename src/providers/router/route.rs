@@ -85,9 +85,13 @@ impl Route<'_> {
     }
 
     fn transient(&self, message: String) -> ProviderError {
+        self.failure(FailureKind::Transient, message)
+    }
+
+    pub(super) fn failure(&self, kind: FailureKind, message: String) -> ProviderError {
         ProviderError {
             provider: self.provider.to_owned(),
-            kind: FailureKind::Transient,
+            kind,
             status: None,
             code: None,
             message,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::connections::Connections;
-use super::run;
+use super::run_list;
 use crate::store::StoreError;
 use crate::store::sql::{Query, Row};
 
@@ -17,12 +17,13 @@ const REST: Duration = Duration::from_secs(10);
 /// The copy.
 pub(super) struct Standby {
     connections: Connections,
+    transaction_pooler: bool,
     rests_until: Mutex<Option<Instant>>,
 }
 
 impl Standby {
-    pub(super) fn new(connections: Connections) -> Self {
-        Self { connections, rests_until: Mutex::default() }
+    pub(super) fn new(connections: Connections, transaction_pooler: bool) -> Self {
+        Self { connections, transaction_pooler, rests_until: Mutex::default() }
     }
 
     pub(super) fn connections(&self) -> &Connections {
@@ -47,7 +48,7 @@ impl Standby {
 
     async fn ask(&self, query: &Query) -> Result<Vec<Row>, StoreError> {
         let mut line = self.connections.get().await?;
-        let rows = run(&mut line, query.clone()).await;
+        let rows = run_list(&mut line, query.clone(), self.transaction_pooler).await;
         line.settle(rows)
     }
 }

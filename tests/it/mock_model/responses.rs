@@ -4,7 +4,7 @@
 use axum::body::Bytes;
 use serde_json::{Value, json};
 
-use super::{check_json_mode, check_root, check_strict};
+use super::{check_count, check_description, check_json_mode, check_parameters, check_strict};
 
 /// The rules of the real API; the message is what it would complain about.
 pub(crate) fn check(body: &Value) -> Result<(), String> {
@@ -38,10 +38,12 @@ pub(crate) fn check(body: &Value) -> Result<(), String> {
     }
     check_json_mode(&body["text"]["format"], &json!([body["input"], body["instructions"]]))?;
     let tools = body["tools"].as_array().map_or(&[][..], Vec::as_slice);
+    check_count(tools)?;
     let mut offered = Vec::new();
-    for tool in tools {
+    for (number, tool) in tools.iter().enumerate() {
         let name = name_of(tool)?;
-        check_root(name, &tool["parameters"])?;
+        check_description(&format!("tools[{number}]"), tool)?;
+        check_parameters(name, &tool["parameters"])?;
         match tool["strict"].as_bool() {
             Some(true) => check_strict(&tool["parameters"])?,
             Some(false) => {}

@@ -185,7 +185,10 @@ async fn a_row_that_cannot_be_read_fails_alone(db: Db) {
 }
 
 async fn every_filter_of_audit_selects(db: Db) {
-    let mut script = Script::owned();
+    let mut script = Script::with(|new| {
+        new.agent = "asked".into();
+        new.session_id = Some("s-1".into());
+    });
     let mut other = Script::owned();
     other.caller = Arc::new(Caller { subject: "key-2".into(), ..Caller::clone(&other.caller) });
     let (read, shell) = (call("file_ops", "{}"), call("shell", "{\"x\":1}"));
@@ -220,6 +223,10 @@ async fn every_filter_of_audit_selects(db: Db) {
         (AuditFilter { subject: Some("key-3".into()), ..any() }, vec![]),
         (all, vec!["", "shell", "file_ops"]),
         (AuditFilter { run_id: Some(script.id), ..any() }, vec!["file_ops"]),
+        (AuditFilter { agent: Some("asked".into()), ..any() }, vec!["file_ops"]),
+        (AuditFilter { agent: Some("ask".into()), ..any() }, vec![]),
+        (AuditFilter { session_id: Some("s-1".into()), ..any() }, vec!["file_ops"]),
+        (AuditFilter { session_id: Some("s-2".into()), ..any() }, vec![]),
         (AuditFilter { tool: Some("shell".into()), ..any() }, vec!["shell"]),
         (AuditFilter { rule: Some(first.audit[0].rule.clone()), ..any() }, vec!["file_ops"]),
         (AuditFilter { rule: Some("path".into()), ..any() }, vec!["shell"]),
@@ -239,6 +246,25 @@ async fn every_filter_of_audit_selects(db: Db) {
     }
     let newest = db.store.audit(TENANT, &any(), &page(1, None)).await.unwrap().remove(0);
     assert_eq!((newest.run_id, newest.subject.as_str()), (Some(other.id), "key-2"));
+
+    // An act is of what it names, or of its run's; what names neither is of neither.
+    for (run_id, details) in [
+        (Some(script.id), json!({})),
+        (None, json!({"agent": "asked", "session_id": "s-1"})),
+        (Some(Uuid::now_v7()), json!({})),
+    ] {
+        let action = AuditAction::FileWritten;
+        let (tenant, subject) = (TENANT.to_owned(), "key-3".to_owned());
+        let act = Act { tenant, subject, action, run_id, reason: None, details };
+        db.store.record_act(act).await.unwrap();
+    }
+    let uploads = AuditFilter { action: Some(AuditAction::FileWritten), ..any() };
+    let of_agent = AuditFilter { agent: Some("asked".into()), ..uploads.clone() };
+    let of_session = AuditFilter { session_id: Some("s-1".into()), ..uploads.clone() };
+    for (filter, count) in [(uploads, 3), (of_agent, 2), (of_session, 2)] {
+        let rows = db.store.audit(TENANT, &filter, &page(10, None)).await.unwrap();
+        assert_eq!(rows.len(), count, "{filter:?}");
+    }
     assert!(is_record_of(&newest, &second.audit[0]), "{newest:?}");
     let acted = db.store.audit(TENANT, &acts, &page(2, None)).await.unwrap();
     assert_eq!((acted.len(), acted[0].call_id, acted[0].run_id), (1, None, None));

@@ -110,10 +110,12 @@ async fn fill(db: &Db, rows: u32) {
              'openai', 'gpt', 'stop' FROM {series}"
         ),
         format!(
-            "INSERT INTO audit_log (tenant, at, id, run_id, call_id, action, subject, tool, rule, \
-             decision, outcome, arguments) SELECT '{TENANT}', {at}, {id}, {id}, {id}, 'tool_call', {}, \
-             {}, {}, {}, {}, '{{}}' FROM {series}",
+            "INSERT INTO audit_log (tenant, at, id, run_id, call_id, action, subject, agent, \
+             session_id, tool, rule, decision, outcome, arguments) SELECT '{TENANT}', {at}, {id}, \
+             {id}, {id}, 'tool_call', {}, {}, {}, {}, {}, {}, {}, '{{}}' FROM {series}",
             rare(1, "'rare'", "'key'"),
+            rare(6, "'rare'", "'agent'"),
+            rare(7, "'session'", "NULL"),
             rare(2, "'rare'", "'tool'"),
             rare(5, "'path'", "'none'"),
             rare(3, "'blocked'", "'allowed'"),
@@ -228,6 +230,9 @@ fn audit_filters() -> Vec<AuditFilter> {
     vec![
         any(),
         AuditFilter { run_id: Some(Uuid::from_u128(0x7000_8000_0000_0000_0001)), ..any() },
+        AuditFilter { agent: Some("rare".into()), ..any() },
+        AuditFilter { agent: Some("agent".into()), ..any() },
+        AuditFilter { session_id: Some("session".into()), ..any() },
         AuditFilter { tool: Some("rare".into()), ..any() },
         AuditFilter { tool: Some("tool".into()), ..any() },
         AuditFilter { rule: Some("path".into()), ..any() },

@@ -216,7 +216,7 @@ async fn of_new(log: &Log, headers: &HeaderMap, asked: &Value, versions: &[&str]
         "tools/list" => {
             complete(json!({"tools": tools(), "ttlMs": 3_600_000, "cacheScope": "public"}))
         }
-        "tools/call" => called(log, asked, complete).await,
+        "tools/call" => called(log, asked, complete),
         _ => {
             note("unknown");
             error(StatusCode::NOT_FOUND, id, -32601, "Method not found", &Value::Null)
@@ -224,7 +224,7 @@ async fn of_new(log: &Log, headers: &HeaderMap, asked: &Value, versions: &[&str]
     }
 }
 
-async fn called(log: &Log, asked: &Value, complete: impl Fn(Value) -> Response) -> Response {
+fn called(log: &Log, asked: &Value, complete: impl Fn(Value) -> Response) -> Response {
     let (id, params) = (&asked["id"], &asked["params"]);
     let text = |text: &str| json!({"content": [{"type": "text", "text": text}]});
     match params["name"].as_str().unwrap_or_default() {

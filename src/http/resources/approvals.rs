@@ -11,8 +11,9 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::page::{LISTS, ListParams, Listing, by_time, time_position};
+use super::pending_views::Pending;
 use super::redacted;
-use super::run_views::{Pending, RunAnswer, answer_to};
+use super::run_views::{RunAnswer, answer_to};
 use crate::event::{InputResponse, InputResponses};
 use crate::http::document::vocabulary::ApprovalStatus as StatusWord;
 use crate::http::edge::auth::{AgentsInvoke, RunsApprove, Scoped, refuse_anonymous};

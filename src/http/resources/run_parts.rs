@@ -14,10 +14,10 @@ use serde_json::Value;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use super::consumption_views::UsageView;
 use super::journal;
 use super::page::{Listing, PARTS, PartParams, by_number, next_offset};
 use super::redacted;
-use super::run_views::UsageView;
 use super::runs::existing;
 use crate::bounds::json;
 use crate::event::{CompactionCause, ContextCompacted, RunEvent};

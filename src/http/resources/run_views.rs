@@ -13,21 +13,19 @@ use serde_json::Value;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::input_views::InputView;
+use super::consumption_views::{BudgetView, TreeUsed, UsageView};
+use super::pending_views::Pending;
 use super::redacted;
 use super::webhooks::CallbackError;
 use crate::agents::Definition;
-use crate::event::WaitKind;
-use crate::http::document::vocabulary::{PendingKind, RunInputs, RunMetadata};
+use crate::http::document::vocabulary::{RunInputs, RunMetadata};
 use crate::http::edge::problem::Problem;
 use crate::http::state::Shared;
-use crate::message::Usage;
-use crate::message::visible::{escaped, escaped_json};
 use crate::run::{
-    Budget, Caller, Label, Limits, Overrides, RunError, RunKind, RunStatus, TerminationReason, Usd,
+    Budget, Caller, Label, Limits, Overrides, RunError, RunKind, RunStatus, TerminationReason,
 };
 use crate::runtime::Outstanding;
-use crate::store::{ApprovalRecord, RunRecord, SharedBudget, Store, StoreError};
+use crate::store::{RunRecord, Store, StoreError};
 
 /// The outcome of a run, as an invocation answers it.
 #[derive(Debug, Serialize, ToSchema)]
@@ -89,43 +87,10 @@ pub(crate) struct Run {
     callback_errors: Vec<CallbackError>,
 }
 
-/// Token counts and cost. Cached and cache-write tokens are part of the input tokens, reasoning
-/// tokens are part of the output tokens.
-#[derive(Debug, Serialize, ToSchema)]
-#[schema(as = Usage)]
-pub(crate) struct UsageView {
-    /// All input tokens.
-    #[schema(example = 1000)]
-    input_tokens: u64,
-    /// All output tokens.
-    #[schema(example = 234)]
-    output_tokens: u64,
-    /// Input tokens that were read from the provider's cache.
-    cached_input_tokens: u64,
-    /// Input tokens that were written to the provider's cache.
-    cache_write_tokens: u64,
-    /// Output tokens that were spent on reasoning.
-    reasoning_tokens: u64,
-    /// Input plus output tokens.
-    #[schema(example = 1234)]
-    total_tokens: u64,
-    /// Cost in US dollars; null if a model has no configured price.
-    #[schema(example = 0.00054)]
-    cost_usd: Option<f64>,
-}
-
-/// Bytes of a call's arguments that a list of runs shows.
-const MAX_LISTED: usize = 4096;
-
 impl RunSummary {
     /// As it stands in a list, without arguments that are large.
     pub(crate) fn listed(mut self) -> Self {
-        for pending in &mut self.pending {
-            if pending.display.len() > MAX_LISTED {
-                pending.arguments = Value::Null;
-                pending.display.clear();
-            }
-        }
+        self.pending.iter_mut().for_each(Pending::shorten);
         self
     }
 
@@ -258,120 +223,6 @@ pub(crate) struct RunState {
     status: RunStatus,
 }
 
-/// Something that a parked run waits for.
-#[derive(Debug, Serialize, ToSchema)]
-#[schema(as = PendingCall, example = json!({"arguments": {"operation": "write", "path": "notes.md"}}))]
-pub(crate) struct Pending {
-    /// The run that waits, where the answer is given: the parked run itself, or a run that it
-    /// delegated to.
-    run_id: Uuid,
-    /// The tool call's id; for an escalation, the escalation's own id.
-    call_id: Uuid,
-    /// What kind of answer the run waits for.
-    #[schema(value_type = PendingKind, example = "approval")]
-    kind: &'static str,
-    /// The tool; empty for an escalation.
-    #[schema(example = "file_ops")]
-    tool: String,
-    /// The call's arguments; a string if they are not valid JSON. Null in lists where they are large:
-    /// the run itself shows them.
-    arguments: Value,
-    /// The arguments as JSON text for display to a person: invisible characters, and those that
-    /// change how others are displayed, are escaped.
-    #[schema(example = "{\n  \"path\": \"invoice\\u202efdp.exe\"\n}")]
-    display: String,
-    /// Why the run waits.
-    #[schema(
-        example = "The autonomy rule asks for an approval: to write notes.md would lose what exists there."
-    )]
-    reason: String,
-    /// When the run stops waiting without an answer; null if it waits indefinitely.
-    expires_at: Option<DateTime<Utc>>,
-    /// What the tool asks for, if it is no tool of the caller; null otherwise.
-    #[schema(value_type = Option<InputView>, example = json!(null))]
-    input: Option<Box<InputView>>,
-}
-
-/// Consumption of a run and its limits.
-#[derive(Debug, Serialize, ToSchema)]
-#[schema(as = RunBudget)]
-pub(crate) struct BudgetView {
-    /// What the run has consumed.
-    used: BudgetUsed,
-    /// What the run may consume.
-    limits: Option<Budget>,
-    /// What the run and all its descendants have consumed together; null if it delegated nothing
-    /// or was itself delegated.
-    tree: Option<TreeUsed>,
-}
-
-/// What a run and all its descendants have consumed together.
-#[derive(Debug, Serialize, ToSchema)]
-#[schema(as = RunTreeUsed)]
-pub(crate) struct TreeUsed {
-    /// Model responses.
-    #[schema(example = 9)]
-    iterations: u64,
-    /// Tool calls.
-    #[schema(example = 5)]
-    tool_calls: u64,
-    /// Input plus output tokens.
-    #[schema(example = 4321)]
-    total_tokens: u64,
-    /// Cost in US dollars; null if a model has no configured price.
-    #[schema(example = 0.00123)]
-    cost_usd: Option<f64>,
-    /// Files modified; a file that two of the runs modified counts for both.
-    #[schema(example = 2)]
-    files_modified: u64,
-    /// Lines written or replaced.
-    #[schema(example = 40)]
-    lines_changed: u64,
-    /// Requests to the network; absent where `governance.network.max_requests` is not set.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(nullable = false)]
-    network_requests: Option<u64>,
-}
-
-/// What a run has consumed.
-#[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct BudgetUsed {
-    /// Model responses.
-    #[schema(example = 4)]
-    iterations: u32,
-    /// Seconds since the start of the run, up to its end, without the time in which it waited for
-    /// people, callers or children.
-    #[schema(example = 0.812)]
-    duration_seconds: f64,
-    /// Tool calls.
-    #[schema(example = 3)]
-    tool_calls: u32,
-    /// Input plus output tokens.
-    #[schema(example = 1234)]
-    total_tokens: u64,
-    /// Cost in US dollars; null if a model has no configured price.
-    #[schema(example = 0.00054)]
-    cost_usd: Option<f64>,
-    /// Files read, directories listed and searched.
-    #[schema(example = 2)]
-    files_read: u64,
-    /// Write operations on files and directories.
-    #[schema(example = 1)]
-    files_written: u64,
-    /// Distinct files created, changed, moved or deleted.
-    #[schema(example = 1)]
-    files_modified: u64,
-    /// Lines written or replaced.
-    #[schema(example = 12)]
-    lines_changed: u64,
-    /// Commands executed.
-    #[schema(example = 0)]
-    commands: u64,
-    /// Network requests made by tools.
-    #[schema(example = 0)]
-    network_requests: u64,
-}
-
 impl Run {
     /// The outcome of a stored run, with what its descendants took.
     pub(crate) async fn of(store: &Store, record: RunRecord) -> Result<Self, StoreError> {
@@ -409,66 +260,10 @@ impl From<RunRecord> for Run {
     }
 }
 
-impl From<&Usage> for UsageView {
-    fn from(usage: &Usage) -> Self {
-        Self {
-            input_tokens: usage.input_tokens,
-            output_tokens: usage.output_tokens,
-            cached_input_tokens: usage.cached_input_tokens,
-            cache_write_tokens: usage.cache_write_tokens,
-            reasoning_tokens: usage.reasoning_tokens,
-            total_tokens: usage.total_tokens(),
-            cost_usd: usage.cost_micro_usd.map(dollars),
-        }
-    }
-}
-
-fn dollars(micro: i64) -> f64 {
-    Usd::from_micro(micro).dollars()
-}
-
 /// An error without secrets.
 fn error(error: RunError) -> RunError {
     let RunError { code, message, context } = error;
     RunError { code, message: redacted::text(message), context: redacted::document(context) }
-}
-
-impl From<ApprovalRecord> for Pending {
-    fn from(mut asked: ApprovalRecord) -> Self {
-        if asked.kind != WaitKind::Client || asked.input.is_some() {
-            asked.arguments = redacted::document(asked.arguments);
-        }
-        Self {
-            run_id: asked.run_id,
-            call_id: asked.call_id,
-            kind: asked.kind.as_str(),
-            tool: asked.tool,
-            display: escaped_json(&format!("{:#}", asked.arguments)).into_owned(),
-            arguments: asked.arguments,
-            reason: redacted::text(escaped(&asked.reason).into_owned()),
-            expires_at: asked.expires_at,
-            input: asked.input.map(|asked| Box::new(asked.into())),
-        }
-    }
-}
-
-impl From<&RunRecord> for BudgetUsed {
-    fn from(record: &RunRecord) -> Self {
-        let seconds = record.active().as_seconds_f64();
-        Self {
-            iterations: record.iterations,
-            duration_seconds: (seconds * 1000.0).round() / 1000.0,
-            tool_calls: record.tool_calls_made,
-            total_tokens: record.usage.total_tokens(),
-            cost_usd: record.usage.cost_micro_usd.map(dollars),
-            files_read: record.consumption.files_read,
-            files_written: record.consumption.files_written,
-            files_modified: record.consumption.files(),
-            lines_changed: record.consumption.lines_changed,
-            commands: record.consumption.commands,
-            network_requests: record.consumption.network_requests,
-        }
-    }
 }
 
 /// What a run and its descendants took; `None` for one that delegated nothing.
@@ -613,18 +408,7 @@ impl<'a> RunViews<'a> {
         if record.parent_run_id.is_some() || !record.has_delegated() {
             return Ok(None);
         }
-        let used = |budget: SharedBudget| TreeUsed {
-            iterations: budget.spent.iterations,
-            tool_calls: budget.spent.tool_calls,
-            total_tokens: budget.spent.tokens,
-            cost_usd: record
-                .usage
-                .cost_micro_usd
-                .map(|_| dollars(i64::try_from(budget.spent.micro_usd).unwrap_or(i64::MAX))),
-            files_modified: budget.spent.files,
-            lines_changed: budget.spent.lines,
-            network_requests: budget.caps.requests.map(|_| budget.spent.requests),
-        };
-        Ok(self.app.store.shared_budget(record.id).await?.map(used))
+        let budget = self.app.store.shared_budget(record.id).await?;
+        Ok(budget.map(|budget| TreeUsed::of(record, &budget)))
     }
 }

@@ -10,9 +10,9 @@ use chrono::TimeDelta;
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::consumption_views::UsageView;
 use super::page::{LISTS, ListParams, Listing, by_number, next_offset};
 use super::redacted;
-use super::run_views::UsageView;
 use crate::clock;
 use crate::http::edge::auth::{RunsRead, Scoped};
 use crate::http::edge::extract::Params;

@@ -1,19 +1,19 @@
 //! `toolloop invoke` and `toolloop tools call`: one run, progress on standard error, the answer on standard output.
 //!
-//! A terminal gets the output; a pipe, or `--json`, gets the whole response of the API. Ctrl-C
-//! cancels the run and waits for its end; a second Ctrl-C exits immediately.
+//! A terminal gets the output; a pipe, or `--json`, gets the whole response of the API. Ctrl-C,
+//! SIGTERM and SIGHUP cancel the run and wait for its end; a second one exits immediately.
 
 use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Args;
 use serde_json::{Map, Value, json};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use uuid::Uuid;
 
 use super::client::{Client, ClientError, TargetArgs};
 use super::event_follower::EventFollower;
 use super::files_by_reference::file_references;
+use super::interrupts::Interrupts;
 use super::output::{human_readable, print, print_json, stdout_is_terminal};
 use super::progress::Progress;
 use super::run_view::pending_text;
@@ -21,7 +21,7 @@ use super::{JsonArg, UsageError};
 use crate::config::Flags;
 use crate::runtime::keys::DEFAULT_TENANT;
 
-/// The exit code after a cancelled run or Ctrl-C.
+/// The exit code after a cancelled run or a signal.
 const INTERRUPTED: u8 = 130;
 
 /// The exit code of a parked run.
@@ -32,7 +32,7 @@ Without --server the run executes in this process, on the configured database. P
 standard error. Standard output gets the run's output if it is a terminal, and the whole response of
 the API as JSON if it is a pipe or a file, or with --json.
 
-Ctrl-C cancels the run and waits for its end; a second Ctrl-C exits immediately.
+Ctrl-C, SIGTERM and SIGHUP cancel the run and wait for its end; a second one exits immediately.
 
 If the run waits for an approval, the command exits and the run stays parked: the pending calls go to
 standard error, the run's current state to standard output as above.
@@ -161,14 +161,14 @@ fn path_of(agent: &str, route: &str) -> String {
 }
 
 async fn run(client: &Client, agent: &str, path: &str, mut body: Value) -> anyhow::Result<Value> {
-    let mut interrupts = signal(SignalKind::interrupt()).context("cannot handle interrupts")?;
+    let mut interrupts = Interrupts::listen().context("cannot handle signals")?;
     let run_id = Uuid::now_v7();
     body["run_id"] = json!(run_id);
     let mut progress = Progress::start();
     let started = tokio::select! {
         started = EventFollower::started(client, run_id, path, &body) => started,
-        _ = interrupts.recv() => {
-            cancel(client, run_id, &mut interrupts, &progress).await;
+        reason = interrupts.next() => {
+            cancel(client, run_id, reason, &mut interrupts, &progress).await;
             exit_now(&progress)
         }
     };
@@ -196,11 +196,11 @@ async fn run(client: &Client, agent: &str, path: &str, mut body: Value) -> anyho
                 }
                 Err(error) => break Err(error).context(format!("run {run_id} continues without this connection")),
             },
-            _ = interrupts.recv() => {
+            reason = interrupts.next() => {
                 if std::mem::replace(&mut is_cancelled, true) {
                     exit_now(&progress);
                 }
-                cancel(client, run_id, &mut interrupts, &progress).await;
+                cancel(client, run_id, reason, &mut interrupts, &progress).await;
             }
         }
     };
@@ -221,17 +221,22 @@ async fn parked(client: &Client, run_id: Uuid, progress: &Progress) -> Option<Va
 }
 
 /// Requests cancellation; a second interrupt meanwhile exits.
-async fn cancel(client: &Client, run_id: Uuid, interrupts: &mut Signal, progress: &Progress) {
+async fn cancel(
+    client: &Client,
+    run_id: Uuid,
+    reason: &str,
+    interrupts: &mut Interrupts,
+    progress: &Progress,
+) {
     progress.print("cancelling the run; press Ctrl-C again to exit immediately");
-    let (path, reason) =
-        (format!("/runs/{run_id}/cancel"), json!({"reason": "interrupted at the terminal"}));
+    let (path, reason) = (format!("/runs/{run_id}/cancel"), json!({ "reason": reason }));
     tokio::select! {
         asked = client.post(&path, &reason) => {
             if let Err(error) = asked {
                 progress.print(&format!("the run cannot be cancelled: {error}"));
             }
         }
-        _ = interrupts.recv() => exit_now(progress),
+        _ = interrupts.next() => exit_now(progress),
     }
 }
 

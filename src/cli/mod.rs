@@ -12,6 +12,7 @@ mod doctor;
 mod event_follower;
 mod files;
 mod files_by_reference;
+mod interrupts;
 mod invoke;
 mod keys;
 mod models;

@@ -192,6 +192,10 @@ fn files_are_kept_in_a_directory_or_a_bucket() {
     };
     let Ok(ObjectPlace::Directory(dir)) = of("url = \"kept\"", &[]) else { panic!() };
     assert_eq!(dir, Path::new("conf/kept"));
+    let Ok(ObjectPlace::Directory(dir)) = of("url = \"file:///mnt/kept%20here/\"", &[]) else {
+        panic!()
+    };
+    assert_eq!(dir, Path::new("/mnt/kept here"));
     let keys = [("AWS_ACCESS_KEY_ID", "id"), ("S3_SECRET", "s3cr3t")];
     let bucket = "url = \"s3://files/of/toolloop/\"\nendpoint = \"http://127.0.0.1:9000\"\n\
                   secret_key_env = \"S3_SECRET\"";
@@ -203,6 +207,8 @@ fn files_are_kept_in_a_directory_or_a_bucket() {
     for (object, at) in [
         ("", "url"),
         ("url = \"ftp://x\"", "url"),
+        ("url = \"file://host/x\"", "url"),
+        ("url = \"file:///x?a\"", "url"),
         ("url = \"s3://\"", "url"),
         ("url = \"s3://a b\"", "url"),
         ("url = \"s3://b\"\nendpoint = \"x\"", "endpoint"),

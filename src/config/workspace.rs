@@ -2,7 +2,7 @@
 //! place of the table is `dir` alone.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -32,7 +32,7 @@ pub struct Workspace {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ObjectSettings {
-    /// `s3://<bucket>/<prefix>`, or a directory that all replicas see.
+    /// `s3://<bucket>/<prefix>`, or a directory that all replicas see, as a path or `file:///…`.
     url: String,
     /// Base URL of a server that speaks S3; empty: Amazon's.
     endpoint: String,
@@ -94,11 +94,12 @@ pub(super) fn resolve_objects(
         );
     }
     let Some(bucket) = settings.url.strip_prefix("s3://") else {
-        if settings.url.contains("://") {
-            return wrong("url", "must be s3://… or a directory");
-        }
-        let dir = sources.resolve(&format!("{KEY}.url"), Path::new(&settings.url));
-        return Ok(Some(ObjectPlace::Directory(dir)));
+        return match path_of(&settings.url) {
+            Some(path) => {
+                Ok(Some(ObjectPlace::Directory(sources.resolve(&format!("{KEY}.url"), &path))))
+            }
+            None => wrong("url", "must be s3://…, file:///… or a directory"),
+        };
     };
     let (name, prefix) = bucket.split_once('/').unwrap_or((bucket, ""));
     let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
@@ -128,6 +129,16 @@ pub(super) fn resolve_objects(
         region: Some(settings.region.clone()).filter(|region| !region.is_empty()),
         key: id.cloned().zip(secret.map(|secret| secret.as_str().into())),
     })))
+}
+
+/// The directory that is named by its path or a `file` URL.
+fn path_of(url: &str) -> Option<PathBuf> {
+    if !url.contains("://") {
+        return Some(url.into());
+    }
+    let url = Url::parse(url).ok().filter(|url| url.scheme() == "file")?;
+    let is_path_alone = url.query().is_none() && url.fragment().is_none();
+    url.to_file_path().ok().filter(|_| is_path_alone)
 }
 
 /// The table, or the directory as a string.

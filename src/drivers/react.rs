@@ -206,6 +206,9 @@ fn tool_call(
     let tool = tool.or_else(|| {
         callable(base, ask).map(|tool| tool.name.as_str()).find(|name| *name == on_the_wire)
     });
+    // One that a skill took away is not offered; its call is the gate's to block.
+    let is_final = |name: &&str| ask.final_output() == Some(*name);
+    let tool = tool.or_else(|| base.names.known(named).filter(|name| !is_final(name)));
     let Some(tool) = tool else {
         let all: Vec<&str> = callable(base, ask).map(|tool| tool.name.as_str()).collect();
         return Err(match all.as_slice() {

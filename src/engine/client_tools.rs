@@ -70,13 +70,6 @@ impl ClientTools {
         Ok(Self(tools))
     }
 
-    /// Those of them that are left.
-    #[must_use]
-    pub fn only(mut self, is_left: impl Fn(&str) -> bool) -> Self {
-        self.0.retain(|name, _| is_left(name));
-        self
-    }
-
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

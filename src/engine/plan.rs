@@ -8,6 +8,7 @@ mod models;
 mod narrowing;
 
 use crate::message::tool_schema::ToolSchema;
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -30,8 +31,8 @@ use crate::providers::prices::Price;
 use crate::providers::router::Router;
 use crate::providers::{ToolOffer, WireNames, estimate};
 use crate::run::{
-    Budget, ClientTool, Delegation, GivenCall, Limits, OnLimit, Overrides, RunKind, Sampling,
-    Thinking, ToolChoicePolicy,
+    Budget, Delegation, GivenCall, Limits, OnLimit, Overrides, RunKind, Sampling, Thinking,
+    ToolChoicePolicy,
 };
 use crate::tools::executor::Executor;
 use crate::tools::mcp::Unlisted;
@@ -57,6 +58,18 @@ pub enum Contract {
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         checks: Vec<String>,
     },
+}
+
+impl Contract {
+    /// Whether calls of this tool end an attempt.
+    fn is_met_by(&self, tool: &str) -> bool {
+        match self {
+            Self::Text { .. } => false,
+            Self::Structured { tool: output, submit, .. } => {
+                output == tool || submit.as_deref() == Some(tool)
+            }
+        }
+    }
 }
 
 /// What the state machine decides by.
@@ -133,9 +146,12 @@ pub struct Plan {
     pub thinking: Option<Thinking>,
     /// Passed through.
     pub parallel_tool_calls: Option<bool>,
-    /// What the model is offered: the agent's tools, then the output tool.
+    /// What the model is offered at the start: the agent's tools, then the output tool.
     pub offers: Vec<ToolOffer>,
-    /// Their names on the wire.
+    /// The run's other tools: those that the skills take away which are active from the start.
+    /// They are not offered, and the gate blocks their calls.
+    withheld: BTreeSet<String>,
+    /// The names of both on the wire.
     pub names: WireNames,
     /// The rules of the loop.
     pub rules: Rules,
@@ -187,6 +203,14 @@ impl Default for Rules {
     }
 }
 
+impl Rules {
+    /// Whether a tool of the run is offered while these skills are active: none of them takes it
+    /// away, or it is one that ends an attempt.
+    pub fn offer(&self, tool: &str, skills: &[SkillActivated]) -> bool {
+        self.contract.is_met_by(tool) || use_skill::leaves(skills, tool)
+    }
+}
+
 impl Plan {
     /// Narrows a definition. `executor` has the tools that the definition names, in its order;
     /// `active` are the skills that are active from the start.
@@ -212,15 +236,17 @@ impl Plan {
             infos().filter(|tool| parallel_tool_calls == Some(true) && tool.may_be_concurrent());
         let bounds: Vec<SkillActivated> = active.iter().map(|skill| skill.bounds.clone()).collect();
         let mut warnings = unknown_tools(wanted.unwrap_or_default(), executor);
-        let mut offers = match kind {
-            RunKind::Single => Vec::new(),
+        let client_tools = client_tools(overrides, executor, definition)?;
+        let (mut offers, withheld) = match kind {
+            RunKind::Single => (Vec::new(), Vec::new()),
             RunKind::Iterative | RunKind::Call => {
                 let own = bounds.iter().filter(|skill| !skill.inherited).count();
-                agent_tools(executor, wanted, &bounds, definition.skills.len() > own)
+                let mut tools = agent_tools(executor, wanted, definition.skills.len() > own);
+                tools.extend(offers_of_caller(overrides));
+                tools.into_iter().partition(|tool| use_skill::leaves(&bounds, &tool.name))
             }
         };
         let given = only_given(kind, overrides, &mut offers)?;
-        let client_tools = client_tools(overrides, executor, definition, &bounds, &mut offers)?;
         let contract = contract(definition, overrides, kind, &mut offers);
         let single_shot = single || offers.is_empty();
         if single_shot && !single {
@@ -241,7 +267,7 @@ impl Plan {
             thinking: definition.thinking,
             parallel_tool_calls,
             longest_call_seconds: overrides.tool_call_timeout_seconds,
-            names: WireNames::new(offers.iter().map(|offer| offer.name.as_str()))
+            names: WireNames::new(offers.iter().chain(&withheld).map(|tool| tool.name.as_str()))
                 .beginning(executor.unlisted().iter().map(Unlisted::beginning)),
             rules: Rules {
                 single_shot,
@@ -277,6 +303,7 @@ impl Plan {
             client_tools,
             warnings,
             offers,
+            withheld: withheld.into_iter().map(|tool| tool.name).collect(),
             active,
             agent,
         })
@@ -376,15 +403,25 @@ impl Plan {
         delegation_seconds(&self.rules.limits, &self.rules.budget)
     }
 
-    /// The names of the tools that the run may call.
-    pub fn callable(&self) -> BTreeSet<String> {
-        self.tools().map(str::to_owned).collect()
+    /// What the model is offered while these skills are active.
+    pub fn offered(&self, skills: &[SkillActivated]) -> Cow<'_, [ToolOffer]> {
+        let is_offered = |tool: &&ToolOffer| self.rules.offer(&tool.name, skills);
+        if self.offers.iter().all(|offer| is_offered(&offer)) {
+            Cow::Borrowed(&self.offers)
+        } else {
+            Cow::Owned(self.offers.iter().filter(is_offered).cloned().collect())
+        }
     }
 
-    fn tools(&self) -> impl Iterator<Item = &str> {
-        let (output, submit) = (self.output_tool(), self.submit_tool());
+    /// The names of the run's tools. Skills may take some of them away, whose calls are blocked.
+    pub fn callable(&self) -> BTreeSet<String> {
+        self.tools().map(str::to_owned).chain(self.withheld.iter().cloned()).collect()
+    }
+
+    /// The tools that are offered at the start, but those that end an attempt.
+    pub fn tools(&self) -> impl Iterator<Item = &str> {
         let names = self.offers.iter().map(|offer| offer.name.as_str());
-        names.filter(move |name| output != Some(*name) && submit != Some(*name))
+        names.filter(|name| !self.rules.contract.is_met_by(name))
     }
 
     /// The schema of a single shot's answer, for providers that can be held to one.
@@ -410,19 +447,15 @@ impl Plan {
     }
 }
 
-/// The agent's tools that the request and the active skills leave.
+/// The agent's tools that the request leaves.
 fn agent_tools(
     executor: &Executor,
     wanted: Option<&[String]>,
-    bounds: &[SkillActivated],
     has_more_skills: bool,
 ) -> Vec<ToolOffer> {
     let is_offered = |tool: &str| match tool {
         use_skill::NAME => has_more_skills && wanted.is_none_or(|wanted| !wanted.is_empty()),
-        _ => {
-            wanted.is_none_or(|wanted| wanted.iter().any(|name| means(name, tool)))
-                && use_skill::leaves(bounds, tool)
-        }
+        _ => wanted.is_none_or(|wanted| wanted.iter().any(|name| means(name, tool))),
     };
     let offered = executor.infos().filter(|tool| is_offered(&tool.name)).map(|tool| ToolOffer {
         name: tool.name.clone(),
@@ -445,13 +478,11 @@ fn unknown_tools(wanted: &[String], executor: &Executor) -> Vec<String> {
     wanted.iter().filter(is_unknown).map(warning).collect()
 }
 
-/// The caller's tools, whose names must not mean anything else; offered behind the agent's.
+/// The caller's tools, whose names must not mean anything else.
 fn client_tools(
     overrides: &Overrides,
     executor: &Executor,
     definition: &Definition,
-    bounds: &[SkillActivated],
-    offers: &mut Vec<ToolOffer>,
 ) -> Result<ClientTools, PlanError> {
     let wanted = overrides.client_tools.as_deref().unwrap_or_default();
     let output = definition.output.as_ref();
@@ -462,11 +493,12 @@ fn client_tools(
                 .and_then(|output| output.reflection.as_ref())
                 .is_some_and(|it| it.submit.name == name)
     };
-    let tools = ClientTools::new(wanted, is_taken).map_err(PlanError)?;
-    let left: Vec<&ClientTool> =
-        wanted.iter().filter(|tool| use_skill::leaves(bounds, &tool.name)).collect();
-    offers.extend(left.iter().map(|tool| client_tools::offer(tool)));
-    Ok(tools.only(|name| left.iter().any(|tool| tool.name == name)))
+    ClientTools::new(wanted, is_taken).map_err(PlanError)
+}
+
+/// What a model is told of the caller's tools, behind the agent's.
+fn offers_of_caller(overrides: &Overrides) -> impl Iterator<Item = ToolOffer> {
+    overrides.client_tools.iter().flatten().map(client_tools::offer)
 }
 
 /// What an acceptable output is; its tools are offered behind the agent's.

@@ -7,6 +7,7 @@
 pub mod adapter;
 pub mod anthropic;
 mod arguments;
+mod call_ids;
 pub mod capabilities;
 pub mod estimate;
 mod failure;

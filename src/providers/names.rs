@@ -53,6 +53,12 @@ impl WireNames {
         Cow::Owned(if wire.len() > MAX || wire.is_empty() { with_hash(name, &wire) } else { wire })
     }
 
+    /// Our name of a tool that is known, which may be given by the one on the wire.
+    pub fn known(&self, name: &str) -> Option<&str> {
+        let (ours, of_wire) = (self.to_wire.get_key_value(name), self.to_ours.get(name));
+        ours.map(|(ours, _)| ours).or(of_wire).map(String::as_str)
+    }
+
     /// Our name; an unknown wire name is returned unchanged, but for a beginning that is known.
     pub fn to_ours(&self, wire: &str) -> String {
         if let Some(ours) = self.to_ours.get(wire) {
@@ -107,7 +113,8 @@ mod tests {
             assert_eq!(names.to_ours(&wire), name);
         }
         assert_ne!(names.to_wire("a:b"), names.to_wire("a/b"));
-        assert_eq!(names.to_ours("nobody"), "nobody");
+        assert_eq!((names.known("a.b"), names.known("a_b")), (Some("a.b"), Some("a.b")));
+        assert_eq!((names.known("nobody"), names.to_ours("nobody")), (None, "nobody".to_owned()));
         assert_eq!(names.to_ours("mcp__docs__find__all"), "mcp__docs__find__all");
         let names = names.beginning(["mcp:docs/".to_owned()]);
         assert_eq!(names.to_ours("mcp__docs__find__all"), "mcp:docs/find__all");

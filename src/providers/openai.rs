@@ -5,12 +5,12 @@
 //! [`adapter`](super::adapter) makes the call.
 
 pub(super) mod effort;
-pub(super) mod ids;
 mod request;
 mod response;
 mod stream;
 pub(super) mod strict;
 
+pub(super) use self::request::call_ids;
 use super::adapter::{Call, Dialect, HttpProvider, StreamedAnswer};
 use super::received::Unusable;
 use super::wire::{Api, KeyHeader, WireSettings, WireSettingsError};

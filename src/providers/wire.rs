@@ -12,7 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use chrono::Utc;
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use reqwest::{Client, Response, redirect, retry};
 use secrecy::{ExposeSecret, SecretString};
 use tokio::time::{Instant, timeout_at};
@@ -209,10 +209,13 @@ impl Wire {
             post = post.header(TRACEPARENT, span.to_string());
         }
         let response = post.send().await.map_err(|error| self.broken(error))?;
-        if response.status().is_success() {
-            Ok(response)
-        } else {
-            Err(self.refused(response).await)
+        match response.status() {
+            status @ (StatusCode::NO_CONTENT | StatusCode::RESET_CONTENT) => {
+                let error = self.error(FailureKind::Transient, "the answer has no content");
+                Err(ProviderError { status: Some(status.as_u16()), ..error })
+            }
+            status if status.is_success() => Ok(response),
+            _ => Err(self.refused(response).await),
         }
     }
 

@@ -44,11 +44,13 @@ pub enum JwtRefusal {
     Malformed,
     #[error("The JWT was not signed with a key of the identity provider.")]
     Forged,
+    /// As the next ones, of a token that the provider did sign.
+    #[error("The JWT's header has `crit`, and no critical extension is known here.")]
+    Critical,
     #[error("The JWT is not valid yet.")]
     Early,
     #[error("The JWT has expired.")]
     Expired,
-    /// Of a token that the provider did sign.
     #[error("The JWT's claim `{claim}` {problem}.")]
     Claim { claim: &'static str, problem: &'static str },
 }
@@ -123,7 +125,12 @@ impl IdentityProvider {
             validation.required_spec_claims.clear();
             jsonwebtoken::decode::<Claims>(token, &key.key, &validation).ok()
         });
-        Ok(self.accepted(claims.ok_or(JwtRefusal::Forged)?.claims, clock::now())?)
+        let claims = claims.ok_or(JwtRefusal::Forged)?.claims;
+        // RFC 7515, section 4.1.11.
+        if header.crit.is_some() {
+            return Err(JwtRefusal::Critical.into());
+        }
+        Ok(self.accepted(claims, clock::now())?)
     }
 
     fn accepted(&self, claims: Claims, now: DateTime<Utc>) -> Result<Vouched, JwtRefusal> {

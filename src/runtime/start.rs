@@ -504,10 +504,9 @@ fn check_queue(queue: QueuePlace) -> Result<(), StartError> {
 }
 
 fn check_tools(plan: &Plan, caller: &Caller) -> Result<(), StartError> {
-    let tools = plan.callable();
-    let is_allowed = |tool: &String| {
-        caller.may_execute(tool) || plan.client_tools.names().any(|name| name == tool)
-    };
+    let tools: Vec<&str> = plan.tools().collect();
+    let is_allowed =
+        |tool: &&str| caller.may_execute(tool) || plan.client_tools.tool(tool).is_some();
     let mut names = tools.iter();
     match (names.next(), names.next()) {
         (None, _) => Ok(()),

@@ -87,10 +87,20 @@ impl ProviderKey {
     }
 
     fn sign(&self, claims: &Value) -> String {
-        let header = json!({"alg": self.algorithm, "typ": "JWT", "kid": self.id});
+        self.sign_with(claims, None)
+    }
+
+    /// Signed, with these critical extensions in the header.
+    fn sign_with(&self, claims: &Value, crit: Option<&[&str]>) -> String {
+        let mut header = json!({"alg": self.algorithm, "typ": "JWT", "kid": self.id});
+        if let Some(crit) = crit {
+            header["crit"] = json!(crit);
+        }
         if self.algorithm == "ES256" {
             let key = EncodingKey::from_ec_der(&self.pair.serialize_der());
-            let header = Header { kid: Some(self.id.clone()), ..Header::new(Algorithm::ES256) };
+            let crit = crit.map(|names| names.iter().map(|name| (*name).to_owned()).collect());
+            let header =
+                Header { kid: Some(self.id.clone()), crit, ..Header::new(Algorithm::ES256) };
             return jsonwebtoken::encode(&header, claims, &key).unwrap();
         }
         let signed = format!("{}.{}", b64(header.to_string()), b64(claims.to_string()));
@@ -307,6 +317,8 @@ async fn tokens_that_are_not_accepted(db: Db) {
         ("cut off", whole[..whole.len() - 4].to_owned(), unknown),
         ("too long", with("more", json!("x".repeat(9000))), unknown),
         ("no token", "eyJ".into(), unknown),
+        ("a critical extension", key.sign_with(&good, Some(&["exp"])), "has `crit`"),
+        ("an empty list of them", key.sign_with(&good, Some(&[])), "has `crit`"),
         ("past", with("exp", json!(in_seconds(-1))), "has expired"),
         ("long past", with("exp", json!(-1e300)), "claim `exp` is missing or not a time"),
         ("no end", without("exp"), "claim `exp` is missing or not a time"),

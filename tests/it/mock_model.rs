@@ -10,7 +10,7 @@
 mod chunks;
 pub(crate) mod responses;
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::convert::Infallible;
 use std::future::pending;
 use std::sync::{Arc, Mutex};
@@ -666,6 +666,7 @@ fn check_name(function: &Value) -> Result<&str, String> {
 /// Every call is answered by exactly one tool message before anything else is said.
 fn check_messages(messages: &[Value]) -> Result<(), String> {
     let mut unanswered: Vec<&str> = Vec::new();
+    let mut ids = HashSet::new();
     for (index, message) in messages.iter().enumerate() {
         let at = format!("messages[{index}]");
         let role = message["role"].as_str().unwrap_or_default();
@@ -677,7 +678,7 @@ fn check_messages(messages: &[Value]) -> Result<(), String> {
         let has_text = message["content"].is_string() || message["content"].is_array();
         match role {
             "system" | "developer" | "user" if has_text => {}
-            "assistant" => unanswered = check_assistant(message, &at, has_text)?,
+            "assistant" => unanswered = check_assistant(message, &mut ids, &at, has_text)?,
             "tool" if has_text => {
                 let id = message["tool_call_id"]
                     .as_str()
@@ -701,9 +702,10 @@ fn check_messages(messages: &[Value]) -> Result<(), String> {
     }
 }
 
-/// The ids of the calls.
+/// The ids of the calls, which no earlier one has.
 fn check_assistant<'a>(
     message: &'a Value,
+    known: &mut HashSet<&'a str>,
     at: &str,
     has_text: bool,
 ) -> Result<Vec<&'a str>, String> {
@@ -723,7 +725,7 @@ fn check_assistant<'a>(
         }
         let id = call["id"].as_str().filter(|id| (1..=40).contains(&id.len()));
         let id = id.ok_or(format!("{at}: a call without an id of at most 40 characters"))?;
-        if ids.contains(&id) {
+        if !known.insert(id) {
             return Err(format!("{at}: duplicate tool call id {id}"));
         }
         ids.push(id);
@@ -783,6 +785,10 @@ fn the_server_refuses_what_the_real_one_refuses() {
         ),
         (said(json!([user, tool("a")])), "preceding tool call"),
         (said(json!([user, asks(json!([call("a"), call("a")]))])), "duplicate"),
+        (
+            said(json!([user, asks(json!([call("a")])), tool("a"), asks(json!([call("a")]))])),
+            "duplicate",
+        ),
         (said(json!([user, asks(json!([bad_arguments]))])), "must be a string"),
         (said(json!([user, asks(json!([bad_name]))])), "a name like"),
         (offering(json!({"tools": []})), "not empty"),

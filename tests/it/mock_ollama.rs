@@ -4,6 +4,8 @@
 //! through histories without order: what reaches it here must be what it documents. It knows
 //! nothing of the code under test.
 
+use std::collections::HashSet;
+
 use serde_json::{Value, json};
 
 use crate::mock_server::{Api, Reply, only, tokens};
@@ -99,6 +101,7 @@ fn is_name(name: &Value) -> bool {
 /// Every call is answered, in order, before anything else is said.
 fn check_messages(messages: &[Value]) -> Result<(), String> {
     let mut open: Vec<(&Value, &Value)> = Vec::new();
+    let mut ids = HashSet::new();
     for (index, message) in messages.iter().enumerate() {
         let at = format!("messages[{index}]");
         let content = message["content"].as_str().ok_or(format!("{at}: content must be text"))?;
@@ -128,6 +131,9 @@ fn check_messages(messages: &[Value]) -> Result<(), String> {
                         return Err(format!(
                             "{at}: json: cannot unmarshal into ToolCallFunctionArguments: {call}"
                         ));
+                    }
+                    if !ids.insert(call["id"].as_str()) {
+                        return Err(format!("{at}: an earlier call has this id: {call}"));
                     }
                     open.push((&call["id"], &function["name"]));
                 }

@@ -243,7 +243,8 @@ async fn an_active_skill_holds_for_children(db: Db) {
     for skill in ["without", "only"] {
         let run = service.run(skill, &json!({})).await;
         let told = run["output"]["result"].as_str().unwrap();
-        assert!(told.contains("Unknown tool file_ops"), "{skill}: {run:#}");
+        let why = format!("the skill {skill} does not allow file_ops");
+        assert!(told.contains(&why), "{skill}: {run:#}");
         assert!(!written(), "{skill}");
         let child = children(&service, &run).await.remove(0);
         let events = part(&service, &child, "events").await;

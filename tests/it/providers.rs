@@ -281,6 +281,16 @@ async fn an_endless_answer_is_cut_off() {
 }
 
 #[tokio::test]
+async fn an_answer_without_content_is_told_by_its_status() {
+    let mock = MockModel::start().await;
+    mock.always(Reply::Status { status: 204, headers: Vec::new(), body: Value::Null });
+    let failure = Client::new(mock.base_url()).ask(None).await.unwrap_err();
+    let told = (failure.error.status, failure.error.message.as_str());
+    assert_eq!(told, (Some(204), "the answer has no content"));
+    assert!(failure.attempts > 1, "it may pass");
+}
+
+#[tokio::test]
 async fn no_key_is_told() {
     let mock = MockModel::start().await;
     let echo = format!("{}{KEY} of platform", "x".repeat(1010));

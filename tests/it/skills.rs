@@ -2,12 +2,15 @@
 
 use serde_json::{Value, json};
 
+use crate::mock_model::{MockModel, Reply};
 use crate::service::{Db, Service, Setup, command, on_both_stores};
 
 on_both_stores! {
     a_skill_is_read_when_it_is_needed_and_narrows_from_then_on,
     skills_are_active_from_the_start_by_definition_and_request,
     an_activated_skill_holds_after_a_crash,
+    what_skills_take_away_is_not_offered_and_blocked_alike,
+    a_decision_for_what_a_skill_took_away_is_blocked,
 }
 
 const AGENT: &str = "
@@ -189,6 +192,114 @@ async fn an_activated_skill_holds_after_a_crash(db: Db) {
     let blocked = part(&service, &run, "events").await;
     let blocked: Vec<_> = blocked.iter().filter(|e| e["type"] == "tool_call.blocked").collect();
     assert_eq!((blocked.len(), &blocked[0]["data"]["rule"]), (1, &json!("skill")), "{blocked:#?}");
+}
+
+const LOOKING: &str = "
+model: mock/m
+tools: [file_ops, 'http:fx/look']
+skills: [without, spare]
+enable_double_confirmation: false
+governance: {autonomy: full, network: {allow: ['127.0.0.1']}}
+";
+
+const TOOLS: &str = "
+base_url: http://127.0.0.1:1
+tools: [{name: look, description: Looks., method: POST, path: /look, effect: read, input_schema: {type: object}}]
+";
+
+async fn looking(db: Db, agent: &str) -> (Service, MockModel) {
+    let mock = MockModel::start().await;
+    let models = format!(
+        "[models.mock]\nkind = \"openai\"\nbase_url = \"{}\"\napi_key_env = \"PATH\"\nmax_retries = 0",
+        mock.base_url()
+    );
+    let service = Setup::new()
+        .agent("worker", agent)
+        .tools("fx", TOOLS)
+        .skill("without", "disallowed_tools: ['http:*', ask]\n", "Look at nothing.")
+        .skill("spare", "", "Nothing.")
+        .config(&models)
+        .start(db)
+        .await;
+    (service, mock)
+}
+
+/// The names of the tools that each request offers.
+fn offered(mock: &MockModel) -> Vec<Vec<String>> {
+    assert_eq!(mock.refusals(), Vec::<String>::new());
+    let names = |tool: &Value| tool["function"]["name"].as_str().unwrap().to_owned();
+    let of = |body: &Value| body["tools"].as_array().unwrap().iter().map(names).collect();
+    mock.requests().iter().map(|request| of(&request.body)).collect()
+}
+
+/// The calls of a tool were blocked by the rule of skills, and that is on record.
+async fn assert_blocked(service: &Service, run: &Value, tool: &str, times: usize) {
+    assert_eq!(run["status"], "completed", "{run:#}");
+    let calls = part(service, run, "tool-calls").await;
+    let calls: Vec<_> = calls.iter().filter(|call| call["tool"] == tool).collect();
+    assert_eq!(calls.len(), times, "{calls:#?}");
+    for call in calls {
+        assert_eq!((&call["state"], &call["decision"]), (&json!("denied"), &json!("blocked")));
+        let reason = call["reason"].as_str().unwrap();
+        assert!(reason.contains("the skill without does not allow"), "{reason}");
+    }
+    let path = format!("/v1/audit?run_id={}&tool={tool}", run["run_id"].as_str().unwrap());
+    let records = service.get(&path).await.body["data"].as_array().unwrap().clone();
+    let blocked = |record: &&Value| record["rule"] == "skill" && record["decision"] == "blocked";
+    assert_eq!(records.iter().filter(blocked).count(), times, "{records:#?}");
+}
+
+async fn what_skills_take_away_is_not_offered_and_blocked_alike(db: Db) {
+    let (service, mock) = looking(db, LOOKING).await;
+    let look = || Reply::call("http__fx__look", &json!({}));
+    let all = ["file_ops", "http__fx__look", "use_skill"];
+    let left = ["file_ops", "use_skill"];
+    let ask = json!({"name": "ask", "input_schema": {"type": "object"}});
+
+    mock.script([look(), Reply::call("ask", &json!({})), Reply::text("done")]);
+    let from_the_start = json!({"active_skills": ["without"], "client_tools": [ask]});
+    let run = service.run("worker", &from_the_start).await;
+    assert_blocked(&service, &run, "http:fx/look", 1).await;
+    assert_blocked(&service, &run, "ask", 1).await;
+    assert_eq!(offered(&mock), vec![left.to_vec(); 3]);
+
+    let before = mock.requests().len();
+    let read = Reply::call("use_skill", &json!({"name": "without"}));
+    mock.script([read, look(), look(), Reply::text("done")]);
+    let run = service.run("worker", &json!({})).await;
+    assert_blocked(&service, &run, "http:fx/look", 2).await;
+    let asked = &offered(&mock)[before..];
+    assert_eq!(asked[0], all);
+    assert_eq!(asked[1..], vec![left.to_vec(); 3], "the same from then on");
+
+    let body = json!({"definition": format!("name: worker{LOOKING}")});
+    let replayed = service.post("/v1/agents/worker/policy/replay", &body).await;
+    assert_eq!(replayed.status, 200, "{replayed:?}");
+    assert_eq!(replayed.body["newly"]["allowed"], 0, "{replayed:?}");
+}
+
+async fn a_decision_for_what_a_skill_took_away_is_blocked(db: Db) {
+    let (service, mock) = looking(db, &format!("{LOOKING}driver: react\n")).await;
+    let decides = |tool: &str, args: Value| {
+        let decision = json!({"thought": "t", "type": "call_tool", "tool": tool, "args": args});
+        Reply::text(&decision.to_string())
+    };
+    let done = || Reply::text(r#"{"type": "final_answer", "answer": "done"}"#);
+    let look = || decides("http:fx/look", json!({}));
+    mock.script([look(), done()]);
+    let run = service.run("worker", &json!({"active_skills": ["without"]})).await;
+    assert_blocked(&service, &run, "http:fx/look", 1).await;
+    mock.script([decides("use_skill", json!({"name": "without"})), look(), done()]);
+    let run = service.run("worker", &json!({})).await;
+    assert_blocked(&service, &run, "http:fx/look", 1).await;
+    let told: Vec<bool> = mock
+        .requests()
+        .iter()
+        .map(|request| {
+            request.messages()[0]["content"].as_str().unwrap().contains("- http:fx/look:")
+        })
+        .collect();
+    assert_eq!(told, [false, false, true, false, false]);
 }
 
 #[tokio::test]

@@ -107,11 +107,12 @@ impl Run {
             }
         });
         let chat = SpanPlace::Chat { attempt, iteration };
+        let offers = plan.offered(self.state.skills());
         let base = ModelRequest {
             model: "",
             capabilities: &Capabilities::OPENAI, // the router knows better
             conversation: self.state.conversation(),
-            tools: &plan.offers,
+            tools: &offers,
             names: &plan.names,
             tool_choice: ToolChoice::Auto,
             parallel_tool_calls: plan.parallel_tool_calls,

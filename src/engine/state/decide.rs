@@ -95,7 +95,10 @@ impl State {
             ToolChoicePolicy::FirstRequired if self.required_call != RequiredCall::Settled => {
                 ToolChoice::Required
             }
-            ToolChoicePolicy::Tool(name) if self.required_call != RequiredCall::Settled => {
+            ToolChoicePolicy::Tool(name)
+                if self.required_call != RequiredCall::Settled
+                    && self.rules.offer(name, &self.skills) =>
+            {
                 ToolChoice::Tool(name.clone())
             }
             ToolChoicePolicy::Auto
@@ -265,7 +268,10 @@ impl State {
     /// What calls of other tools than the demanded one mean where that is strict: none is executed.
     fn wrong_calls(&self, turn: &OpenTurn, now: DateTime<Utc>) -> Option<Vec<RunEvent>> {
         let ToolChoicePolicy::Tool(name) = &self.rules.tool_choice else { return None };
-        let is_demanded = self.rules.strict_tool_choice && self.iteration == 1 && !turn.cut_off;
+        let is_demanded = self.rules.strict_tool_choice
+            && self.iteration == 1
+            && !turn.cut_off
+            && self.rules.offer(name, &self.skills);
         if !is_demanded || turn.message.tool_calls.iter().any(|call| call.name == *name) {
             return None;
         }

@@ -6,14 +6,14 @@
 //! or replaced by a placeholder; ids that it rejects, or that are repeated, are replaced by ours.
 
 use std::borrow::Cow;
-use std::collections::HashSet;
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::message::{AssistantTurn, Conversation, OpaqueBlocks, ToolCall, Turn};
+use crate::message::{AssistantTurn, Conversation, OpaqueBlocks, Turn};
 use crate::providers::WireNames;
 use crate::providers::arguments::ArgumentsObject;
+use crate::providers::call_ids::CallIds;
 
 /// Replaces a blank text.
 const NOTHING: &str = "(empty)";
@@ -95,13 +95,12 @@ pub(super) fn messages<'a>(
     provider: &str,
 ) -> Vec<Message<'a>> {
     let mut messages: Vec<Message<'a>> = Vec::with_capacity(conversation.turns().len() * 2);
-    let mut ids = Ids::default();
+    let mut ids = CallIds::new(accepts, "toolu_");
     for turn in conversation.turns() {
         match turn {
             Turn::User(text) => say(&mut messages, Role::User, Block::text(or_nothing(text))),
             Turn::Assistant(turn) => {
-                let ids: Vec<_> =
-                    turn.message().tool_calls.iter().map(|call| ids.of(call)).collect();
+                let ids = ids.of(&turn.message().tool_calls);
                 say(&mut messages, Role::Assistant, said(turn, &ids, names, provider));
                 say(&mut messages, Role::User, results(turn, &ids));
             }
@@ -220,18 +219,7 @@ fn results<'a>(turn: &'a AssistantTurn, ids: &[Cow<'a, str>]) -> Vec<Block<'a>> 
     results.collect()
 }
 
-/// Call ids that are unique within a conversation.
-#[derive(Default)]
-struct Ids<'a>(HashSet<&'a str>);
-
-impl<'a> Ids<'a> {
-    fn of(&mut self, call: &'a ToolCall) -> Cow<'a, str> {
-        let id = call.provider_id.as_str();
-        let allowed = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
-        if !id.is_empty() && id.chars().all(allowed) && self.0.insert(id) {
-            Cow::Borrowed(id)
-        } else {
-            Cow::Owned(format!("toolu_{}", call.id.simple()))
-        }
-    }
+/// Whether the API takes this id of a call.
+fn accepts(id: &str) -> bool {
+    id.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-')
 }

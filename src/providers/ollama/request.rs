@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use crate::message::{AssistantMessage, ToolCall, Turn};
 use crate::providers::arguments::ArgumentsObject;
+use crate::providers::call_ids::CallIds;
 use crate::providers::{ModelRequest, Passed, ToolChoice, ToolOffer, WireNames};
 use crate::run::{Effort, Thinking};
 
@@ -120,6 +121,7 @@ struct Offered<'a> {
 
 struct Calls<'a> {
     calls: &'a [ToolCall],
+    ids: &'a [Cow<'a, str>],
     names: &'a WireNames,
 }
 
@@ -182,6 +184,7 @@ fn messages<S: Serializer>(
     if !conversation.system().is_empty() {
         seq.serialize_element(&Message::System { content: conversation.system() })?;
     }
+    let mut ids = CallIds::new(|_| true, "call_");
     for turn in conversation.turns() {
         let turn = match turn {
             Turn::User(content) => {
@@ -192,15 +195,16 @@ fn messages<S: Serializer>(
         };
         let message = turn.message();
         let calls = message.tool_calls.as_slice();
+        let ids = &ids.of(calls);
         seq.serialize_element(&Message::Assistant {
             content: &message.text,
             thinking: thinking(message, provider),
-            tool_calls: (!calls.is_empty()).then_some(Calls { calls, names }),
+            tool_calls: (!calls.is_empty()).then_some(Calls { calls, ids, names }),
         })?;
-        for (call, result) in calls.iter().zip(turn.results()) {
+        for ((call, tool_call_id), result) in calls.iter().zip(ids).zip(turn.results()) {
             seq.serialize_element(&Message::Tool {
                 tool_name: names.to_wire(&call.name),
-                tool_call_id: &call.provider_id,
+                tool_call_id,
                 content: &result.told(),
             })?;
         }
@@ -215,15 +219,17 @@ fn thinking<'a>(message: &'a AssistantMessage, provider: &str) -> Option<Cow<'a,
 
 impl Serialize for Calls<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.calls.iter().enumerate().map(|(index, call)| OfFunction {
-            id: Some(&call.provider_id),
-            r#type: "function",
-            function: Called {
-                index,
-                name: self.names.to_wire(&call.name),
-                arguments: ArgumentsObject::new(&call.arguments),
+        serializer.collect_seq(self.calls.iter().zip(self.ids).enumerate().map(
+            |(index, (call, id))| OfFunction {
+                id: Some(id),
+                r#type: "function",
+                function: Called {
+                    index,
+                    name: self.names.to_wire(&call.name),
+                    arguments: ArgumentsObject::new(&call.arguments),
+                },
             },
-        }))
+        ))
     }
 }
 

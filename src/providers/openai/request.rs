@@ -13,11 +13,14 @@ use serde_json::Value;
 
 use super::MAX_DESCRIPTION;
 use super::effort::effort;
-use super::ids::wire_ids;
 use super::strict;
 use crate::message::{ToolCall, Turn};
 use crate::model::OutputCap;
+use crate::providers::call_ids::CallIds;
 use crate::providers::{ModelRequest, Passed, ToolChoice, ToolOffer, WireNames};
+
+/// Longest id of a call that Chat Completions accepts, in bytes.
+const MAX_ID: usize = 40;
 
 #[derive(Serialize)]
 struct Body<'a> {
@@ -78,7 +81,7 @@ enum Message<'a> {
         tool_calls: Option<Calls<'a>>,
     },
     Tool {
-        tool_call_id: Cow<'a, str>,
+        tool_call_id: &'a str,
         content: &'a str,
     },
 }
@@ -87,7 +90,7 @@ enum Message<'a> {
 #[derive(Serialize)]
 struct OfFunction<'a, F> {
     #[serde(skip_serializing_if = "Option::is_none")]
-    id: Option<Cow<'a, str>>,
+    id: Option<&'a str>,
     r#type: &'static str,
     function: F,
 }
@@ -135,6 +138,7 @@ struct JsonSchema<'a> {
 
 struct Calls<'a> {
     calls: &'a [ToolCall],
+    ids: &'a [Cow<'a, str>],
     names: &'a WireNames,
 }
 
@@ -188,12 +192,18 @@ fn response_format<'a>(request: &ModelRequest<'a>) -> Option<ResponseFormat<'a>>
     Some(ResponseFormat { r#type: "json_schema", json_schema })
 }
 
+/// The ids of calls that the OpenAI API accepts.
+pub(in crate::providers) fn call_ids<'a>() -> CallIds<'a> {
+    CallIds::new(|id| id.len() <= MAX_ID, "call_")
+}
+
 fn messages<S: Serializer>(request: &ModelRequest<'_>, serializer: S) -> Result<S::Ok, S::Error> {
     let conversation = request.conversation;
     let mut seq = serializer.serialize_seq(None)?;
     if !conversation.system().is_empty() {
         seq.serialize_element(&Message::System { content: conversation.system() })?;
     }
+    let mut ids = call_ids();
     for turn in conversation.turns() {
         let turn = match turn {
             Turn::User(content) => {
@@ -204,11 +214,12 @@ fn messages<S: Serializer>(request: &ModelRequest<'_>, serializer: S) -> Result<
         };
         let message = turn.message();
         let calls = message.tool_calls.as_slice();
+        let ids = &ids.of(calls);
         seq.serialize_element(&Message::Assistant {
             content: (!message.text.is_empty() || calls.is_empty()).then_some(&message.text),
-            tool_calls: (!calls.is_empty()).then_some(Calls { calls, names: request.names }),
+            tool_calls: (!calls.is_empty()).then_some(Calls { calls, ids, names: request.names }),
         })?;
-        for (tool_call_id, result) in wire_ids(calls).zip(turn.results()) {
+        for (tool_call_id, result) in ids.iter().zip(turn.results()) {
             let content = &result.told();
             seq.serialize_element(&Message::Tool { tool_call_id, content })?;
         }
@@ -218,7 +229,7 @@ fn messages<S: Serializer>(request: &ModelRequest<'_>, serializer: S) -> Result<
 
 impl Serialize for Calls<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(wire_ids(self.calls).zip(self.calls).map(|(id, call)| OfFunction {
+        serializer.collect_seq(self.ids.iter().zip(self.calls).map(|(id, call)| OfFunction {
             id: Some(id),
             r#type: "function",
             function: Called { name: self.names.to_wire(&call.name), arguments: &call.arguments },

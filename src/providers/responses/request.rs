@@ -14,7 +14,8 @@ use serde_json::value::RawValue;
 
 use crate::message::{AssistantTurn, Turn};
 use crate::model::ThinkingStyle;
-use crate::providers::openai::{MAX_DESCRIPTION, effort, ids, strict};
+use crate::providers::call_ids::CallIds;
+use crate::providers::openai::{MAX_DESCRIPTION, call_ids, effort, strict};
 use crate::providers::{ModelRequest, Passed, ToolChoice, ToolOffer, WireNames};
 
 /// Needed to send back the reasoning of a response that is not stored.
@@ -169,12 +170,13 @@ fn text<'a>(request: &ModelRequest<'a>) -> Option<Text<'a>> {
 impl Serialize for Input<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut items = serializer.serialize_seq(None)?;
+        let mut ids = call_ids();
         for turn in self.request.conversation.turns() {
             match turn {
                 Turn::User(content) => {
                     items.serialize_element(&Item::Message { role: "user", content })?;
                 }
-                Turn::Assistant(turn) => self.assistant(turn, &mut items)?,
+                Turn::Assistant(turn) => self.assistant(turn, &mut ids, &mut items)?,
             }
         }
         items.end()
@@ -182,20 +184,19 @@ impl Serialize for Input<'_> {
 }
 
 impl Input<'_> {
-    fn assistant<S: SerializeSeq>(
+    fn assistant<'a, S: SerializeSeq>(
         &self,
-        turn: &AssistantTurn,
+        turn: &'a AssistantTurn,
+        ids: &mut CallIds<'a>,
         items: &mut S,
     ) -> Result<(), S::Error> {
         let message = turn.message();
+        let calls = message.tool_calls.as_slice();
         let own = message.opaque.as_ref().filter(|blocks| blocks.provider == self.provider);
+        let own = own.filter(|_| ids.are_new(calls));
         let call_ids: Vec<Cow<'_, str>> = match own {
-            Some(_) => message
-                .tool_calls
-                .iter()
-                .map(|call| Cow::Borrowed(call.provider_id.as_str()))
-                .collect(),
-            None => ids::wire_ids(&message.tool_calls).collect(),
+            Some(_) => calls.iter().map(|call| Cow::Borrowed(&*call.provider_id)).collect(),
+            None => ids.of(calls),
         };
         if let Some(own) = own {
             let own: Vec<&RawValue> = serde_json::from_str(&own.json).map_err(S::Error::custom)?;
@@ -207,7 +208,7 @@ impl Input<'_> {
                     content: &message.text,
                 })?;
             }
-            for (call, call_id) in message.tool_calls.iter().zip(&call_ids) {
+            for (call, call_id) in calls.iter().zip(&call_ids) {
                 items.serialize_element(&Item::Call {
                     r#type: "function_call",
                     call_id,

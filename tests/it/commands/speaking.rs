@@ -10,7 +10,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;
 
 use super::{ECHO, Output, directory, toolloop};
-use crate::service::{Db, Service, Setup, command, on_both_stores};
+use crate::service::{Db, Service, Setup, Signal, command, on_both_stores};
 
 fn echo_setup() -> Setup {
     Setup::new()
@@ -184,7 +184,11 @@ async fn keys_are_created_over_the_network(db: Db) {
 }
 
 /// Interrupts the process that follows the slow run, as Ctrl-C would.
-async fn interrupted(mut invoke: Command, service: Option<&Service>) -> (Output, String) {
+async fn interrupted(
+    mut invoke: Command,
+    service: Option<&Service>,
+    signal: Signal,
+) -> (Output, String) {
     let mut child = invoke.spawn().unwrap();
     let mut err = child.stderr.take().unwrap();
     let mut said = String::new();
@@ -200,7 +204,7 @@ async fn interrupted(mut invoke: Command, service: Option<&Service>) -> (Output,
     if let Some(service) = service {
         service.until("/v1/runs?status=running", |runs| runs["data"][0]["agent"] == "slow").await;
     }
-    crate::service::send(&child, crate::service::Signal::INT);
+    crate::service::send(&child, signal);
     err.read_to_string(&mut said).await.unwrap();
     let output = child.wait_with_output().await.unwrap();
     let out = String::from_utf8(output.stdout).unwrap();
@@ -211,7 +215,7 @@ async fn an_interrupt_cancels_the_run(db: Db) {
     let service = echo_setup().start(db).await;
     let mut invoke = command(service.dir.path());
     invoke.args(["invoke", "slow", "--server", &service.url(""), "--key", &service.key]);
-    let (over, said) = interrupted(invoke, Some(&service)).await;
+    let (over, said) = interrupted(invoke, Some(&service), Signal::INT).await;
     assert_eq!(over.code, Some(130), "{said}");
     let answer = json_of(&over);
     assert_eq!(
@@ -235,15 +239,23 @@ async fn an_interrupt_cancels_a_run_in_this_process() {
             "steps: [{tool_calls: [{tool: file_ops, arguments: {operation: list, path: .}}]}, {delay_ms: 600000, text: no}]",
         ),
     ]);
-    let mut invoke = command(dir.path());
-    invoke.args(["invoke", "slow"]);
-    let (over, said) = interrupted(invoke, None).await;
-    assert_eq!(over.code, Some(130), "{said}");
-    let listed = json_of(&toolloop(dir.path(), &["runs", "list", "--json"]).await);
-    assert_eq!(
-        (&listed["data"][0]["status"], &listed["data"][0]["run_id"]),
-        (&json!("cancelled"), &json_of(&over)["run_id"])
-    );
+    for (signal, reason) in [
+        (Signal::INT, "interrupted at the terminal"),
+        (Signal::TERM, "terminated by SIGTERM"),
+        (Signal::HUP, "terminated by SIGHUP"),
+    ] {
+        let mut invoke = command(dir.path());
+        invoke.args(["invoke", "slow"]);
+        let (over, said) = interrupted(invoke, None, signal).await;
+        assert_eq!(over.code, Some(130), "{signal:?}: {said}");
+        let answer = json_of(&over);
+        assert_eq!(answer["error"]["context"]["reason"], reason, "{answer:#}");
+        let listed = json_of(&toolloop(dir.path(), &["runs", "list", "--json"]).await);
+        assert_eq!(
+            (&listed["data"][0]["status"], &listed["data"][0]["run_id"]),
+            (&json!("cancelled"), &answer["run_id"])
+        );
+    }
 }
 
 /// Passes connections on to the service and cuts each of the first ones after so many bytes of

@@ -1,6 +1,8 @@
 //! The Responses side of the server: what it refuses, and how an answer looks there. It reasons,
 //! and wants its reasoning back.
 
+use std::collections::HashSet;
+
 use axum::body::Bytes;
 use serde_json::{Value, json};
 
@@ -77,6 +79,7 @@ fn name_of(function: &Value) -> Result<&str, String> {
 /// Every call has one output, behind it; reasoning is encrypted and followed by what it led to.
 fn check_items(items: &[Value]) -> Result<(), String> {
     let mut open: Vec<&str> = Vec::new();
+    let mut ids = HashSet::new();
     let mut led_to_something = true;
     for item in items {
         let kind = item["type"].as_str().unwrap_or("message");
@@ -98,7 +101,7 @@ fn check_items(items: &[Value]) -> Result<(), String> {
             "reasoning" => return Err("items are not persisted when 'store' is false".into()),
             "function_call" => {
                 name_of(item)?;
-                let id = item["call_id"].as_str().filter(|id| !id.is_empty() && !open.contains(id));
+                let id = item["call_id"].as_str().filter(|id| !id.is_empty() && ids.insert(*id));
                 open.push(id.ok_or(format!("a call without an id of its own: {item}"))?);
                 if !item["arguments"].is_string() {
                     return Err(format!("arguments must be a string: {item}"));

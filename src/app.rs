@@ -415,14 +415,16 @@ fn workspaces(config: &Config) -> Result<WorkspaceSettings, AppError> {
         None => Sharing::None,
     };
     let files = &config.tools.file_ops;
+    let limits = QuotaLimits {
+        max_file: files.max_file as u64,
+        bytes: files.workspace_quota as u64,
+        files: files.workspace_files,
+    };
+    let is_shared = matches!(sharing, Sharing::Volume);
     Ok(WorkspaceSettings {
         root: section.dir.clone(),
         sharing,
-        quota: Arc::new(Quota::new(QuotaLimits {
-            max_file: files.max_file as u64,
-            bytes: files.workspace_quota as u64,
-            files: files.workspace_files,
-        })),
+        quota: Arc::new(if is_shared { Quota::shared(limits) } else { Quota::new(limits) }),
         quarantine_retention: section.quarantine_retention,
     })
 }

@@ -36,6 +36,7 @@ pub struct Objects {
     store: Arc<dyn ObjectStore>,
     prefix: String,
     shown: Arc<str>,
+    is_directory: bool,
 }
 
 /// Why a content cannot be put, read or deleted.
@@ -94,7 +95,7 @@ impl Objects {
     pub fn in_directory(dir: &FilePath) -> Result<Self, ObjectsError> {
         let store = LocalFileSystem::new_with_prefix(dir)?.with_fsync(true);
         let shown = dir.display().to_string().into();
-        Ok(Self { store: Arc::new(store), prefix: String::new(), shown })
+        Ok(Self { store: Arc::new(store), prefix: String::new(), shown, is_directory: true })
     }
 
     /// # Errors
@@ -128,7 +129,13 @@ impl Objects {
                 builder.with_access_key_id(*id).with_secret_access_key(secret.expose_secret());
         }
         let shown = format!("s3://{bucket}/{prefix}").into();
-        Ok(Self { store: Arc::new(builder.build()?), prefix: (*prefix).to_owned(), shown })
+        let (store, prefix) = (Arc::new(builder.build()?), (*prefix).to_owned());
+        Ok(Self { store, prefix, shown, is_directory: false })
+    }
+
+    /// Whether it is a directory. One that goes away is made anew by what is put into it.
+    pub fn is_directory(&self) -> bool {
+        self.is_directory
     }
 
     fn path(&self, name: &str) -> Result<Path, ObjectsError> {

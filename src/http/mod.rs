@@ -39,10 +39,11 @@ pub use self::state::{Exposed, HttpSettings, HttpState};
 /// All routes, each under `/v1` and without a prefix.
 pub fn router(state: HttpState, settings: HttpSettings) -> Router {
     let expose = settings.expose;
+    let keys = key_cache::KeyCache::new(state.store.wakeups());
     let app: App = Arc::new(Shared {
         state,
         settings,
-        keys: key_cache::KeyCache::new(),
+        keys,
         open: Arc::default(),
         ended: EndedSessions::default(),
     });

@@ -313,10 +313,12 @@ async fn broken() -> &'static str {
 
 #[tokio::test]
 async fn a_panic_is_answered_500_and_a_timeout_504() {
+    let state = state(Auth::None).await;
+    let keys = key_cache::KeyCache::new(state.store.wakeups());
     let shared = Shared {
-        state: state(Auth::None).await,
+        state,
         settings: settings(),
-        keys: key_cache::KeyCache::new(),
+        keys,
         open: Arc::default(),
         ended: EndedSessions::default(),
     };

@@ -13,6 +13,7 @@ mod delegation;
 mod deltas;
 mod dry_run;
 mod edited;
+mod entrance;
 mod files;
 mod follow;
 mod heartbeat;
@@ -161,6 +162,7 @@ struct Inner {
     /// Memory for the conversations of all runs under way.
     room: Arc<Room>,
     queue: Arc<queue::Queue>,
+    entrance: Arc<entrance::Entrance>,
     webhooks: Arc<WebhookSender>,
     tasks: TaskTracker,
     bus: Arc<bus::Bus>,
@@ -245,6 +247,7 @@ impl Runtime {
             key_locks: key_locks::KeyLocks::default(),
             room: Arc::default(),
             queue,
+            entrance: Arc::new(entrance::Entrance::new(settings.max_queued_runs)),
             webhooks,
             lease: Arc::new(Lease::new(settings.lease)),
             workspaces,

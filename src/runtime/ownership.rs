@@ -213,7 +213,11 @@ impl Runtime {
             let ownership = owned.own(claimed.run.id, claimed.run.epoch);
             (claimed, ownership)
         };
-        Ok(claim.await?.into_iter().map(ownership).collect())
+        let claimed: Vec<_> = claim.await?.into_iter().map(ownership).collect();
+        if !claimed.is_empty() {
+            self.inner.entrance.left_the_queue();
+        }
+        Ok(claimed)
     }
 
     /// Requeues a run without counting a crash, now or as soon as the store is available.

@@ -145,6 +145,7 @@ impl Runtime {
                 }
                 () = inner.queue.changed.notified() => Wakeup::Queue,
                 hint = hints.recv() => match hint {
+                    Ok(Wakeup::Keys) => continue, // it is about no run
                     Ok(hint) => hint,
                     Err(RecvError::Lagged(_)) => Wakeup::Resync,
                     Err(RecvError::Closed) => return,

@@ -304,8 +304,9 @@ impl Runtime {
     ) -> Result<Accepted, StartError> {
         let inner = &self.inner;
         if mode == Mode::Queued {
-            if self.queue_length().await? >= inner.settings.max_queued_runs {
-                return Err(StartError::Overloaded);
+            let limit = inner.settings.max_queued_runs;
+            if checked.uploads.is_some() && self.queue_length().await? >= limit {
+                return Err(StartError::Overloaded); // before its files are placed
             }
             checked.new.status = RunStatus::Queued;
             self.receive(&checked).await?;
@@ -472,17 +473,26 @@ impl Runtime {
         opening(&plan, &new.inputs, &Background::default())?; // what it brings along is looked up when it begins
         let run_id = new.id;
         self.refuse_known(run_id)?;
+        let store = &self.inner.store;
+        let entered = self.inner.entrance.enter(|| store.queued()).await?;
+        let entry = entered.ok_or(StartError::Overloaded)?;
         let queued = Event { seq: 1, at: new.created_at, run_id, what: RunEvent::RunQueued {} };
         let identity = RunIdentity::new(Arc::new(new), caller, 0, self.inner.settings.sample_ratio);
-        let entry = Entry {
+        let first = Entry {
             events: vec![queued],
             audit: Vec::new(),
             totals: Totals::default(),
             park: None,
         };
         let durable =
-            self.inner.writer.append(write(&identity, Some(Arc::clone(&identity.new)), entry));
-        durable.await.map_err(|e| match e {
+            self.inner.writer.append(write(&identity, Some(Arc::clone(&identity.new)), first));
+        // It is on its way until then, whether its caller waits for that or not.
+        let durable = tokio::spawn(async move {
+            let stored = durable.await;
+            drop(entry);
+            stored
+        });
+        durable.await.unwrap_or(Err(AppendError::Unavailable)).map_err(|e| match e {
             AppendError::IdTaken => StartError::RunIdTaken(run_id),
             other => not_stored(&other),
         })?;

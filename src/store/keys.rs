@@ -9,7 +9,7 @@ use super::audit::note;
 use super::backend::{Transaction, Work};
 use super::sql::Query;
 use super::tables::{Record, insert};
-use super::{ApiKeyRecord, Store, StoreError};
+use super::{ApiKeyRecord, Store, StoreError, Wakeup};
 use crate::event::{Act, AuditAction, SERVICE};
 
 /// What became of a key that was to be stored.
@@ -178,6 +178,7 @@ impl Store {
             return Ok(Revoked::LastAdmin); // rolled back
         }
         tx.commit().await?;
+        self.backend.hint(Wakeup::Keys).await;
         Ok(Revoked::Done(family))
     }
 

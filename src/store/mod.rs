@@ -130,6 +130,8 @@ pub enum Wakeup {
     Queue,
     /// A running run was asked to cancel.
     Cancel(Uuid),
+    /// A key was revoked.
+    Keys,
     /// Hints may have been lost: ask for everything.
     Resync,
 }

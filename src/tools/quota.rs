@@ -2,8 +2,9 @@
 //!
 //! What is there is measured by a walk when a workspace is first written to, and counted on with
 //! every change made through the service. Programs change files as well, so the figure is measured
-//! again where it is old, and before something is refused because of it. Two workspaces of which
-//! one lies in the other are measured each for itself.
+//! again where it is old, and before something is refused because of it. Where other replicas write to
+//! the same volume, it is older than a second, and counts for a small share of what is left only. Two
+//! workspaces of which one lies in the other are measured each for itself.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -21,6 +22,10 @@ use super::entries::{self, Space};
 const FRESH: Duration = Duration::from_mins(1);
 /// A figure that is younger than this, and exact, is not measured again before a refusal.
 const NEW: Duration = Duration::from_secs(1);
+/// On a shared volume, what may be added to a figure of what was left when it was measured.
+const SHARE: u64 = 8;
+/// On a shared volume, at most this part of the time is spent on measuring while there is room.
+const PAUSE: u32 = 20;
 /// How many times as much as there may be is counted, so that it is seen to grow.
 const COUNTED: u64 = 4;
 /// Workspaces whose figures are kept.
@@ -109,7 +114,10 @@ struct Used {
 #[derive(Debug, Clone, Copy)]
 struct Figure {
     used: Used,
+    measured: Used,
     at: Instant,
+    /// How long it took to measure.
+    took: Duration,
     /// Whether nothing was added since it was measured.
     is_exact: bool,
 }
@@ -118,13 +126,20 @@ struct Figure {
 #[derive(Debug, Default)]
 pub struct Quota {
     limits: QuotaLimits,
+    /// Whether other replicas write to the same directories.
+    is_shared: bool,
     /// By device and inode of the directory.
     figures: Mutex<HashMap<(u64, u64), Figure>>,
 }
 
 impl Quota {
     pub fn new(limits: QuotaLimits) -> Self {
-        Self { limits, figures: Mutex::default() }
+        Self { limits, ..Self::default() }
+    }
+
+    /// For a volume that other replicas write to.
+    pub fn shared(limits: QuotaLimits) -> Self {
+        Self { limits, is_shared: true, ..Self::default() }
     }
 
     pub fn max_file(&self) -> u64 {
@@ -152,9 +167,9 @@ impl Quota {
         let key = (metadata.dev(), metadata.ino());
         let known = self.figures.lock().get(&key).copied();
         let known = known.filter(|figure| figure.at.elapsed() < FRESH);
-        let is_enough = known.is_some_and(|figure| {
-            let is_new = figure.is_exact && figure.at.elapsed() < NEW;
-            is_new || self.over(figure.used, change).is_none()
+        let is_enough = known.is_some_and(|figure| match self.over(figure.used, change) {
+            Some(_) => figure.is_exact && figure.at.elapsed() < NEW,
+            None => !self.is_shared || self.holds_for_all(&figure, change),
         });
         if !is_enough {
             self.measure(key, root);
@@ -211,9 +226,29 @@ impl Quota {
         }
     }
 
+    /// Whether a change fits by a figure although other replicas have written since.
+    fn holds_for_all(&self, figure: &Figure, change: Growth) -> bool {
+        let Figure { used, measured, took, .. } = *figure;
+        let Growth { before, after, adds } = change;
+        if after <= before && adds == 0 {
+            return true;
+        }
+        let share = |limit: u64, measured: u64| limit.saturating_sub(measured) / SHARE;
+        let bytes = used.bytes.saturating_sub(before).saturating_add(after);
+        let is_small = bytes.saturating_sub(measured.bytes)
+            <= share(self.limits.bytes, measured.bytes)
+            && (used.files + adds).saturating_sub(measured.files)
+                <= share(self.limits.files, measured.files);
+        let age = figure.at.elapsed();
+        age < took || is_small && age < (took * PAUSE).clamp(NEW, FRESH)
+    }
+
     fn measure(&self, key: (u64, u64), root: &Dir) -> Figure {
         let most = Used { bytes: u64::MAX, files: self.limits.files };
-        let figure = Figure { used: measured(root, most), at: Instant::now(), is_exact: true };
+        let since = Instant::now();
+        let measured = measured(root, most);
+        let (at, took) = (Instant::now(), since.elapsed());
+        let figure = Figure { used: measured, measured, at, took, is_exact: true };
         let mut figures = self.figures.lock();
         if figures.len() >= KEPT {
             figures.clear();
@@ -332,6 +367,30 @@ mod tests {
         assert_eq!(workspace.admit(Growth::of_file(Some(60), 55)), Ok(()), "it becomes smaller");
         workspace.freed(55);
         assert_eq!(workspace.admit(new(50)), Ok(()));
+    }
+
+    #[test]
+    fn replicas_count_what_the_others_have_written() {
+        let limits = QuotaLimits { max_file: 2000, bytes: 1000, files: 20 };
+        for (bytes, most) in [(200, 5), (0, 20)] {
+            let root = tempfile::tempdir().unwrap();
+            let replica = || {
+                let workspace = Workspace::open(root.path(), "t", ".").unwrap();
+                workspace.within(&Arc::new(Quota::shared(limits)))
+            };
+            let replicas = [replica(), replica(), replica()];
+            let mut admitted = 0;
+            for (number, replica) in replicas.iter().cycle().take(45).enumerate() {
+                if replica.admit(new(bytes)).is_ok() {
+                    admitted += 1;
+                    let path = root.path().join(format!("t/{number}"));
+                    std::fs::write(path, vec![0; usize::try_from(bytes).unwrap()]).unwrap();
+                }
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            // What is measured on a busy machine may count for a moment longer.
+            assert!((most..=most + 2).contains(&admitted), "{admitted} of {most}");
+        }
     }
 
     #[test]

@@ -3,11 +3,12 @@
 
 use std::time::Duration;
 
+use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection, SqliteConnection};
 
 use crate::approvals::text;
-use crate::service::{Db, Service, Setup, on_both_stores};
+use crate::service::{Db, Service, Setup, answer, on_both_stores};
 
 on_both_stores! {
     a_cancel_ends_queued_and_parked_runs_while_all_workers_are_busy,
@@ -16,6 +17,7 @@ on_both_stores! {
     a_run_that_crashes_its_replica_takes_no_other_with_it,
     tenants_take_turns_in_the_queue,
     a_cancel_is_kept_whose_request_comes_before_the_end_is_stored,
+    requests_that_come_at_once_do_not_pass_the_limit_of_the_queue,
 }
 
 const BUSY: &str = "[runtime]\nlease = \"2s\"\nqueue_workers = 1";
@@ -261,4 +263,42 @@ async fn tenants_take_turns_in_the_queue(db: Db) {
     let left = service.get("/v1/runs?status=queued&limit=200").await.body["data"].clone();
     let left = left.as_array().unwrap().len();
     assert!(left > 50, "the one run of a tenant waited for the many of another: {left} are left");
+}
+
+const BOUNDED: &str = "[runtime]\nlease = \"2s\"\nqueue_workers = 1\nmax_queued_runs = 10";
+
+/// Starts so many runs at once, at these replicas in turn; how many are queued afterwards.
+async fn flooded(replicas: &[&Service], runs: usize) -> usize {
+    let requests = replicas.iter().cycle().take(runs).map(|service| {
+        let request = service.request(Method::POST, "/v1/agents/slow/invoke-iterative");
+        answer(request.header("prefer", "respond-async").json(&json!({})))
+    });
+    for answer in futures::future::join_all(requests).await {
+        let is_told = answer.status == 202 || answer.body["code"] == "OVERLOADED";
+        assert!(is_told, "{:#}", answer.body);
+    }
+    let queued = replicas[0].get("/v1/runs?status=queued&limit=200").await.body;
+    queued["data"].as_array().unwrap().len()
+}
+
+async fn requests_that_come_at_once_do_not_pass_the_limit_of_the_queue(db: Db) {
+    let service = setup().config(BOUNDED).start(db).await;
+    let busy = service.enqueue("slow").await;
+    is(&service, &busy, "running").await;
+    assert_eq!(flooded(&[&service], 40).await, 10);
+}
+
+#[tokio::test]
+async fn replicas_pass_the_limit_of_the_queue_by_one_each_at_most() {
+    let first = setup().config(BOUNDED).start(Db::Postgres).await;
+    let second = setup().config(BOUNDED).start_on(first.database_url.clone()).await;
+    let replicas = [&first, &second];
+    for _ in 0..2 {
+        let busy = first.enqueue("slow").await;
+        is(&first, &busy, "running").await;
+    }
+    for _ in 0..3 {
+        let queued = flooded(&replicas, 40).await;
+        assert!((10..=12).contains(&queued), "{queued}");
+    }
 }

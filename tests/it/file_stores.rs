@@ -13,9 +13,10 @@
 
 use std::path::Path;
 
+use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::service::{Db, Service, Setup, command, on_both_stores};
+use crate::service::{Db, Service, Setup, answer, command, on_both_stores};
 
 on_both_stores! {
     a_volume_that_goes_away_turns_readiness_off,
@@ -96,6 +97,27 @@ async fn a_replica_with_another_volume_takes_nothing() {
     let listed = other.get("/v1/agents/writer/files").await.body;
     assert_eq!(listed["data"][0]["path"], "made.txt", "{listed:#}");
     assert_eq!(doctor(other.dir.path(), &other.database_url).await["status"], "ok");
+}
+
+#[tokio::test]
+async fn replicas_count_what_the_others_have_written_to_the_volume() {
+    let volume = tempfile::TempDir::new().unwrap();
+    let on_volume = || {
+        setup(&format!(
+            "store = \"shared\"\ndir = \"{}\"\n[tools.file_ops]\nworkspace_quota = \"64KiB\"",
+            volume.path().display()
+        ))
+    };
+    let first = on_volume().start(Db::Postgres).await;
+    let second = on_volume().start_on(first.database_url.clone()).await;
+    let mut kept = 0;
+    for number in 0..12 {
+        let service = [&first, &second][number % 2];
+        let path = format!("/v1/agents/writer/files/{number}");
+        let put = service.request(Method::PUT, &path).body(vec![b'x'; 10_000]);
+        kept += usize::from(answer(put).await.status == 201);
+    }
+    assert!((6..=7).contains(&kept), "{kept}");
 }
 
 async fn a_volume_that_goes_away_turns_readiness_off(db: Db) {

@@ -502,3 +502,18 @@ async fn a_revocation_reaches_the_streams_of_other_replicas() {
     assert!(text.contains(": the API key or token is revoked or has expired"), "{text}");
     assert_eq!(status(&second, &viewer.key, "/v1/runs").await, 401);
 }
+
+#[tokio::test]
+async fn a_revocation_is_heard_by_other_replicas_at_once() {
+    let first = setup().start(Db::Postgres).await;
+    let second = setup().start_on(first.database_url.clone()).await;
+    let mut late = 0;
+    for _ in 0..5 {
+        let viewer = made(&first, ADMIN_KEY, json!({"scopes": ["runs:read"]})).await;
+        assert_eq!(status(&second, &viewer.key, "/v1/runs").await, 200);
+        assert_eq!(revoke(&first, ADMIN_KEY, &viewer.id).await.status, 204);
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        late += u16::from(status(&second, &viewer.key, "/v1/runs").await != 401);
+    }
+    assert!(late <= 1, "{late}");
+}

@@ -31,6 +31,7 @@ on_both_stores! {
     a_crash_at_any_commit_loses_no_file,
     a_call_waits_for_the_object_store,
     a_run_is_given_back_where_the_object_store_stays_away,
+    what_is_written_while_the_directory_is_away_is_not_acknowledged,
     contents_of_deleted_runs_are_deleted,
     files_of_callers_are_kept_before_they_are_answered,
     what_is_deleted_is_kept_no_more,
@@ -526,6 +527,33 @@ async fn a_run_is_given_back_where_the_object_store_stays_away(db: Db) {
         .collect();
     assert!(!resumed.is_empty() && resumed.iter().all(|deaths| deaths.is_null()), "{events:#}");
     service.kill().await;
+}
+
+/// As an unmount leaves it: where the directory was, another one can be made.
+async fn what_is_written_while_the_directory_is_away_is_not_acknowledged(db: Db) {
+    let objects = place();
+    let service =
+        kept_with(objects.path().to_str().unwrap(), "store_patience = \"1s\"").start(db).await;
+    assert_eq!(put(&service, "/v1/agents/shared", "before", "a").await.status, 201);
+    let run = service.enqueue("writer").await;
+    until_called(&service, &run, 2).await;
+    let aside = objects.path().with_extension("aside");
+    std::fs::rename(objects.path(), &aside).unwrap();
+    for path in ["before", "while"] {
+        let refused = put(&service, "/v1/agents/shared", path, "b").await;
+        assert_eq!(refused.status, 503, "{:#}", refused.body);
+    }
+    service.until_logged("run is given back").await;
+    service.until("/readyz", |ready| ready["checks"]["workspace"] == "unavailable").await;
+    assert!(!objects.path().exists(), "it was made anew");
+    std::fs::rename(&aside, objects.path()).unwrap();
+    service.until("/readyz", is_ready).await;
+    assert_eq!(content(&service, "/v1/agents/shared", "before").await, "a");
+    assert_eq!(put(&service, "/v1/agents/shared", "while", "b").await.status, 201);
+    let parked = service.until(&run, |run| run["status"] == "needs_review").await;
+    review(&service, &run, &parked["pending"][0]).await;
+    assert_eq!(service.until(&run, has_ended).await["status"], "completed");
+    assert_eq!(content(&service, &run, "deep/made.txt").await, "one\ntwo\nthree\n");
 }
 
 /// How many contents an object store has.

@@ -6,13 +6,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::broadcast;
+use tokio::sync::broadcast::error::TryRecvError;
 
 use super::problem::Problem;
 use crate::clock;
 use crate::run::Caller;
 use crate::runtime::jwt::IdentityProvider;
 use crate::runtime::{Refusal, Runtime, keys};
-use crate::store::{ApiKeyRecord, Store};
+use crate::store::{ApiKeyRecord, Store, Wakeup};
 
 /// How requests are authenticated.
 pub enum Auth {
@@ -33,18 +35,35 @@ impl Auth {
 }
 
 /// Caches API keys, so that not every request queries the store. A revocation takes effect at once
-/// on this replica and within [`KeyCache::TTL`] on others. Unknown keys are not cached, so that
-/// unauthenticated requests cannot fill the cache.
+/// on this replica, and on others as soon as they hear of it; where a hint is lost, within
+/// [`KeyCache::TTL`]. Unknown keys are not cached, so that unauthenticated requests cannot fill the
+/// cache.
 pub(crate) struct KeyCache {
     entries: Mutex<Entries>,
     local: Arc<Caller>,
 }
 
-#[derive(Default)]
 struct Entries {
     keys: HashMap<String, CachedKey>,
     /// Incremented by every revocation, so that a concurrent read of the old row is not cached.
     revocations: u64,
+    /// Hints of all replicas, which are heard when the entries are used.
+    hints: broadcast::Receiver<Wakeup>,
+}
+
+impl Entries {
+    fn hear(&mut self) {
+        loop {
+            match self.hints.try_recv() {
+                Ok(Wakeup::Queue | Wakeup::Cancel(_)) => {}
+                Ok(Wakeup::Keys | Wakeup::Resync) | Err(TryRecvError::Lagged(_)) => {
+                    self.revocations += 1;
+                    self.keys.clear();
+                }
+                Err(TryRecvError::Empty | TryRecvError::Closed) => return,
+            }
+        }
+    }
 }
 
 #[derive(Clone)]
@@ -86,13 +105,14 @@ impl CachedKey {
 }
 
 impl KeyCache {
-    /// How long a revocation on another replica may go unnoticed.
+    /// How long a revocation on another replica may go unnoticed where its hint is lost.
     const TTL: Duration = Duration::from_secs(1);
     /// Above this size, expired entries are removed.
     const EVICT_ABOVE: usize = 1024;
 
-    pub(crate) fn new() -> Self {
-        Self { entries: Mutex::default(), local: Arc::new(Caller::local()) }
+    pub(crate) fn new(hints: broadcast::Receiver<Wakeup>) -> Self {
+        let entries = Entries { keys: HashMap::new(), revocations: 0, hints };
+        Self { entries: Mutex::new(entries), local: Arc::new(Caller::local()) }
     }
 
     /// The caller of unauthenticated requests.
@@ -140,6 +160,8 @@ impl KeyCache {
     }
 
     fn lock(&self) -> MutexGuard<'_, Entries> {
-        self.entries.lock()
+        let mut entries = self.entries.lock();
+        entries.hear();
+        entries
     }
 }

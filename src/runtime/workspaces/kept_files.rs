@@ -177,13 +177,7 @@ impl KeptFiles {
 
     /// Whether it is the object store that all replicas use, and takes what it is given.
     async fn difference(&self) -> Result<(), String> {
-        let id = if let Some(id) = self.id.get() {
-            id.clone()
-        } else {
-            let id = id_of(&self.store, &self.objects).await?;
-            self.id.get_or_init(|| id).clone()
-        };
-        has_marker(&self.objects, &id).await?;
+        has_marker(&self.objects, self.id().await?).await?;
         if self.is_failing.load(Ordering::Relaxed) {
             let probe = format!(".probe/{}", self.owner);
             let put = self.objects.put(&probe, Bytes::from_static(b"probe\n")).await;
@@ -192,6 +186,24 @@ impl KeptFiles {
             self.is_failing.store(false, Ordering::Relaxed);
         }
         Ok(())
+    }
+
+    async fn id(&self) -> Result<&str, String> {
+        if let Some(id) = self.id.get() {
+            return Ok(id);
+        }
+        let id = id_of(&self.store, &self.objects).await?;
+        Ok(self.id.get_or_init(|| id))
+    }
+
+    /// Fails where the directory of the object store is away, as that of a volume that is not mounted.
+    /// What is changed there counts only if it was there before and is there afterwards.
+    async fn is_mounted(&self) -> Result<(), ObjectsError> {
+        if !self.objects.is_directory() {
+            return Ok(());
+        }
+        let id = self.id().await.map_err(ObjectsError::Unavailable)?;
+        has_marker(&self.objects, id).await.map_err(ObjectsError::Unavailable)
     }
 
     /// Who keeps the files of a directory of a tenant, on behalf of callers.

@@ -1,4 +1,5 @@
-//! Hints between replicas over LISTEN/NOTIFY: a run was queued, a run shall be cancelled.
+//! Hints between replicas over LISTEN/NOTIFY: a run was queued, a run shall be cancelled, a key was
+//! revoked.
 //!
 //! Only hints: a receiver asks the tables, and on [`Wakeup::Resync`] asks for
 //! everything. Nothing is notified inside a commit of events, where it would serialise the commits
@@ -18,6 +19,7 @@ use crate::store::Wakeup;
 /// The channel of all replicas on one database.
 pub(super) const CHANNEL: &str = "toolloop";
 const QUEUE: &str = "queue";
+const KEYS: &str = "keys";
 /// The pause before the listener connects again.
 const RECONNECT: Duration = Duration::from_secs(1);
 /// A connection on which nothing was heard for so long is asked whether it still lives.
@@ -29,6 +31,7 @@ const ANSWER: Duration = Duration::from_secs(2);
 pub(super) fn payload(wakeup: Wakeup) -> String {
     match wakeup {
         Wakeup::Queue => QUEUE.to_owned(),
+        Wakeup::Keys => KEYS.to_owned(),
         Wakeup::Cancel(run) => format!("cancel {run}"),
         Wakeup::Resync => "resync".to_owned(),
     }
@@ -106,6 +109,7 @@ async fn listen_until_broken(
         let wakeup = match notification.payload().strip_prefix("cancel ") {
             Some(run) => Uuid::parse_str(run).map_or(Wakeup::Resync, Wakeup::Cancel),
             None if notification.payload() == QUEUE => Wakeup::Queue,
+            None if notification.payload() == KEYS => Wakeup::Keys,
             None => Wakeup::Resync,
         };
         let _ = heard.send(wakeup);

@@ -50,6 +50,10 @@ impl KeptFiles {
         while !stop.is_cancelled() {
             let unused = self.store.unused_objects(before, BATCH).await?;
             let mut gone = Vec::new();
+            if let Err(error) = self.is_mounted().await {
+                tracing::warn!(%error, "objects are not deleted yet");
+                break;
+            }
             for object in &unused {
                 match self.objects.delete(object).await {
                     Ok(()) => gone.push(object.clone()),
@@ -58,6 +62,9 @@ impl KeptFiles {
                         break;
                     }
                 }
+            }
+            if self.is_mounted().await.is_err() {
+                break; // what was not there may come back
             }
             self.store.forget_objects(&gone).await?;
             if gone.len() < BATCH as usize {

@@ -223,6 +223,7 @@ impl KeptFiles {
                 let object = match self.store.claim_object(tenant, &hash).await? {
                     ObjectClaim::Stored(object) => object,
                     ObjectClaim::New(object) => {
+                        self.is_mounted().await?;
                         self.objects.put(&object, Bytes::from(read)).await?;
                         self.is_there(object).await?
                     }
@@ -244,6 +245,7 @@ impl KeptFiles {
     }
 
     async fn is_there(&self, object: String) -> Result<String, Failure> {
+        self.is_mounted().await?;
         if self.store.object_stored(&object).await? {
             Ok(object)
         } else {
@@ -253,6 +255,7 @@ impl KeptFiles {
 
     /// Puts a file part by part; whether it still had the content of that hash.
     async fn put_large(&self, object: &str, file: &Arc<File>, hash: &str) -> Result<bool, Failure> {
+        self.is_mounted().await?;
         let mut parts = self.objects.put_parts(object).await?;
         let (mut seen, mut at) = (Sha256::new(), 0);
         loop {

@@ -1,0 +1,195 @@
+//! What may enter the queue: the limit holds for all replicas together, and they insert at the same time.
+//!
+//! A replica counts the queue in the store and may then add as many runs as are a small share of what
+//! is left; before it counts again, it waits until no more of its runs are on their way than it may
+//! add. Near the limit that is one run at a time, so that the limit is never passed by one replica, and
+//! by others by one run each.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// What a replica may add before it counts again, of what is left.
+const SHARE: u64 = 64;
+/// Where this much is left, a count is trusted for longer.
+const FAR: u64 = 10_000;
+const TRUSTED_FAR: Duration = Duration::from_secs(1);
+const TRUSTED: Duration = Duration::from_millis(100);
+/// How long the queue is taken for full, unless this replica takes runs from it.
+const FULL: Duration = Duration::from_secs(1);
+
+/// The entrance of one replica.
+#[derive(Debug)]
+pub(super) struct Entrance {
+    limit: u64,
+    /// Held by who counts.
+    turn: tokio::sync::Mutex<()>,
+    state: Mutex<State>,
+    settled: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    counted: Option<Counted>,
+    /// Runs that are being inserted; a count may have seen them or not.
+    on_their_way: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Counted {
+    /// When the count began.
+    at: Instant,
+    trusted_until: Instant,
+    /// Runs that may still enter; none: the queue is full.
+    left: Option<u64>,
+}
+
+/// A run that may enter; dropped when it is in, or will not come.
+#[derive(Debug)]
+pub(super) struct Entry(Arc<Entrance>);
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.0.state.lock().on_their_way -= 1;
+        self.0.settled.notify_one();
+    }
+}
+
+impl Entrance {
+    pub(super) fn new(limit: u64) -> Self {
+        let (turn, state, settled) = Default::default();
+        Self { limit, turn, state, settled }
+    }
+
+    /// Lets a run enter; none: the queue is full. `count` gives the length of the queue.
+    ///
+    /// # Errors
+    /// That of the count.
+    pub(super) async fn enter<E, Count: Future<Output = Result<u64, E>>>(
+        self: &Arc<Self>,
+        count: impl Fn() -> Count,
+    ) -> Result<Option<Entry>, E> {
+        let since = Instant::now();
+        if let Some(known) = self.known(since) {
+            return Ok(known);
+        }
+        let _turn = self.turn.lock().await;
+        loop {
+            if let Some(known) = self.known(since) {
+                return Ok(known);
+            }
+            let (at, on_their_way) = (Instant::now(), self.state.lock().on_their_way);
+            let room = self.limit.saturating_sub(count().await?);
+            let most = (room / SHARE).max(1).min(room);
+            if most == 0 || most > on_their_way {
+                let for_how_long = match room {
+                    0 => FULL,
+                    FAR.. => TRUSTED_FAR,
+                    _ => TRUSTED,
+                };
+                let trusted_until = Instant::now() + for_how_long;
+                let left = (most > 0).then_some(most.saturating_sub(on_their_way));
+                self.state.lock().counted = Some(Counted { at, trusted_until, left });
+            }
+            if most == 0 {
+                return Ok(None);
+            }
+            self.fewer_than(most).await;
+        }
+    }
+
+    /// The queue may be full no more.
+    pub(super) fn left_the_queue(&self) {
+        let mut state = self.state.lock();
+        state.counted = state.counted.filter(|counted| counted.left.is_some());
+    }
+
+    /// What is known without a count; `since`: what is full since then is full.
+    fn known(self: &Arc<Self>, since: Instant) -> Option<Option<Entry>> {
+        let mut state = self.state.lock();
+        let counted = state.counted.as_mut()?;
+        let is_trusted = Instant::now() < counted.trusted_until;
+        match &mut counted.left {
+            None => (is_trusted || counted.at >= since).then_some(None),
+            Some(left) if is_trusted && *left > 0 => {
+                *left -= 1;
+                state.on_their_way += 1;
+                Some(Some(Entry(Arc::clone(self))))
+            }
+            Some(_) => None,
+        }
+    }
+
+    /// Waits until fewer runs are on their way.
+    async fn fewer_than(&self, most: u64) {
+        while self.state.lock().on_their_way >= most {
+            self.settled.notified().await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    /// So many at once, each of which takes a while to get into the queue.
+    async fn flooded(replicas: &[Arc<Entrance>], runs: usize, queue: &Arc<AtomicU64>) {
+        let tasks = replicas.iter().cycle().take(runs).map(|entrance| {
+            let (entrance, queue) = (Arc::clone(entrance), Arc::clone(queue));
+            tokio::spawn(async move {
+                let count = || async {
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                    Ok::<_, ()>(queue.load(Ordering::SeqCst))
+                };
+                if let Some(entry) = entrance.enter(count).await.unwrap() {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                    queue.fetch_add(1, Ordering::SeqCst);
+                    drop(entry);
+                }
+            })
+        });
+        for task in tasks.collect::<Vec<_>>() {
+            task.await.unwrap();
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_replica_fills_the_queue_to_its_limit() {
+        for limit in [0, 1, 10, 1000] {
+            let (entrance, queue) = (Arc::new(Entrance::new(limit)), Arc::default());
+            flooded(&[entrance], 1500, &queue).await;
+            assert_eq!(queue.load(Ordering::SeqCst), limit);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn several_pass_it_by_one_each_at_most() {
+        for limit in [1, 10, 1000] {
+            let replicas: Vec<_> = (0..4).map(|_| Arc::new(Entrance::new(limit))).collect();
+            let queue = Arc::default();
+            flooded(&replicas, 1500, &queue).await;
+            let length = queue.load(Ordering::SeqCst);
+            assert!((limit..=limit + 4).contains(&length), "{length} of {limit}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_full_queue_is_not_counted_for_each_of_a_flood() {
+        let (entrance, counts) = (Arc::new(Entrance::new(5)), AtomicU64::default());
+        let count = || async {
+            counts.fetch_add(1, Ordering::SeqCst);
+            Ok::<_, ()>(5)
+        };
+        for _ in 0..100 {
+            assert!(entrance.enter(count).await.unwrap().is_none());
+        }
+        assert_eq!(counts.load(Ordering::SeqCst), 1);
+        entrance.left_the_queue();
+        assert!(entrance.enter(|| async { Ok::<_, ()>(4) }).await.unwrap().is_some());
+    }
+}

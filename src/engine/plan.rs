@@ -237,15 +237,9 @@ impl Plan {
         let bounds: Vec<SkillActivated> = active.iter().map(|skill| skill.bounds.clone()).collect();
         let mut warnings = unknown_tools(wanted.unwrap_or_default(), executor);
         let client_tools = client_tools(overrides, executor, definition)?;
-        let (mut offers, withheld) = match kind {
-            RunKind::Single => (Vec::new(), Vec::new()),
-            RunKind::Iterative | RunKind::Call => {
-                let own = bounds.iter().filter(|skill| !skill.inherited).count();
-                let mut tools = agent_tools(executor, wanted, definition.skills.len() > own);
-                tools.extend(offers_of_caller(overrides));
-                tools.into_iter().partition(|tool| use_skill::leaves(&bounds, &tool.name))
-            }
-        };
+        let tools = tools_of_run(executor, overrides, definition, kind, &bounds);
+        let (mut offers, withheld): (Vec<_>, Vec<_>) =
+            tools.into_iter().partition(|tool| use_skill::leaves(&bounds, &tool.name));
         let given = only_given(kind, overrides, &mut offers)?;
         let contract = contract(definition, overrides, kind, &mut offers);
         let single_shot = single || offers.is_empty();
@@ -447,6 +441,24 @@ impl Plan {
     }
 }
 
+/// The run's tools, whatever its skills take away: the agent's, then the caller's.
+fn tools_of_run(
+    executor: &Executor,
+    overrides: &Overrides,
+    definition: &Definition,
+    kind: RunKind,
+    bounds: &[SkillActivated],
+) -> Vec<ToolOffer> {
+    if kind == RunKind::Single {
+        return Vec::new();
+    }
+    let own = bounds.iter().filter(|skill| !skill.inherited).count();
+    let has_more_skills = definition.skills.len() > own;
+    let mut tools = agent_tools(executor, overrides.tools.as_deref(), has_more_skills);
+    tools.extend(overrides.client_tools.iter().flatten().map(client_tools::offer));
+    tools
+}
+
 /// The agent's tools that the request leaves.
 fn agent_tools(
     executor: &Executor,
@@ -494,11 +506,6 @@ fn client_tools(
                 .is_some_and(|it| it.submit.name == name)
     };
     ClientTools::new(wanted, is_taken).map_err(PlanError)
-}
-
-/// What a model is told of the caller's tools, behind the agent's.
-fn offers_of_caller(overrides: &Overrides) -> impl Iterator<Item = ToolOffer> {
-    overrides.client_tools.iter().flatten().map(client_tools::offer)
 }
 
 /// What an acceptable output is; its tools are offered behind the agent's.

@@ -47,6 +47,10 @@ struct Counted {
     left: Option<u64>,
 }
 
+/// It is not known whether a run may enter.
+#[derive(Debug)]
+struct NotCounted;
+
 /// A run that may enter; dropped when it is in, or will not come.
 #[derive(Debug)]
 pub(super) struct Entry(Arc<Entrance>);
@@ -73,12 +77,12 @@ impl Entrance {
         count: impl Fn() -> Count,
     ) -> Result<Option<Entry>, E> {
         let since = Instant::now();
-        if let Some(known) = self.known(since) {
+        if let Ok(known) = self.known(since) {
             return Ok(known);
         }
         let _turn = self.turn.lock().await;
         loop {
-            if let Some(known) = self.known(since) {
+            if let Ok(known) = self.known(since) {
                 return Ok(known);
             }
             let (at, on_their_way) = (Instant::now(), self.state.lock().on_their_way);
@@ -107,19 +111,20 @@ impl Entrance {
         state.counted = state.counted.filter(|counted| counted.left.is_some());
     }
 
-    /// What is known without a count; `since`: what is full since then is full.
-    fn known(self: &Arc<Self>, since: Instant) -> Option<Option<Entry>> {
+    /// Lets a run enter, or not, where that is known without a count; `since`: what is full since then
+    /// is full.
+    fn known(self: &Arc<Self>, since: Instant) -> Result<Option<Entry>, NotCounted> {
         let mut state = self.state.lock();
-        let counted = state.counted.as_mut()?;
+        let counted = state.counted.as_mut().ok_or(NotCounted)?;
         let is_trusted = Instant::now() < counted.trusted_until;
         match &mut counted.left {
-            None => (is_trusted || counted.at >= since).then_some(None),
+            None if is_trusted || counted.at >= since => Ok(None),
             Some(left) if is_trusted && *left > 0 => {
                 *left -= 1;
                 state.on_their_way += 1;
-                Some(Some(Entry(Arc::clone(self))))
+                Ok(Some(Entry(Arc::clone(self))))
             }
-            Some(_) => None,
+            _ => Err(NotCounted),
         }
     }
 

@@ -32,11 +32,11 @@ const SERVER: &str = include_str!("mcp/eras.py");
 const FULL: &str = "{autonomy: full}";
 
 /// `[mcp.<name>]` with a program that speaks so.
-pub fn program(name: &str, mode: &[&str], more: &str) -> String {
-    let mode: Vec<String> = mode.iter().map(|word| format!("\"{word}\"")).collect();
-    let mode = mode.join(", ");
+pub fn program(name: &str, arguments: &[&str], more: &str) -> String {
+    let arguments: Vec<String> = arguments.iter().map(|word| format!("\"{word}\"")).collect();
+    let arguments = arguments.join(", ");
     format!(
-        "[mcp.{name}]\ncommand = \"python3\"\nargs = [\"-c\", '''{SERVER}''', {mode}]\n{more}\n"
+        "[mcp.{name}]\ncommand = \"python3\"\nargs = [\"-c\", '''{SERVER}''', {arguments}]\n{more}\n"
     )
 }
 

@@ -123,11 +123,9 @@ async fn respond(State(log): State<Log>, request: Request) -> Response {
     let says_new = asked["params"]["_meta"][format!("{META}protocolVersion")].is_string();
     match speaks {
         Speaks::Nothing => std::future::pending().await,
-        Speaks::New => of_new(&log, &head.headers, &asked, &[VERSION]).await,
-        Speaks::Version(only) => of_new(&log, &head.headers, &asked, &[only]).await,
-        Speaks::Both if says_new => {
-            of_new(&log, &head.headers, &asked, &[VERSION, "2025-11-25"]).await
-        }
+        Speaks::New => of_new(&log, &head.headers, &asked, &[VERSION]),
+        Speaks::Version(only) => of_new(&log, &head.headers, &asked, &[only]),
+        Speaks::Both if says_new => of_new(&log, &head.headers, &asked, &[VERSION, "2025-11-25"]),
         Speaks::Old | Speaks::Both => of_old(&head.headers, &asked, true),
         Speaks::OldWithoutSessions => of_old(&head.headers, &asked, false),
     }
@@ -194,7 +192,7 @@ fn wrong(headers: &HeaderMap, asked: &Value) -> Option<(i64, String)> {
     Some((-32020, format!("Header mismatch: {} is {:?}", odd.0, header(odd.0))))
 }
 
-async fn of_new(log: &Log, headers: &HeaderMap, asked: &Value, versions: &[&str]) -> Response {
+fn of_new(log: &Log, headers: &HeaderMap, asked: &Value, versions: &[&str]) -> Response {
     let (method, id) = (asked["method"].as_str().unwrap_or_default(), &asked["id"]);
     let note = |why: &str| log.lock().unwrap().refused.push(format!("{method}: {why}"));
     if let Some((code, why)) = wrong(headers, asked) {

@@ -757,6 +757,7 @@ fn the_server_refuses_what_the_real_one_refuses() {
     }
     let mut bad_arguments = call("a");
     bad_arguments["function"]["arguments"] = json!({});
+    let again = json!([user, asks(json!([call("a")])), tool("a"), asks(json!([call("a")]))]);
     let mut bad_name = call("a");
     bad_name["function"]["name"] = json!("mcp:time/now");
     let mut strict_offer = offer("t");
@@ -785,10 +786,7 @@ fn the_server_refuses_what_the_real_one_refuses() {
         ),
         (said(json!([user, tool("a")])), "preceding tool call"),
         (said(json!([user, asks(json!([call("a"), call("a")]))])), "duplicate"),
-        (
-            said(json!([user, asks(json!([call("a")])), tool("a"), asks(json!([call("a")]))])),
-            "duplicate",
-        ),
+        (said(again), "duplicate"),
         (said(json!([user, asks(json!([bad_arguments]))])), "must be a string"),
         (said(json!([user, asks(json!([bad_name]))])), "a name like"),
         (offering(json!({"tools": []})), "not empty"),

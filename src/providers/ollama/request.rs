@@ -120,7 +120,7 @@ struct Offered<'a> {
 }
 
 struct Calls<'a> {
-    calls: &'a [ToolCall],
+    made: &'a [ToolCall],
     ids: &'a [Cow<'a, str>],
     names: &'a WireNames,
 }
@@ -199,7 +199,7 @@ fn messages<S: Serializer>(
         seq.serialize_element(&Message::Assistant {
             content: &message.text,
             thinking: thinking(message, provider),
-            tool_calls: (!calls.is_empty()).then_some(Calls { calls, ids, names }),
+            tool_calls: (!calls.is_empty()).then_some(Calls { made: calls, ids, names }),
         })?;
         for ((call, tool_call_id), result) in calls.iter().zip(ids).zip(turn.results()) {
             seq.serialize_element(&Message::Tool {
@@ -219,7 +219,7 @@ fn thinking<'a>(message: &'a AssistantMessage, provider: &str) -> Option<Cow<'a,
 
 impl Serialize for Calls<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.calls.iter().zip(self.ids).enumerate().map(
+        serializer.collect_seq(self.made.iter().zip(self.ids).enumerate().map(
             |(index, (call, id))| OfFunction {
                 id: Some(id),
                 r#type: "function",

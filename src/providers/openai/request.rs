@@ -137,7 +137,7 @@ struct JsonSchema<'a> {
 }
 
 struct Calls<'a> {
-    calls: &'a [ToolCall],
+    made: &'a [ToolCall],
     ids: &'a [Cow<'a, str>],
     names: &'a WireNames,
 }
@@ -217,7 +217,11 @@ fn messages<S: Serializer>(request: &ModelRequest<'_>, serializer: S) -> Result<
         let ids = &ids.of(calls);
         seq.serialize_element(&Message::Assistant {
             content: (!message.text.is_empty() || calls.is_empty()).then_some(&message.text),
-            tool_calls: (!calls.is_empty()).then_some(Calls { calls, ids, names: request.names }),
+            tool_calls: (!calls.is_empty()).then_some(Calls {
+                made: calls,
+                ids,
+                names: request.names,
+            }),
         })?;
         for (tool_call_id, result) in ids.iter().zip(turn.results()) {
             let content = &result.told();
@@ -229,7 +233,7 @@ fn messages<S: Serializer>(request: &ModelRequest<'_>, serializer: S) -> Result<
 
 impl Serialize for Calls<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.ids.iter().zip(self.calls).map(|(id, call)| OfFunction {
+        serializer.collect_seq(self.ids.iter().zip(self.made).map(|(id, call)| OfFunction {
             id: Some(id),
             r#type: "function",
             function: Called { name: self.names.to_wire(&call.name), arguments: &call.arguments },

@@ -86,22 +86,25 @@ fn a_history_with_calls_keeps_its_pairs_and_its_thinking() {
         .unwrap();
     conversation.push_user("thanks");
     let names = WireNames::new(["mcp:time/now"]);
-    let calls = json!([
-        {"id": "call_1", "type": "function",
-            "function": {"index": 0, "name": "mcp__time__now", "arguments": {"tz": "UTC"}}},
-        {"id": "call_2", "type": "function",
-            "function": {"index": 1, "name": "no_such_tool_", "arguments": {"malformed_json": "{\"broken"}}},
-    ]);
-    let result = |number: u8, name: &str, content: &str| json!({"role": "tool", "tool_name": name, "tool_call_id": format!("call_{number}"), "content": content});
+    let calls = |one: &str, two: &str| {
+        json!([
+            {"id": one, "type": "function",
+                "function": {"index": 0, "name": "mcp__time__now", "arguments": {"tz": "UTC"}}},
+            {"id": two, "type": "function",
+                "function": {"index": 1, "name": "no_such_tool_", "arguments": {"malformed_json": "{\"broken"}}},
+        ])
+    };
+    let result = |id: &str, name: &str, content: &str| json!({"role": "tool", "tool_name": name, "tool_call_id": id, "content": content});
+    let (one, two) = (format!("call_{:032x}", 1), format!("call_{:032x}", 2));
     let expected = json!([
         {"role": "system", "content": "be kind"},
         {"role": "user", "content": "hello"},
-        {"role": "assistant", "content": "", "thinking": "hm", "tool_calls": calls},
-        result(1, "mcp__time__now", "noon"),
-        result(2, "no_such_tool_", "Error: Unknown tool"),
-        {"role": "assistant", "content": "", "tool_calls": calls},
-        result(1, "mcp__time__now", ""),
-        result(2, "no_such_tool_", "x"),
+        {"role": "assistant", "content": "", "thinking": "hm", "tool_calls": calls("call_1", "call_2")},
+        result("call_1", "mcp__time__now", "noon"),
+        result("call_2", "no_such_tool_", "Error: Unknown tool"),
+        {"role": "assistant", "content": "", "tool_calls": calls(&one, &two)},
+        result(&one, "mcp__time__now", ""),
+        result(&two, "no_such_tool_", "x"),
         {"role": "assistant", "content": "Noon."},
         {"role": "user", "content": "thanks"},
     ]);

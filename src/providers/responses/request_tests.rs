@@ -82,21 +82,19 @@ fn own_items_go_back_as_they_came_and_others_are_made_again() {
     conversation.push_turn(AssistantMessage::default(), vec![]).unwrap();
     conversation.push_user("thanks");
     let names = WireNames::new(["mcp:time/now", "t"]);
-    let outputs = [
-        json!({"type": "function_call_output", "call_id": "call_1", "output": "noon"}),
-        json!({"type": "function_call_output", "call_id": "call_2", "output": "ok"}),
-    ];
+    let output = |id: &str, output: &str| json!({"type": "function_call_output", "call_id": id, "output": output});
+    let (one, two) = (format!("call_{:032x}", 1), format!("call_{:032x}", 2));
     let expected = json!([
         {"role": "user", "content": "hello"},
         {"type": "reasoning", "encrypted_content": "x+"},
         {"type": "function_call", "call_id": "call_1"},
-        outputs[0],
-        outputs[1],
+        output("call_1", "noon"),
+        output("call_2", "ok"),
         {"role": "assistant", "content": "Look:"},
-        {"type": "function_call", "call_id": "call_1", "name": "mcp__time__now", "arguments": "{"},
-        {"type": "function_call", "call_id": "call_2", "name": "t", "arguments": "{}"},
-        outputs[0],
-        outputs[1],
+        {"type": "function_call", "call_id": one, "name": "mcp__time__now", "arguments": "{"},
+        {"type": "function_call", "call_id": two, "name": "t", "arguments": "{}"},
+        output(&one, "noon"),
+        output(&two, "ok"),
         {"role": "user", "content": "thanks"},
     ]);
     let request = plain(&conversation, &names);

@@ -10,6 +10,7 @@
 //! | what broken answers took | `an_answer_that_breaks_off_is_paid_for`: retried, given up, failed, cancelled |
 //! | budgets | the same: a limit of tokens counts them |
 //! | statistics, deleted runs | the same |
+//! | runs at the same time | `a_moment_without_the_provider_ends_no_run` |
 //! | models that do not stream | what they took is not known: nothing is charged |
 //! | sessions | the same: all its runs are of one |
 //! | children | none |
@@ -26,6 +27,7 @@ use crate::streaming::Reader;
 on_both_stores! {
     a_reader_sees_every_try_as_it_happens,
     a_model_that_takes_over_is_named,
+    a_moment_without_the_provider_ends_no_run,
     an_answer_that_breaks_off_is_paid_for,
     an_answer_that_cannot_be_used_is_paid_for,
     calls_beyond_what_is_read_of_an_answer_are_told_to_the_model,
@@ -120,6 +122,23 @@ fn unfinished(after: After) -> Reply {
 
 /// Output tokens of an answer of [`unfinished`].
 const UNFINISHED: u64 = 100;
+
+/// Each run is refused once, so each has tries left: all failures together are none of a provider that
+/// is down.
+async fn a_moment_without_the_provider_ends_no_run(db: Db) {
+    const RUNS: usize = 20;
+    let mock = MockModel::start().await;
+    mock.script((0..RUNS).map(|_| Reply::error(503, "overloaded", Some(20))));
+    mock.always(Reply::text("done"));
+    let config = format!("[models.mock]\nkind = \"openai\"\nbase_url = \"{}\"\n", mock.base_url());
+    let setup = Setup::new().config(&config).agent("asker", "model: mock/one\n");
+    let service = setup.start(db).await;
+    let nothing = json!({});
+    let runs = futures::future::join_all((0..RUNS).map(|_| service.run("asker", &nothing))).await;
+    for run in runs {
+        assert_eq!(run["status"], "completed", "{run:#}");
+    }
+}
 
 async fn an_answer_that_breaks_off_is_paid_for(db: Db) {
     let mock = MockModel::start().await;

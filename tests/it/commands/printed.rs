@@ -96,6 +96,7 @@ async fn models_are_listed_without_their_keys() {
             "yes",
             "yes",
             "1000000",
+            "-",
             "max_tokens",
             "no",
             "no",

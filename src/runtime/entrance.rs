@@ -20,6 +20,8 @@ const TRUSTED_FAR: Duration = Duration::from_secs(1);
 const TRUSTED: Duration = Duration::from_millis(100);
 /// How long the queue is taken for full, unless this replica takes runs from it.
 const FULL: Duration = Duration::from_secs(1);
+/// How long a run waits near the limit, where they enter one after another.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// The entrance of one replica.
 #[derive(Debug)]
@@ -36,6 +38,8 @@ struct State {
     counted: Option<Counted>,
     /// Runs that are being inserted; a count may have seen them or not.
     on_their_way: u64,
+    /// How often this replica has taken runs from the queue.
+    departures: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -68,7 +72,8 @@ impl Entrance {
         Self { limit, turn, state, settled }
     }
 
-    /// Lets a run enter; none: the queue is full. `count` gives the length of the queue.
+    /// Lets a run enter; none: the queue is full, or almost, and others are first. `count` gives the
+    /// length of the queue.
     ///
     /// # Errors
     /// That of the count.
@@ -80,12 +85,21 @@ impl Entrance {
         if let Ok(known) = self.known(since) {
             return Ok(known);
         }
+        tokio::time::timeout(PATIENCE, self.counted(since, count)).await.unwrap_or(Ok(None))
+    }
+
+    async fn counted<E, Count: Future<Output = Result<u64, E>>>(
+        self: &Arc<Self>,
+        since: Instant,
+        count: impl Fn() -> Count,
+    ) -> Result<Option<Entry>, E> {
         let _turn = self.turn.lock().await;
         loop {
             if let Ok(known) = self.known(since) {
                 return Ok(known);
             }
-            let (at, on_their_way) = (Instant::now(), self.state.lock().on_their_way);
+            let at = Instant::now();
+            let State { on_their_way, departures, .. } = *self.state.lock();
             let room = self.limit.saturating_sub(count().await?);
             let most = (room / SHARE).max(1).min(room);
             if most == 0 || most > on_their_way {
@@ -96,7 +110,10 @@ impl Entrance {
                 };
                 let trusted_until = Instant::now() + for_how_long;
                 let left = (most > 0).then_some(most.saturating_sub(on_their_way));
-                self.state.lock().counted = Some(Counted { at, trusted_until, left });
+                let mut state = self.state.lock();
+                if left.is_some() || state.departures == departures {
+                    state.counted = Some(Counted { at, trusted_until, left });
+                }
             }
             if most == 0 {
                 return Ok(None);
@@ -108,6 +125,7 @@ impl Entrance {
     /// The queue may be full no more.
     pub(super) fn left_the_queue(&self) {
         let mut state = self.state.lock();
+        state.departures += 1;
         state.counted = state.counted.filter(|counted| counted.left.is_some());
     }
 

@@ -25,7 +25,7 @@ const MAX_FAULTS: usize = 10;
 const MAX_NAMES: usize = 8;
 
 impl Runtime {
-    /// Takes the input that the tool of a call asks for; the run as it is then.
+    /// Takes the input that the tool of a call asks for in this round; the run as it is then.
     ///
     /// # Errors
     /// [`AnswerError`]; nothing was taken then.
@@ -33,6 +33,7 @@ impl Runtime {
         &self,
         caller: &Caller,
         place: CallPlace,
+        round: u32,
         responses: InputResponses,
     ) -> Result<RunRecord, AnswerError> {
         let (run, asked) = self.awaited(&caller.tenant, place, RESULTS).await?;
@@ -41,6 +42,9 @@ impl Runtime {
             let message = "must be absent: this call waits for its result, which is `content`";
             return Err(AnswerError::InvalidArguments(vec![wrong("/responses", message)]));
         };
+        if input.round != round {
+            return Err(AnswerError::NotAwaited);
+        }
         let given = responses.clone();
         let checked = tokio::task::spawn_blocking(move || errors(&input, &given)).await;
         let errors = checked.map_err(|_| AnswerError::Broken("its input failed".into()))?;
@@ -51,6 +55,7 @@ impl Runtime {
         let audit = decided(place.call, &asked.tool, &asked.arguments, "client", true, why);
         let answer = Answer {
             kinds: RESULTS,
+            seq: asked.seq,
             resolution: Resolution::Input { responses },
             decided_by: caller.subject.clone(),
             reason: None,

@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use super::background::SkillError;
 use super::delegation::Lineage;
+use super::entrance;
 use super::loaded::LoadedAgent;
 use super::slots::RunSlot;
 use super::uploads::{UploadError, Uploads};
@@ -304,13 +305,11 @@ impl Runtime {
     ) -> Result<Accepted, StartError> {
         let inner = &self.inner;
         if mode == Mode::Queued {
-            let limit = inner.settings.max_queued_runs;
-            if checked.uploads.is_some() && self.queue_length().await? >= limit {
-                return Err(StartError::Overloaded); // before its files are placed
-            }
+            let entered = inner.entrance.enter(|| inner.store.queued()).await?;
+            let entered = entered.ok_or(StartError::Overloaded)?;
             checked.new.status = RunStatus::Queued;
             self.receive(&checked).await?;
-            return self.enqueue(checked).await.map(Accepted::Queued);
+            return self.enqueue(checked, entered).await.map(Accepted::Queued);
         }
         if inner.workspaces.fault().is_some() {
             return Err(StartError::NoWorkspace);
@@ -469,13 +468,11 @@ impl Runtime {
     async fn enqueue(
         &self,
         Checked { new, caller, plan, .. }: Checked,
+        entered: entrance::Entry,
     ) -> Result<Uuid, StartError> {
         opening(&plan, &new.inputs, &Background::default())?; // what it brings along is looked up when it begins
         let run_id = new.id;
         self.refuse_known(run_id)?;
-        let store = &self.inner.store;
-        let entered = self.inner.entrance.enter(|| store.queued()).await?;
-        let entry = entered.ok_or(StartError::Overloaded)?;
         let queued = Event { seq: 1, at: new.created_at, run_id, what: RunEvent::RunQueued {} };
         let identity = RunIdentity::new(Arc::new(new), caller, 0, self.inner.settings.sample_ratio);
         let first = Entry {
@@ -489,7 +486,7 @@ impl Runtime {
         // It is on its way until then, whether its caller waits for that or not.
         let durable = tokio::spawn(async move {
             let stored = durable.await;
-            drop(entry);
+            drop(entered);
             stored
         });
         durable.await.unwrap_or(Err(AppendError::Unavailable)).map_err(|e| match e {

@@ -141,6 +141,7 @@ impl Runtime {
         let resolution = Resolution::Approved { arguments, clears };
         let answer = Answer {
             kinds: DECISIONS,
+            seq: asked.seq,
             resolution,
             decided_by: caller.subject.clone(),
             reason,
@@ -166,6 +167,7 @@ impl Runtime {
         let resolution = Resolution::Denied;
         let answer = Answer {
             kinds: DECISIONS,
+            seq: asked.seq,
             resolution,
             decided_by: caller.subject.clone(),
             reason,
@@ -199,6 +201,7 @@ impl Runtime {
         let resolution = Resolution::Result { content, is_error };
         let answer = Answer {
             kinds: RESULTS,
+            seq: asked.seq,
             resolution,
             decided_by: caller.subject.clone(),
             reason: None,
@@ -235,8 +238,14 @@ impl Runtime {
             decided(place.call, &asked.tool, &asked.arguments, asked.kind.as_str(), true, why);
         let audit = AuditRecord { outcome: outcome.to_owned(), ..audit };
         let decided_by = caller.subject.clone();
-        let answer =
-            Answer { kinds: REVIEWS, resolution, decided_by, reason: None, audit: Some(audit) };
+        let answer = Answer {
+            kinds: REVIEWS,
+            seq: asked.seq,
+            resolution,
+            decided_by,
+            reason: None,
+            audit: Some(audit),
+        };
         self.take(&run, place.call, answer).await
     }
 
@@ -301,7 +310,9 @@ impl Runtime {
     pub async fn outstanding(&self, run: &RunRecord) -> Result<Outstanding, StoreError> {
         let is_parked = run.status.is_parked();
         let may_have_children = run.status == RunStatus::Running && run.has_delegated();
-        if !is_parked && !may_have_children {
+        let waits = is_parked
+            || (may_have_children && self.inner.store.waits_below(&run.tenant, run.id).await?);
+        if !waits {
             return Ok(Outstanding { status: run.status, pending: Vec::new() });
         }
         let (mut open, mut found) = (vec![(Open::Run(run.id), is_parked)], Vec::new());

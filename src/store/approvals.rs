@@ -108,6 +108,8 @@ pub struct ApprovalFilter {
 pub struct Answer {
     /// What it can be an answer to.
     pub kinds: &'static [WaitKind],
+    /// The event that asked: a call can ask again, in other words.
+    pub seq: i64,
     /// The answer itself.
     pub resolution: Resolution,
     /// Who gives it.
@@ -123,8 +125,7 @@ const CHUNK: i64 = 256;
 
 impl Store {
     /// Takes an answer to something that is still waited for, once; where it was the last, the run
-    /// is queued. The run as it is then; `None` where nothing of these kinds is waited for, not any
-    /// more or not yet.
+    /// is queued. The run as it is then; `None` where it is not waited for any more, or not yet.
     pub async fn answer(
         &self,
         tenant: &str,
@@ -143,7 +144,8 @@ impl Store {
         let take = Query::new(
             "UPDATE approvals SET status = :status, decided_at = {now}, decided_by = :by, \
              decision_reason = :reason, resolution = :resolution \
-             WHERE run_id = :run AND call_id = :call AND kind IN :kinds AND status = 'pending' \
+             WHERE run_id = :run AND call_id = :call AND seq = :seq AND kind IN :kinds \
+             AND status = 'pending' \
              AND (expires_at IS NULL OR expires_at > {now}) RETURNING run_id",
         );
         let take = take
@@ -153,6 +155,7 @@ impl Store {
             .bind("resolution", answer.resolution.clone())
             .bind("run", run)
             .bind("call", call)
+            .bind("seq", answer.seq)
             .bind("kinds", &*kinds);
         if tx.run(take).await?.is_empty() {
             tx.commit().await?;

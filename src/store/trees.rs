@@ -53,6 +53,19 @@ impl Store {
         ids(&self.backend.read(Work::Data, children).await?)
     }
 
+    /// Whether a run below this one waits for something.
+    pub async fn waits_below(&self, tenant: &str, run: Uuid) -> Result<bool, StoreError> {
+        let waits = Query::new(
+            "WITH RECURSIVE tree (id) AS (SELECT id FROM runs WHERE tenant = :tenant \
+             AND parent_run_id = :run AND finished_at IS NULL UNION SELECT child.id FROM tree \
+             JOIN runs child ON child.tenant = :tenant AND child.parent_run_id = tree.id \
+             AND child.finished_at IS NULL) SELECT 1 FROM tree \
+             JOIN approvals a ON a.run_id = tree.id AND a.status = 'pending' LIMIT 1",
+        );
+        let waits = waits.bind("tenant", tenant).bind("run", run);
+        Ok(!self.backend.read(Work::Data, waits).await?.is_empty())
+    }
+
     /// Everything that the runs below one have taken.
     pub async fn descendants(&self, tenant: &str, run: Uuid) -> Result<Descendants, StoreError> {
         let all = Query::new(TREE).push(

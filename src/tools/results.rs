@@ -148,14 +148,7 @@ pub(super) fn awaiting_child(
         child_run_id: Some(child),
         input: None,
     };
-    let event = RunEvent::ToolCallAwaitingChild(awaited);
-    Finished {
-        event,
-        audit: None,
-        requests: Vec::new(),
-        activates: None,
-        yields: Labels::default(),
-    }
+    waiting(RunEvent::ToolCallAwaitingChild(awaited))
 }
 
 /// A call whose tool asks for input before it completes it.
@@ -184,14 +177,13 @@ pub(super) fn awaiting_input(
             ..asked
         })),
     };
-    let event = RunEvent::ToolCallAwaitingClient(awaited);
-    Finished {
-        event,
-        audit: None,
-        requests: Vec::new(),
-        activates: None,
-        yields: Labels::default(),
-    }
+    waiting(RunEvent::ToolCallAwaitingClient(awaited))
+}
+
+/// A call that parks the run.
+fn waiting(event: RunEvent) -> Finished {
+    let (requests, yields) = (Vec::new(), Labels::default());
+    Finished { event, audit: None, requests, activates: None, yields }
 }
 
 /// An objection that blocks a call, of a check that is not one of the gate's rules.

@@ -81,12 +81,24 @@ async fn parked(service: &Service, agent: &str) -> Value {
     parked.body
 }
 
+/// Answers what is asked now, unless the body says another round.
 async fn give(service: &Service, call: &str, body: &Value) -> Answer {
-    service.post(&format!("{call}/result"), body).await
+    let mut body = body.clone();
+    if body.get("responses").is_some() && body.get("round").is_none() {
+        let (run, id) = call.split_once("/tool-calls/").unwrap();
+        let run = service.get(run).await.body;
+        let asked = run["pending"].as_array().unwrap().iter().find(|asked| asked["call_id"] == id);
+        body["round"] = asked.map_or(json!(1), |asked| asked["input"]["round"].clone());
+    }
+    service.post(&format!("{call}/result"), &body).await
 }
 
 fn rounds(result: &str) -> Value {
     serde_json::from_str::<Value>(result).unwrap_or_else(|_| panic!("{result}"))["rounds"].clone()
+}
+
+fn of_first_round(given: &Value) -> Value {
+    json!({"round": 1, "responses": given["responses"]})
 }
 
 /// Answers that are none of what is asked, and one of whom nothing was asked.
@@ -108,10 +120,12 @@ async fn wrong_answers_are_refused(service: &Service, call: &str, filled: &Value
     }
     let maybe = json!({"responses": {"a/b": {"action": "maybe"}}});
     assert_eq!(give(service, call, &maybe).await.status, 422);
+    let of_no_round = service.post(&format!("{call}/result"), filled).await;
+    assert_eq!(of_no_round.body["errors"][0]["pointer"], "/round", "{:#}", of_no_round.body);
     let key = json!({"name": "other", "scopes": ["agents:invoke"]});
     let key = service.post("/v1/keys", &key).await.body["key"].as_str().unwrap().to_owned();
     let request = service.http.request(Method::POST, service.url(&format!("{call}/result")));
-    let foreign = answer(request.bearer_auth(&key).json(filled)).await;
+    let foreign = answer(request.bearer_auth(&key).json(&of_first_round(filled))).await;
     assert_eq!(foreign.status, 403, "{:#}", foreign.body);
 }
 
@@ -152,6 +166,8 @@ async fn a_tool_asks_and_is_answered(db: Db) {
     assert_eq!(taken.status, 200, "{:#}", taken.body);
     service.until(&path, |run| run["pending"][0]["input"]["round"] == 2).await;
     let declined = json!({"responses": {"how many": {"action": "decline"}}});
+    let again = give(&service, &calls[0], &of_first_round(&declined)).await;
+    assert_eq!(again.status, 409, "an answer to what was asked before: {:#}", again.body);
     assert_eq!(give(&service, &calls[0], &declined).await.status, 200);
     let done = ended(&service, &path).await;
     assert_eq!(done["status"], "completed", "{done:#}");

@@ -34,6 +34,8 @@ pub enum Speaks {
 
 struct Seen {
     speaks: Speaks,
+    /// Methods that are answered after 1.5 s.
+    slow: &'static [&'static str],
     messages: Vec<(HeaderMap, Value)>,
     /// Why messages were refused that are none of an era that it speaks.
     refused: Vec<String>,
@@ -56,9 +58,14 @@ impl Drop for Mock {
 
 impl Mock {
     pub async fn start(port: u16, speaks: Speaks) -> Self {
+        Self::slow(port, speaks, &[]).await
+    }
+
+    /// One that takes its time for some methods.
+    pub async fn slow(port: u16, speaks: Speaks, slow: &'static [&'static str]) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
         let url = format!("http://{}/mcp", listener.local_addr().unwrap());
-        let seen = Seen { speaks, messages: Vec::new(), refused: Vec::new(), hung_up: false };
+        let seen = Seen { speaks, slow, messages: Vec::new(), refused: Vec::new(), hung_up: false };
         let log = Arc::new(Mutex::new(seen));
         let app = Router::new().fallback(respond).with_state(Arc::clone(&log));
         let server = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
@@ -115,11 +122,14 @@ async fn respond(State(log): State<Log>, request: Request) -> Response {
     let (head, body) = request.into_parts();
     let body = axum::body::to_bytes(body, 1 << 20).await.unwrap();
     let asked: Value = serde_json::from_slice(&body).unwrap_or_default();
-    let speaks = {
+    let (speaks, is_slow) = {
         let mut log = log.lock().unwrap();
         log.messages.push((head.headers.clone(), asked.clone()));
-        log.speaks
+        (log.speaks, log.slow.iter().any(|method| asked["method"] == *method))
     };
+    if is_slow {
+        tokio::time::sleep(Duration::from_millis(1500)).await;
+    }
     let says_new = asked["params"]["_meta"][format!("{META}protocolVersion")].is_string();
     match speaks {
         Speaks::Nothing => std::future::pending().await,

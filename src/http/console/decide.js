@@ -80,7 +80,7 @@ function askForInput(form, call, answered) {
     trouble.replaceChildren();
     try {
       const given = ({ name, text }) => [name, action === "accept" ? { action, content: JSON.parse(text.value) } : { action }];
-      const body = { responses: Object.fromEntries(fields.map(given)) };
+      const body = { round: call.input.round, responses: Object.fromEntries(fields.map(given)) };
       const run = await post(`runs/${part(call.run_id)}/tool-calls/${part(call.call_id)}/result`, body);
       announce("Answered");
       await answered(run);

@@ -265,6 +265,10 @@ pub(crate) struct ToolResultRequest {
     /// where there is such an `input`, and nothing else then.
     #[schema(value_type = Option<BTreeMap<String, InputResponse>>, example = json!(null))]
     responses: Option<InputResponses>,
+    /// The `round` of that `input`, so that an answer that is sent again does not answer what the tool
+    /// has asked since. Required with `responses`.
+    #[schema(example = json!(null))]
+    round: Option<u32>,
 }
 
 /// Submit the result of a client tool
@@ -292,12 +296,15 @@ pub(crate) async fn give_tool_result(
     params.finish()?;
     let wrong = |at: &str, message: &str| Problem::at(Code::InvalidInputs, at, message);
     let run = match parse_answer(body)? {
-        ToolResultRequest { content: Some(content), is_error, responses: None } => {
+        ToolResultRequest { content: Some(content), is_error, responses: None, .. } => {
             app.runtime.give_result(&caller, place, content, is_error).await?
         }
-        ToolResultRequest { content: None, is_error: false, responses: Some(responses) } => {
-            app.runtime.give_input(&caller, place, responses).await?
-        }
+        ToolResultRequest {
+            content: None,
+            is_error: false,
+            responses: Some(responses),
+            round: Some(round),
+        } => app.runtime.give_input(&caller, place, round, responses).await?,
         ToolResultRequest { content: None, responses: None, .. } => {
             return Err(wrong(
                 "/content",
@@ -306,6 +313,9 @@ pub(crate) async fn give_tool_result(
         }
         ToolResultRequest { content: Some(_), .. } => {
             return Err(wrong("/content", "must be absent beside `responses`"));
+        }
+        ToolResultRequest { is_error: false, round: None, .. } => {
+            return Err(wrong("/round", "is required with `responses`"));
         }
         ToolResultRequest { .. } => {
             return Err(wrong("/is_error", "must be false or absent beside `responses`"));

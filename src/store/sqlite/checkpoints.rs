@@ -15,6 +15,8 @@ use super::Writer;
 
 /// From one look at the log to the next, while there are commits.
 const PAUSE: Duration = Duration::from_millis(100);
+/// The same after a failure.
+const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(10);
 /// Pages in the log from which on they are copied: 4 MiB.
 const MIN_PAGES: i64 = 1_000;
 /// Pages in the log from which on commits wait until the rest is copied, so that the log begins
@@ -58,11 +60,13 @@ async fn copy_regularly(
     stop: CancellationToken,
 ) {
     let mut connection = None;
-    let next = async || {
+    let mut pause = PAUSE;
+    let next = async |pause| {
         committed.notified().await;
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(pause).await;
     };
-    while stop.run_until_cancelled(next()).await.is_some() {
+    while stop.run_until_cancelled(next(pause)).await.is_some() {
+        pause = PAUSE;
         let copied = async {
             let connection = match &mut connection {
                 Some(connection) => connection,
@@ -72,7 +76,7 @@ async fn copy_regularly(
         };
         if let Err(error) = copied.await {
             tracing::warn!(%error, "the database's log is not copied into its file; it grows");
-            connection = None;
+            (connection, pause) = (None, PAUSE_AFTER_FAILURE);
         }
     }
     if let Some(connection) = connection
@@ -83,20 +87,27 @@ async fn copy_regularly(
 }
 
 async fn copy(connection: &mut SqliteConnection, writer: &Mutex<Writer>) -> sqlx::Result<()> {
-    if pages_in_log(connection, "PRAGMA wal_checkpoint(NOOP)").await? < MIN_PAGES {
+    let before = asked(connection, "PRAGMA wal_checkpoint(NOOP)").await?;
+    if before.pages < MIN_PAGES {
         return Ok(());
     }
-    if pages_in_log(connection, "PRAGMA wal_checkpoint(PASSIVE)").await? >= MAX_PAGES {
+    let log = asked(connection, "PRAGMA wal_checkpoint(PASSIVE)").await?;
+    // A reader of what was before keeps the rest from being copied, however often that is tried.
+    if log.pages >= MAX_PAGES && log.copied > before.copied {
         // Only what was committed since is left, and the next commit finds all of it copied.
         let _nothing_is_written = writer.lock().await;
-        pages_in_log(connection, "PRAGMA wal_checkpoint(PASSIVE)").await?;
+        asked(connection, "PRAGMA wal_checkpoint(PASSIVE)").await?;
     }
     Ok(())
 }
 
-async fn pages_in_log(
-    connection: &mut SqliteConnection,
-    checkpoint: &'static str,
-) -> sqlx::Result<i64> {
-    sqlx::query(checkpoint).fetch_one(connection).await?.try_get("log")
+/// How far the log is.
+struct Log {
+    pages: i64,
+    copied: i64,
+}
+
+async fn asked(connection: &mut SqliteConnection, checkpoint: &'static str) -> sqlx::Result<Log> {
+    let row = sqlx::query(checkpoint).fetch_one(connection).await?;
+    Ok(Log { pages: row.try_get("log")?, copied: row.try_get("checkpointed")? })
 }

@@ -20,8 +20,7 @@ pub(super) enum Era {
 
 /// The first question, which every server of the new era answers.
 pub(super) const DISCOVER: &str = "server/discover";
-/// How long a server may be silent before it is asked as one of the old era is; a later answer counts
-/// where it is none.
+/// How long a server may be silent before it is asked as one of the old era is, too.
 pub(super) const PATIENCE: Duration = Duration::from_millis(500);
 /// The headers of a request are not what its body says.
 pub(super) const HEADER_MISMATCH: i64 = -32020;

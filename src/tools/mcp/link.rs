@@ -1,12 +1,13 @@
 //! What a connection to a server can do, whichever way and in whichever era.
 
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use futures::FutureExt;
 use http::HeaderMap;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::era::{self, DISCOVER, Era, Found};
 use super::http::{Address, Question};
@@ -116,8 +117,9 @@ impl Link {
         })
     }
 
-    /// Gets acquainted: finds out the era, unless that is known to be the old one. While a server that
-    /// may be of the old era has to take what it cannot know, `is_probing` is set.
+    /// Gets acquainted: finds out the era, unless that is known to be the old one. `is_probing` is set
+    /// while a server that may be of the old era has to take what it cannot know, and stays set where
+    /// it has answered neither that nor, as it should, `initialize`.
     ///
     /// # Errors
     /// Why that fails: a phrase.
@@ -127,43 +129,87 @@ impl Link {
         is_probing: &AtomicBool,
     ) -> Result<(), String> {
         if !finds_out {
-            return self.introduce_as_of_old().await;
+            let introduced = self.initialize().await?;
+            return self.begin_as_of_old(&introduced).await;
         }
+        let latest = Instant::now() + PATIENCE;
         is_probing.store(true, Ordering::Relaxed);
         let requests = Requests::default();
-        let asked = self.asked(Era::New, DISCOVER, json!({}), HeaderMap::new(), &requests);
-        let mut asked = std::pin::pin!(asked);
-        let answer = tokio::time::timeout(era::PATIENCE, &mut asked).await;
-        let (found, silent) = if let Ok(answer) = answer {
-            (era::found(answer), None)
-        } else {
-            let introduced = self.introduce_as_of_old().await;
-            // A server that starts slowly may have answered meanwhile.
-            let late = asked.now_or_never().map(era::found);
-            (late.unwrap_or(Found::Old), Some(introduced))
+        let discovered = async {
+            let asked = self.asked(Era::New, DISCOVER, json!({}), HeaderMap::new(), &requests);
+            let found = era::found(asked.await);
+            is_probing.store(false, Ordering::Relaxed);
+            found
         };
+        let mut discovered = std::pin::pin!(discovered);
+        let (found, introduced) =
+            match tokio::time::timeout(era::PATIENCE, discovered.as_mut()).await {
+                Ok(found) => (found, None),
+                Err(_) => self.found_of_silent(discovered, latest).await?,
+            };
         is_probing.store(false, Ordering::Relaxed);
-        match (found, silent) {
-            (_, Some(Ok(()))) => Ok(()),
-            (Found::New { tells_changes }, _) => {
+        match found {
+            Found::New { tells_changes } => {
                 let _ = self.spoken.set(Spoken { era: Era::New, tells_changes }); // asked once
                 self.follow();
                 Ok(())
             }
-            (Found::Old, Some(Err(why))) | (Found::Neither(why), _) => Err(why),
-            (Found::Old, None) => self.introduce_as_of_old().await,
+            Found::Neither(why) => Err(why),
+            Found::Old => {
+                let introduced = match introduced {
+                    Some(introduced) => introduced,
+                    None => self.initialize().await?,
+                };
+                self.begin_as_of_old(&introduced).await
+            }
         }
     }
 
-    async fn introduce_as_of_old(&self) -> Result<(), String> {
+    /// What is found out of a server that has not answered the first question soon, and its answer to
+    /// `initialize` where it is of the old era. It may be of either, and slow: both are waited for, and
+    /// an answer of the new era counts more.
+    async fn found_of_silent(
+        &self,
+        mut discovered: Pin<&mut impl Future<Output = Found>>,
+        latest: Instant,
+    ) -> Result<(Found, Option<Value>), String> {
+        let mut introduced = std::pin::pin!(self.initialize());
+        let found = tokio::select! {
+            biased; // both may have been answered
+            found = discovered.as_mut() => found,
+            introduced = introduced.as_mut() => {
+                let why = match introduced {
+                    Ok(introduced) => return Ok((Found::Old, Some(introduced))),
+                    Err(why) => why,
+                };
+                return match tokio::time::timeout_at(latest, discovered).await {
+                    Ok(Found::Old) | Err(_) => Err(why),
+                    Ok(found) => Ok((found, None)),
+                };
+            }
+        };
+        match found {
+            Found::New { .. } => Ok((found, None)),
+            Found::Old => Ok((Found::Old, Some(introduced.await?))),
+            Found::Neither(why) => match introduced.await {
+                Ok(introduced) => Ok((Found::Old, Some(introduced))),
+                Err(_) => Err(why),
+            },
+        }
+    }
+
+    /// The answer of a server of the old era to the first request, in a version that is known.
+    async fn initialize(&self) -> Result<Value, String> {
         let introduced = self.ask_soon(Era::Old, INITIALIZE, messages::introduction()).await;
         let introduced = introduced.map_err(|failure| failure.to_string())?;
+        messages::version_in(&introduced)?;
+        Ok(introduced)
+    }
+
+    async fn begin_as_of_old(&self, introduced: &Value) -> Result<(), String> {
         match &self.way {
-            Way::Pipes(pipes) => {
-                messages::version_in(&introduced)?;
-                pipes.tell(messages::initialized());
-            }
-            Way::Address(address) => address.introduced(&introduced).await?,
+            Way::Pipes(pipes) => pipes.tell(messages::initialized()),
+            Way::Address(address) => address.introduced(introduced).await?,
         }
         let _ = self.spoken.set(OLD); // asked once
         Ok(())

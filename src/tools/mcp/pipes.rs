@@ -17,8 +17,9 @@ use tokio::net::unix::pipe;
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
 use tokio::time::Instant;
 
+use super::era::DISCOVER;
 use super::lines::{Line, Lines};
-use super::messages::{self, Failure, Fault, Heard, MAX_MESSAGE};
+use super::messages::{self, Failure, Fault, Heard, INITIALIZE, MAX_MESSAGE};
 use super::reading;
 use crate::bounds::secrets::redacted;
 
@@ -84,17 +85,19 @@ impl Bearable {
     }
 }
 
-/// A question that is under way; the server is told when its answer is not needed any more.
+/// A question that is under way; the server is told when its answer is not needed any more, unless it
+/// is one of those by which its era is found out: of these it need not answer each.
 struct Asked<'a> {
     shared: &'a Arc<Shared>,
     id: u64,
+    method: &'static str,
 }
 
 impl Drop for Asked<'_> {
     fn drop(&mut self) {
         let is_open =
             self.shared.asked.lock().as_mut().is_some_and(|asked| asked.remove(&self.id).is_some());
-        if is_open {
+        if is_open && !matches!(self.method, DISCOVER | INITIALIZE) {
             let _ = self.shared.write.try_send(messages::cancellation(self.id)); // it does not read
             self.shared.given_up.notify_one();
         }
@@ -121,7 +124,7 @@ impl Pipes {
         let id = self.0.next.fetch_add(1, Ordering::Relaxed);
         let (tell, told) = oneshot::channel();
         self.0.asked.lock().as_mut().ok_or_else(gone)?.insert(id, tell);
-        let asked = Asked { shared: &self.0, id };
+        let asked = Asked { shared: &self.0, id, method };
         let request = messages::request(id, method, params);
         self.0.write.send(request).await.map_err(|_| gone())?;
         let answer = told.await;

@@ -106,7 +106,7 @@ pub(super) struct Server {
     is_listed: AtomicBool,
     list_changed: Arc<Notify>,
     suspicious: Arc<Notify>,
-    /// Whether a program is asked something that it may not know.
+    /// Whether a program is asked something that it may not know, or was and has been silent since.
     is_probing: AtomicBool,
 }
 
@@ -272,7 +272,7 @@ impl Server {
     async fn ran(&self) -> String {
         let why = self.ran_once(true).await;
         if self.is_probing.swap(false, Ordering::Relaxed) {
-            // Some of the old era end when something comes before `initialize`.
+            // Some of the old era end, or are silent for good, when something comes before `initialize`.
             return self.ran_once(false).await;
         }
         why

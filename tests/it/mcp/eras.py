@@ -5,7 +5,10 @@ META = "io.modelcontextprotocol/"
 mode = sys.argv[1]
 if mode == "file":
     mode = open("era.txt").read() if os.path.exists("era.txt") else sys.argv[2]
-has_session = False
+if mode.startswith("slow-"):
+    time.sleep(1.5)
+    mode = mode[5:]
+has_session = is_mute = False
 
 def say(it):
     sys.stdout.write(json.dumps(it) + "\n")
@@ -59,7 +62,7 @@ def tools():
 
 def answered(name, params, id):
     """A result, or a code and a message and data."""
-    global has_session
+    global has_session, is_mute
     meta = params.get("_meta") or {}
     version, capabilities = meta.get(META + "protocolVersion"), meta.get(META + "clientCapabilities")
     is_new = mode in ("new", "both") and not (mode == "both" and version is None)
@@ -86,7 +89,10 @@ def answered(name, params, id):
                 os._exit(7)
             if mode == "silent":
                 return None
+            is_mute = mode == "mute"
             return (-32602, "Received request before initialization was complete", None)
+        if mode == "silent" and not name.startswith("tools/"):
+            return None
         if name == "ping":
             return {}
     if name == "tools/list":
@@ -102,6 +108,8 @@ for line in sys.stdin:
     if mode == "hangs" or asked.get("id") is None:
         continue
     result = answered(asked.get("method"), asked.get("params") or {}, asked["id"])
+    if is_mute:
+        continue
     if isinstance(result, tuple):
         code, message, data = result
         say({"jsonrpc": "2.0", "id": asked["id"], "error": {"code": code, "message": message, **({"data": data} if data else {})}})

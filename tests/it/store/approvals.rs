@@ -69,6 +69,7 @@ async fn asking(db: &Db, calls: &[&ToolCall]) -> (Script, RunWrite) {
 fn approved() -> Answer {
     Answer {
         kinds: &[WaitKind::Approval, WaitKind::Escalation],
+        seq: 0,
         resolution: Resolution::Approved {
             arguments: None,
             clears: toolloop::run::Labels::default(),
@@ -85,7 +86,10 @@ fn found_out() -> Answer {
 
 impl Db {
     async fn answer(&self, run: Uuid, call: &ToolCall, answer: &Answer) -> Option<RunStatus> {
-        self.store.answer(TENANT, run, call.id, answer).await.unwrap().map(|run| run.status)
+        let asked = self.asked(run).await;
+        let asked = asked.iter().find(|asked| asked.call_id == call.id);
+        let answer = Answer { seq: asked.map_or(0, |asked| asked.seq), ..answer.clone() };
+        self.store.answer(TENANT, run, call.id, &answer).await.unwrap().map(|run| run.status)
     }
 
     async fn asked(&self, run: Uuid) -> Vec<ApprovalRecord> {

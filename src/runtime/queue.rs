@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use uuid::Uuid;
@@ -34,7 +34,7 @@ pub(super) struct Queue {
     last_served: Mutex<String>,
     /// Whether the last look left runs behind.
     has_more: AtomicBool,
-    counted: Mutex<Option<Counted>>,
+    /// When it was counted, and what is known since.
     backlog: Mutex<Option<(Instant, Backlog)>>,
     /// Child runs that have ended, or may have, and whose parents are not told yet.
     ended_children: Mutex<Vec<Uuid>>,
@@ -51,28 +51,18 @@ pub struct Backlog {
     pub approvals: u64,
 }
 
-#[derive(Debug)]
-struct Counted {
-    at: Instant,
-    length: u64,
-}
-
 impl Queue {
-    fn counted(&self) -> MutexGuard<'_, Option<Counted>> {
-        self.counted.lock()
-    }
-
     /// A run was put in.
     pub(super) fn grew(&self) {
-        if let Some(counted) = self.counted().as_mut() {
-            counted.length += 1;
+        if let Some((_, backlog)) = self.backlog.lock().as_mut() {
+            backlog.queued += 1;
         }
         self.changed.notify_one();
     }
 
     fn shrank(&self, by: u64) {
-        if let Some(counted) = self.counted().as_mut() {
-            counted.length = counted.length.saturating_sub(by);
+        if let Some((_, backlog)) = self.backlog.lock().as_mut() {
+            backlog.queued = backlog.queued.saturating_sub(by);
         }
     }
 
@@ -151,32 +141,17 @@ impl Runtime {
         }
     }
 
-    /// Runs of all tenants that wait for a replica, as of a second ago.
-    ///
-    /// # Errors
-    /// [`StoreError`] where it has to be counted and cannot.
-    pub async fn queue_length(&self) -> Result<u64, StoreError> {
-        let fresh = |counted: &&Counted| counted.at.elapsed() < FRESH;
-        if let Some(counted) = self.inner.queue.counted().as_ref().filter(fresh) {
-            return Ok(counted.length);
-        }
-        let at = Instant::now();
-        let length = self.inner.store.queued().await?;
-        *self.inner.queue.counted() = Some(Counted { at, length });
-        Ok(length)
-    }
-
     /// What waits, as of a second ago.
     ///
     /// # Errors
     /// [`StoreError`] where the store has to be asked and does not answer.
     pub async fn backlog(&self) -> Result<Backlog, StoreError> {
-        let queued = self.queue_length().await?;
         let known = *self.inner.queue.backlog.lock();
         if let Some((_, backlog)) = known.filter(|(at, _)| at.elapsed() < FRESH) {
-            return Ok(Backlog { queued, ..backlog });
+            return Ok(backlog);
         }
         let at = Instant::now();
+        let queued = self.inner.store.queued().await?;
         let since = self.inner.store.oldest_queued().await?;
         let oldest = since.and_then(|since| (clock::now() - since).to_std().ok());
         let approvals = self.inner.store.pending_approvals().await?;

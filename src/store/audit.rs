@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::backend::{Transaction, Work};
 use super::projection::audit_id;
-use super::sql::Query;
+use super::sql::{Query, Row};
 use super::tables::{AuditRow, OfRun, Record, insert};
 use super::{Store, StoreError};
 use crate::bounds::secrets::{redact_texts, redacted};
@@ -88,18 +88,23 @@ impl AuditRow {
 
 /// Adds an act to the audit log, as a part of this transaction.
 pub(super) async fn note(tx: &mut dyn Transaction, act: Act) -> Result<(), StoreError> {
-    let rows = match act.run_id {
+    let run = match run_of(&act) {
         None => Vec::new(),
-        Some(run) => tx.run(run_of(&act.tenant, run)).await?,
+        Some(look) => tx.run(look).await?,
     };
-    let of_run = rows.first().map(OfRun::read).transpose()?.unwrap_or_default();
-    tx.run(insert("audit_log", AuditRow::of_act(act, of_run))).await.map(drop)
+    tx.run(insertion(act, &run)?).await.map(drop)
 }
 
-fn run_of(tenant: &str, run: Uuid) -> Query {
+fn run_of(act: &Act) -> Option<Query> {
     let look = "SELECT agent, session_id, definition_hash FROM runs \
         WHERE tenant = :tenant AND id = :run";
-    Query::new(look).bind("tenant", tenant).bind("run", run)
+    Some(Query::new(look).bind("tenant", &act.tenant).bind("run", act.run_id?))
+}
+
+/// `run` is the row of the act's run, if there is one.
+fn insertion(act: Act, run: &[Row]) -> Result<Query, StoreError> {
+    let of_run = run.first().map(OfRun::read).transpose()?.unwrap_or_default();
+    Ok(insert("audit_log", AuditRow::of_act(act, of_run)))
 }
 
 /// An act of the service itself.
@@ -110,12 +115,10 @@ pub(super) fn by_service(tenant: String, action: AuditAction, details: Value) ->
 impl Store {
     /// Adds an act to the audit log.
     pub async fn record_act(&self, act: Act) -> Result<(), StoreError> {
-        let rows = match act.run_id {
+        let run = match run_of(&act) {
             None => Vec::new(),
-            Some(run) => self.backend.read(Work::Data, run_of(&act.tenant, run)).await?,
+            Some(look) => self.backend.read(Work::Data, look).await?,
         };
-        let of_run = rows.first().map(OfRun::read).transpose()?.unwrap_or_default();
-        let row = insert("audit_log", AuditRow::of_act(act, of_run));
-        self.backend.write(Work::Data, row).await.map(drop)
+        self.backend.write(Work::Data, insertion(act, &run)?).await.map(drop)
     }
 }

@@ -15,7 +15,7 @@ const NOT_FILTERS: [&str; 3] = ["limit", "cursor", "after"];
 const HASH: usize = 8;
 
 /// The path and the filters of a list.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug)]
 pub(crate) struct Filters(Sha256);
 
 impl Filters {
@@ -31,8 +31,8 @@ impl Filters {
         Self(hash)
     }
 
-    pub(crate) fn of(&self, tenant: &str) -> ListId {
-        let whole = self.0.clone().chain_update([0]).chain_update(tenant).finalize();
+    pub(crate) fn of(self, tenant: &str) -> ListId {
+        let whole = self.0.chain_update([0]).chain_update(tenant).finalize();
         let mut id = [0; HASH];
         id.copy_from_slice(&whole[..HASH]);
         ListId(id)

@@ -9,9 +9,9 @@ use std::str::FromStr;
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
-use axum::http::HeaderMap;
 use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use axum::http::request::Parts;
+use axum::http::{HeaderMap, Uri};
 use chrono::{DateTime, Utc};
 use http_body_util::BodyExt;
 use serde::de::{DeserializeOwned, Error as _};
@@ -215,7 +215,8 @@ impl FromRequestParts<App> for Name {
 #[derive(Debug, Default)]
 pub(crate) struct Params {
     left: Vec<(String, String)>,
-    filters: Filters,
+    /// As it was asked for: those of lists tell by it which one they are.
+    uri: Uri,
 }
 
 impl FromRequestParts<App> for Params {
@@ -223,7 +224,7 @@ impl FromRequestParts<App> for Params {
 
     async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, Problem> {
         let params = Self::parse(parts.uri.query().unwrap_or_default())?;
-        Ok(params.at(parts.uri.path()))
+        Ok(Self { uri: parts.uri.clone(), ..params })
     }
 }
 
@@ -241,19 +242,14 @@ impl Params {
             }
             pairs.push((name, value));
         }
-        Ok(Self { left: pairs, filters: Filters::default() })
+        Ok(Self { left: pairs, uri: Uri::default() })
     }
 
-    /// Notes of which list they are, as long as none is taken.
-    fn at(mut self, path: &str) -> Self {
-        let given = self.left.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-        self.filters = Filters::new(path, given);
-        self
-    }
-
-    /// The list that is asked for.
+    /// The list that is asked for, whatever was taken.
     pub(crate) fn list(&self, tenant: &str) -> ListId {
-        self.filters.of(tenant)
+        let given = Self::parse(self.uri.query().unwrap_or_default()).unwrap_or_default().left;
+        let given = given.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        Filters::new(self.uri.path(), given).of(tenant)
     }
 
     pub(crate) fn text(&mut self, name: &str) -> Option<String> {

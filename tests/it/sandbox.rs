@@ -351,6 +351,7 @@ async fn programs_change_nothing_about_other_processes() {
         "call(251, 1, P, 3 << 13)",
         "call(251, 3, 0, 3 << 13)",
         "os.sched_setaffinity(P, {0})",
+        "os.sched_setaffinity(0, range(os.cpu_count()))",
         "os.sched_setscheduler(P, os.SCHED_IDLE, os.sched_param(0))",
         "call(65, 0, ctypes.create_string_buffer(6), 1)",
         "call(70, 0, ctypes.create_string_buffer(8), 0, 0, 0)",
@@ -363,7 +364,6 @@ async fn programs_change_nothing_about_other_processes() {
     let possible = [
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))",
         "os.nice(1)",
-        "os.sched_setaffinity(0, os.sched_getaffinity(0))",
         "import threading; t = threading.Thread(target=print); t.start(); t.join()",
     ];
     for (bench, how) in benches() {
@@ -383,6 +383,16 @@ async fn programs_change_nothing_about_other_processes() {
         let limits = fs::read_to_string(format!("/proc/{process}/limits")).unwrap();
         let files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
         assert!(!files.contains(" 0 "), "{how}: {files}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn programs_leave_a_processor_to_the_service() {
+    let all = rustix::thread::sched_getaffinity(None).unwrap().count();
+    for (bench, how) in benches() {
+        let script = "import os; print(len(os.sched_getaffinity(0)))";
+        let ran = bench.run("/usr/bin/python3", &["-I", "-c", script]).await;
+        assert_eq!(ran.stdout.text.trim(), (all - 1).max(1).to_string(), "{how}: {ran:?}");
     }
 }
 

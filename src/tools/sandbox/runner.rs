@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Resource, Rlimit, Signal, WaitOptions, waitpid};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::confinement::{drop_capabilities, landlock, limit, limit_program, open};
 use super::mounts;
@@ -87,6 +88,7 @@ fn prepare(plan: &Plan, spoken: Option<OwnedFd>, holds: &mut Holds) -> Result<Pr
     rustix::process::umask(Mode::from_raw_mode(0o077));
     // However many there are, the supervisor must get to end them.
     let _ = rustix::process::nice(10);
+    leave_a_processor();
     rustix::process::setpgid(None, None)
         .map_err(|error| format!("the group of the programs: {error}"))?;
     // Where memory runs out, programs are ended and not the service.
@@ -125,6 +127,18 @@ fn prepare(plan: &Plan, spoken: Option<OwnedFd>, holds: &mut Holds) -> Result<Pr
         Err(error) => return Err(format!("seccomp: {error}")),
     };
     Ok(Prepared { input, most_tasks })
+}
+
+/// Takes all processors but one, which stays with the service however busy the programs are.
+fn leave_a_processor() {
+    let Ok(mut allowed) = sched_getaffinity(None) else { return };
+    let first = (0..CpuSet::MAX_CPU).find(|processor| allowed.is_set(*processor));
+    if let Some(first) = first
+        && allowed.count() > 1
+    {
+        allowed.unset(first);
+        let _ = sched_setaffinity(None, &allowed);
+    }
 }
 
 /// The first two numbers of the kernel's version.

@@ -102,6 +102,8 @@ const REFUSED: &[i64] = &[
     libc::SYS_sethostname,
     libc::SYS_setdomainname,
     libc::SYS_vhangup,
+    // One processor is left to the service.
+    libc::SYS_sched_setaffinity,
 ];
 /// Numbers that the crate does not name; they are the same on all processors.
 const STATMOUNT: i64 = 457;
@@ -161,7 +163,6 @@ const OF_A_PROCESS: &[i64] = &[
     libc::SYS_sched_setscheduler,
     libc::SYS_sched_setparam,
     libc::SYS_sched_setattr,
-    libc::SYS_sched_setaffinity,
 ];
 
 /// Installs the filters for this process and its descendants. Without namespaces, other processes

@@ -159,11 +159,8 @@ const ATTRIBUTES_HERE: &[i64] = &[];
 const UNKNOWN: &[i64] = &[libc::SYS_clone3, libc::SYS_memfd_create];
 
 /// Calls whose first argument is a process, or 0 for the caller.
-const OF_A_PROCESS: &[i64] = &[
-    libc::SYS_sched_setscheduler,
-    libc::SYS_sched_setparam,
-    libc::SYS_sched_setattr,
-];
+const OF_A_PROCESS: &[i64] =
+    &[libc::SYS_sched_setscheduler, libc::SYS_sched_setparam, libc::SYS_sched_setattr];
 
 /// Installs the filters for this process and its descendants. Without namespaces, other processes
 /// and the attributes of files are out of reach by them alone.

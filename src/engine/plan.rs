@@ -3,133 +3,41 @@
 //! Pure, and a function of stored things only, so that recovery makes the same plan. Numbers can
 //! only shrink, tools only be taken away. [`Rules`] is the part that the state machine needs.
 
+mod contract;
 mod given;
 mod models;
 mod narrowing;
+mod rules;
+mod tools;
 
-use crate::message::tool_schema::ToolSchema;
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::Value;
 
+pub use self::contract::Contract;
+use self::contract::{contract, tool_choice};
 use self::given::only_given;
 use self::models::check_selected_model;
 use self::narrowing::{narrowed_budget, narrowed_limits, not_widened};
+pub use self::rules::{Rules, Window};
+use self::tools::{check_tool_names, client_tools, degraded, tools_of_run, unknown_tools};
 use super::answer_call::AnswerCall;
-use super::client_tools::{self, ClientTools};
+use super::client_tools::ClientTools;
 use super::requirements::{self, Requirements};
-use crate::agents::definition::{DriverKind, ReactSection};
+use crate::agents::Agent;
+use crate::agents::definition::DriverKind;
 use crate::agents::prompt::{self, ActiveSkill, Background, Opening, PromptError, Terms};
-use crate::agents::{Agent, Definition};
-use crate::bounds::name::{self, means};
-use crate::bounds::text::quoted;
 use crate::event::{SkillActivated, ValidationError};
-use crate::providers::prices::Price;
 use crate::providers::router::Router;
 use crate::providers::{ToolOffer, WireNames, estimate};
 use crate::run::{
-    Budget, Delegation, GivenCall, Limits, OnLimit, Overrides, RunKind, Sampling, Thinking,
-    ToolChoicePolicy,
+    Budget, Delegation, Limits, OnLimit, Overrides, RunKind, Sampling, Thinking, ToolChoicePolicy,
 };
 use crate::tools::executor::Executor;
 use crate::tools::mcp::Unlisted;
 use crate::tools::use_skill;
-
-/// What an acceptable output is.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Contract {
-    /// Any text.
-    Text {
-        /// Whether the first text answer is met with the request to verify it.
-        confirm: bool,
-    },
-    /// What the output tool's schema accepts.
-    Structured {
-        /// Our name of the output tool.
-        tool: String,
-        /// Our name of the submit tool, where proposals are reflected before they are submitted.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        submit: Option<String>,
-        /// What an output is checked against, in words.
-        #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        checks: Vec<String>,
-    },
-}
-
-impl Contract {
-    /// Whether calls of this tool end an attempt.
-    fn is_met_by(&self, tool: &str) -> bool {
-        match self {
-            Self::Text { .. } => false,
-            Self::Structured { tool: output, submit, .. } => {
-                output == tool || submit.as_deref() == Some(tool)
-            }
-        }
-    }
-}
-
-/// What the state machine decides by.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
-pub struct Rules {
-    /// Exactly one model call, no tools: `/invoke`, or a loop that has nothing to loop with.
-    pub single_shot: bool,
-    /// What an acceptable output is.
-    pub contract: Contract,
-    /// When the model must call a tool.
-    pub tool_choice: ToolChoicePolicy,
-    /// Whether an answer that does not keep to it fails the attempt.
-    pub strict_tool_choice: bool,
-    /// How decisions are asked for, where the model acts by those.
-    pub react: Option<ReactSection>,
-    /// Limits of the loop.
-    pub limits: Limits,
-    /// Consumption caps.
-    pub budget: Budget,
-    /// Requests to the network (`governance.network.max_requests`).
-    pub max_network_requests: Option<u64>,
-    /// What becomes of the run at a limit.
-    pub on_limit: OnLimit,
-    /// The crash of that number ends the run; this service's setting.
-    pub max_crashes: u32,
-    /// Whether the first failing call ends the run.
-    pub throw_on_tool_failure: bool,
-    /// Whether the calls after a blocked one are not executed.
-    pub stop_on_tool_block: bool,
-    /// Tools whose neighbouring calls may be executed at the same time.
-    pub concurrent: BTreeSet<String>,
-    /// Tools whose results are used again within an attempt.
-    pub cached: BTreeSet<String>,
-    /// Tools that the caller executes.
-    pub client_tools: BTreeSet<String>,
-    /// Whether there are tools besides those that hand the conversation to another agent.
-    pub has_tools_of_its_own: bool,
-    /// What the dearest of the models costs, where there is a budget in dollars. Known to this
-    /// service only; a run that goes on elsewhere is judged by the prices there.
-    pub price: Option<Price>,
-    /// Tokens of the offered tools, estimated, where there is a budget in dollars or a known
-    /// window.
-    pub offered_tokens: u64,
-    /// Tokens that the models read and write at most, in the order of the plan; known to this
-    /// service only, like the price.
-    pub windows: Vec<Window>,
-    /// The call that the caller made, where there is nothing else to do.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub given: Option<GivenCall>,
-}
-
-/// How much one model can read and write.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Window {
-    /// As `provider/model`.
-    pub model: String,
-    /// Tokens; absent where nothing is known.
-    pub tokens: Option<u64>,
-}
 
 /// Everything about a run that does not change while it runs.
 #[derive(Debug)]
@@ -172,45 +80,6 @@ pub struct Plan {
 #[error("{}", .0.message)]
 pub struct PlanError(pub ValidationError);
 
-const DEGRADED: &str =
-    "No tools are available to this agent: the loop was reduced to a single model call.";
-
-impl Default for Rules {
-    /// The rules of a reader: enough to fold a journal, nothing is decided by them.
-    fn default() -> Self {
-        Self {
-            single_shot: false,
-            contract: Contract::Text { confirm: false },
-            tool_choice: ToolChoicePolicy::Auto,
-            strict_tool_choice: false,
-            react: None,
-            limits: Limits::default(),
-            budget: Budget::default(),
-            max_network_requests: None,
-            on_limit: OnLimit::Fail,
-            max_crashes: u32::MAX,
-            throw_on_tool_failure: false,
-            stop_on_tool_block: false,
-            concurrent: BTreeSet::new(),
-            cached: BTreeSet::new(),
-            client_tools: BTreeSet::new(),
-            has_tools_of_its_own: true,
-            price: None,
-            offered_tokens: 0,
-            windows: Vec::new(),
-            given: None,
-        }
-    }
-}
-
-impl Rules {
-    /// Whether a tool of the run is offered while these skills are active: none of them takes it
-    /// away, or it is one that ends an attempt.
-    pub fn offer(&self, tool: &str, skills: &[SkillActivated]) -> bool {
-        self.contract.is_met_by(tool) || use_skill::leaves(skills, tool)
-    }
-}
-
 impl Plan {
     /// Narrows a definition. `executor` has the tools that the definition names, in its order;
     /// `active` are the skills that are active from the start.
@@ -228,7 +97,7 @@ impl Plan {
         let definition = &agent.definition;
         let single = kind == RunKind::Single;
         let wanted = overrides.tools.as_deref();
-        check_names(overrides)?;
+        check_tool_names(overrides)?;
         check_selected_model(overrides, definition)?;
         let parallel_tool_calls = overrides.parallel_tool_calls.or(definition.parallel_tool_calls);
         let infos = || executor.infos();
@@ -441,146 +310,8 @@ impl Plan {
     }
 }
 
-/// The run's tools, whatever its skills take away: the agent's, then the caller's.
-fn tools_of_run(
-    executor: &Executor,
-    overrides: &Overrides,
-    definition: &Definition,
-    kind: RunKind,
-    bounds: &[SkillActivated],
-) -> Vec<ToolOffer> {
-    if kind == RunKind::Single {
-        return Vec::new();
-    }
-    let own = bounds.iter().filter(|skill| !skill.inherited).count();
-    let has_more_skills = definition.skills.len() > own;
-    let mut tools = agent_tools(executor, overrides.tools.as_deref(), has_more_skills);
-    tools.extend(overrides.client_tools.iter().flatten().map(client_tools::offer));
-    tools
-}
-
-/// The agent's tools that the request leaves.
-fn agent_tools(
-    executor: &Executor,
-    wanted: Option<&[String]>,
-    has_more_skills: bool,
-) -> Vec<ToolOffer> {
-    let is_offered = |tool: &str| match tool {
-        use_skill::NAME => has_more_skills && wanted.is_none_or(|wanted| !wanted.is_empty()),
-        _ => wanted.is_none_or(|wanted| wanted.iter().any(|name| means(name, tool))),
-    };
-    let offered = executor.infos().filter(|tool| is_offered(&tool.name)).map(|tool| ToolOffer {
-        name: tool.name.clone(),
-        description: tool.description.clone(),
-        input_schema: tool.input_schema.clone(),
-    });
-    offered.collect()
-}
-
-/// A warning for each name or glob of a request that means none of the agent's tools. Where the
-/// agent can leave work to others, it may mean theirs.
-fn unknown_tools(wanted: &[String], executor: &Executor) -> Vec<String> {
-    if executor.infos().any(|tool| Delegation::of_tool(&tool.name).is_some()) {
-        return Vec::new();
-    }
-    let is_unknown = |name: &&String| !executor.infos().any(|tool| means(name, &tool.name));
-    let warning = |name: &String| {
-        format!("The request names the tool {name:?}, which this agent does not have.")
-    };
-    wanted.iter().filter(is_unknown).map(warning).collect()
-}
-
-/// The caller's tools, whose names must not mean anything else.
-fn client_tools(
-    overrides: &Overrides,
-    executor: &Executor,
-    definition: &Definition,
-) -> Result<ClientTools, PlanError> {
-    let wanted = overrides.client_tools.as_deref().unwrap_or_default();
-    let output = definition.output.as_ref();
-    let is_taken = |name: &str| {
-        executor.infos().any(|tool| tool.name == name)
-            || output.is_some_and(|output| output.tool.name == name)
-            || output
-                .and_then(|output| output.reflection.as_ref())
-                .is_some_and(|it| it.submit.name == name)
-    };
-    ClientTools::new(wanted, is_taken).map_err(PlanError)
-}
-
-/// What an acceptable output is; its tools are offered behind the agent's.
-fn contract(
-    definition: &Definition,
-    overrides: &Overrides,
-    kind: RunKind,
-    offers: &mut Vec<ToolOffer>,
-) -> Contract {
-    let (single, has_tools) = (kind == RunKind::Single, !offers.is_empty());
-    match definition.output.as_ref().filter(|_| kind != RunKind::Call) {
-        None => Contract::Text {
-            confirm: has_tools
-                && kind != RunKind::Call
-                && overrides
-                    .enable_double_confirmation
-                    .unwrap_or(definition.enable_double_confirmation),
-        },
-        Some(output) => {
-            if !single {
-                offers.push(ToolOffer {
-                    name: output.tool.name.clone(),
-                    description: output.tool.description.clone(),
-                    input_schema: Arc::clone(&output.schema).into(),
-                });
-            }
-            let submit =
-                output.reflection.as_ref().filter(|_| !single).map(|reflection| &reflection.submit);
-            if let Some(submit) = submit {
-                offers.push(ToolOffer {
-                    name: submit.name.clone(),
-                    description: submit.description.clone(),
-                    input_schema: ToolSchema::from(
-                        json!({"type": "object", "properties": {}, "additionalProperties": false}),
-                    ),
-                });
-            }
-            Contract::Structured {
-                tool: output.tool.name.clone(),
-                submit: submit.map(|submit| submit.name.clone()),
-                checks: output.checks(),
-            }
-        }
-    }
-}
-
-/// What is said of a loop without tools, and of servers that might have some.
-fn degraded(executor: &Executor) -> String {
-    let down = executor.unlisted().iter().map(Unlisted::why);
-    std::iter::once(DEGRADED.to_owned()).chain(down).collect::<Vec<_>>().join(" ")
-}
-
 fn refused(pointer: &str, message: impl Into<String>) -> PlanError {
     PlanError(ValidationError { pointer: pointer.to_owned(), message: message.into() })
-}
-
-/// Refuses names in a request that are none.
-fn check_names(overrides: &Overrides) -> Result<(), PlanError> {
-    let tools = overrides.tools.as_deref().unwrap_or_default();
-    if tools.len() > name::MAX_TOOLS {
-        return Err(refused("/tools", format!("must have at most {} entries", name::MAX_TOOLS)));
-    }
-    if let Some(index) = tools.iter().position(|tool| !name::is_tool(tool)) {
-        let message = format!(
-            "{} is not the name of a tool: 1 to {} bytes of letters, digits and -_.:/, and * for any of them",
-            quoted(&tools[index]),
-            name::MAX_NAME
-        );
-        return Err(refused(&format!("/tools/{index}"), message));
-    }
-    match &overrides.model {
-        Some(model) => name::check_model(model)
-            .map_err(|wrong| refused("/model", format!("{} {wrong}", quoted(model)))),
-        None => Ok(()),
-    }
 }
 
 fn sampling(defined: &Sampling, overrides: &Overrides) -> Result<Sampling, PlanError> {
@@ -589,37 +320,6 @@ fn sampling(defined: &Sampling, overrides: &Overrides) -> Result<Sampling, PlanE
         return Err(refused("/temperature", "temperature must be between 0 and 2"));
     }
     Ok(Sampling { temperature, ..defined.clone() })
-}
-
-fn tool_choice(
-    overrides: &Overrides,
-    defined: &ToolChoicePolicy,
-    contract: &Contract,
-    offers: &[ToolOffer],
-    kind: RunKind,
-    single_shot: bool,
-) -> Result<ToolChoicePolicy, PlanError> {
-    if kind == RunKind::Call || (single_shot && overrides.tool_choice.is_none()) {
-        return Ok(ToolChoicePolicy::Auto);
-    }
-    let choice = overrides.tool_choice.as_ref().unwrap_or(defined);
-    let problem = match (choice, contract) {
-        (ToolChoicePolicy::Required, Contract::Text { .. }) => {
-            "tool_choice required can never end under a text contract: use first_required"
-        }
-        (ToolChoicePolicy::None, Contract::Structured { .. }) => {
-            "tool_choice none can never end under a structured contract: the output is a tool call"
-        }
-        (ToolChoicePolicy::Tool(name), _) if !offers.iter().any(|offer| offer.name == *name) => {
-            return Err(refused(
-                "/tool_choice",
-                format!("tool_choice names {}, which is not offered", quoted(name)),
-            ));
-        }
-        _ if single_shot => return Ok(ToolChoicePolicy::Auto),
-        _ => return Ok(choice.clone()),
-    };
-    Err(refused("/tool_choice", problem))
 }
 
 fn delegation_seconds(limits: &Limits, budget: &Budget) -> u64 {

@@ -46,6 +46,13 @@ pub enum WaitKind {
 }
 
 impl WaitKind {
+    /// What a decision can be about.
+    pub const DECISIONS: &[Self] = &[Self::Approval, Self::Escalation];
+    /// What a caller executes.
+    pub const RESULTS: &[Self] = &[Self::Client];
+    /// Outcomes found by review.
+    pub const REVIEWS: &[Self] = &[Self::Review];
+
     /// The name used in JSON and SQL.
     pub fn as_str(self) -> &'static str {
         self.into()
@@ -191,6 +198,16 @@ pub enum Resolution {
 }
 
 impl Resolution {
+    /// What it can be given as an answer to; nothing where it comes about by itself.
+    pub fn answers(&self) -> &'static [WaitKind] {
+        match self {
+            Self::Approved { .. } | Self::Denied => WaitKind::DECISIONS,
+            Self::Result { .. } | Self::Input { .. } => WaitKind::RESULTS,
+            Self::Happened { .. } | Self::DidNotHappen => WaitKind::REVIEWS,
+            Self::Expired | Self::ChildEnded => &[],
+        }
+    }
+
     /// Whether the call is made again, under the decision that it was made with before.
     pub fn repeats(&self) -> bool {
         matches!(self, Self::DidNotHappen | Self::ChildEnded | Self::Input { .. })

@@ -3,13 +3,17 @@
 //! Each table leaves everything to its own rule, so that what it shows is that rule alone; how
 //! rules are weighed against one another has a table of its own.
 
+#[path = "gate/paths_tests.rs"]
+mod paths;
+#[path = "gate/skills_tests.rs"]
+mod skills;
+
 use std::time::Instant;
 
 use super::{
     Action, ActionKind, Call, CommandRule, Commands, Decision, Gate, Objection, Policy,
     PolicyError, ToolPolicy, ToolRule, Verdict,
 };
-use crate::event::SkillActivated;
 use crate::run::{Autonomy, Effect, FlowRule, Labels, Target};
 use Decision::{Allowed, Blocked, Escalated, Warned};
 use Effect::{Idempotent, Once, Read};
@@ -217,131 +221,6 @@ fn a_scope_for_tools_is_needed() {
     }
 }
 
-/// Read, write and deny globs, an action, the decision.
-type PathRow = (
-    &'static [&'static str],
-    &'static [&'static str],
-    &'static [&'static str],
-    &'static str,
-    Decision,
-);
-
-#[test]
-fn paths_need_a_glob_and_deny_beats_all() {
-    #[rustfmt::skip]
-    let table: [PathRow; 53] = [
-        // everything
-        (&["./**"],        &[],            &[],              "r a.txt",           Allowed),
-        (&["./**"],        &[],            &[],              "r a/b/c.txt",       Allowed),
-        (&["./**"],        &[],            &[],              "r .hidden/x",       Allowed),
-        (&["./**"],        &[],            &[],              "r .",               Allowed),
-        (&["**"],          &[],            &[],              "r a/b",             Allowed),
-        // nothing is the default
-        (&[],              &[],            &[],              "r a.txt",           Blocked),
-        (&["./**"],        &[],            &[],              "w a.txt",           Blocked),
-        (&["./**"],        &[],            &[],              "x a.txt",           Blocked),
-        (&[],              &["./**"],      &[],              "r a.txt",           Blocked),
-        (&[],              &["./**"],      &[],              "w a.txt",           Allowed),
-        // one directory
-        (&["./**"],        &["./out/**"],  &[],              "w out/a.txt",       Allowed),
-        (&["./**"],        &["./out/**"],  &[],              "w out/a/b.txt",     Allowed),
-        (&["./**"],        &["./out/**"],  &[],              "w out",             Allowed),
-        (&["./**"],        &["./out/**"],  &[],              "w outer/a.txt",     Blocked),
-        (&["./**"],        &["./out/**"],  &[],              "w out.txt",         Blocked),
-        (&["./**"],        &["./out/**"],  &[],              "w a/out/b.txt",     Blocked),
-        (&["./**"],        &["./out/**"],  &[],              "w .",               Blocked),
-        (&["./**"],        &["out/"],      &[],              "w out/a.txt",       Allowed),
-        (&["./**"],        &["out/"],      &[],              "w out",             Allowed),
-        (&["./**"],        &["././out/**"], &[],             "w out/a",           Allowed),
-        // one level, one name, one kind
-        (&["docs/*"],      &[],            &[],              "r docs/a.md",       Allowed),
-        (&["docs/*"],      &[],            &[],              "r docs/a/b.md",     Blocked),
-        (&["docs/*"],      &[],            &[],              "r docs",            Blocked),
-        (&["./docs"],      &[],            &[],              "r docs",            Allowed),
-        (&["./docs"],      &[],            &[],              "r docs/a.md",       Blocked),
-        (&["."],           &[],            &[],              "r .",               Allowed),
-        (&["."],           &[],            &[],              "r a",               Blocked),
-        (&["**/*.md"],     &[],            &[],              "r a.md",            Allowed),
-        (&["**/*.md"],     &[],            &[],              "r a/b/c.md",        Allowed),
-        (&["**/*.md"],     &[],            &[],              "r a.txt",           Blocked),
-        (&["*.md"],        &[],            &[],              "r a/b.md",          Blocked),
-        (&["a?.txt"],      &[],            &[],              "r ab.txt",          Allowed),
-        (&["{a,b}/**"],    &[],            &[],              "r b/c",             Allowed),
-        (&["A/**"],        &[],            &[],              "r a/b",             Blocked),
-        (&["a/**", "b"],   &[],            &[],              "r b",               Allowed),
-        // deny
-        (&["./**"],        &["./**"],      &["**/.env"],     "r .env",            Blocked),
-        (&["./**"],        &["./**"],      &["**/.env"],     "r a/b/.env",        Blocked),
-        (&["./**"],        &["./**"],      &["**/.env"],     "w .env",            Blocked),
-        (&["./**"],        &["./**"],      &["**/.env"],     "r .env.example",    Allowed),
-        (&["./**"],        &["./**"],      &["**/.env"],     "r my.env",          Allowed),
-        (&["./**"],        &["./**"],      &["**/.env"],     "r .env/nested",     Blocked),
-        (&["./**"],        &["./**"],      &["**/.git/**"],  "r .git/config",     Blocked),
-        (&["./**"],        &["./**"],      &["**/.git/**"],  "r .git",            Blocked),
-        (&["./**"],        &["./**"],      &["**/.git/**"],  "r sub/.git/HEAD",   Blocked),
-        (&["./**"],        &["./**"],      &["**/.git/**"],  "r sub/.git",        Blocked),
-        (&["./**"],        &["./**"],      &["**/.git/**"],  "r .gitignore",      Allowed),
-        (&["./**"],        &["./**"],      &["secrets"],     "r secrets/deep/a",  Blocked),
-        (&["./**"],        &["./**"],      &["secrets"],     "r a/secrets",       Allowed),
-        (&["a/.env"],      &["./**"],      &["./**/.env"],   "r a/.env",          Blocked),
-        (&["./**"],        &["./**"],      &["./**"],        "r a",               Blocked),
-        // a path that is not normalised is denied, whatever the globs say
-        (&["./**"],        &["./**"],      &[],              "r ../a",            Blocked),
-        (&["./**"],        &["./**"],      &[],              "r /etc/passwd",     Blocked),
-        (&["./**"],        &["./**"],      &[],              "w a//b",            Blocked),
-    ];
-    let owned = |globs: &[&str]| globs.iter().map(ToString::to_string).collect::<Vec<_>>();
-    for (read, write, deny, action, expected) in table {
-        let policy =
-            Policy { read: owned(read), write: owned(write), deny: owned(deny), ..permissive() };
-        let (decision, rule, reason) = judged(&policy, &["admin"], "file_ops", &[action]);
-        assert_eq!(
-            decision, expected,
-            "read {read:?} write {write:?} deny {deny:?}: {action}: {reason}"
-        );
-        assert_eq!(rule == "path", expected != Allowed, "{action}");
-    }
-}
-
-#[test]
-fn globs_of_another_directory_deny_the_same_files_in_every_workspace() {
-    #[rustfmt::skip]
-    let table: &[(&str, &[&str], &str, &str, Decision)] = &[
-        // directory    globs                workspace      action               decision
-        ("rules",       &["secret/**"],      ".",           "r rules/secret/x",  Blocked),
-        ("rules",       &["secret/**"],      ".",           "w rules/secret",    Blocked),
-        ("rules",       &["secret/**"],      ".",           "w rules/other",     Allowed),
-        ("rules",       &["secret/**"],      ".",           "w secret/x",        Allowed),
-        ("rules",       &["secret/**"],      ".",           "w rulesets/secret", Allowed),
-        ("rules",       &["secret/**"],      "rules",       "r secret/x",        Blocked),
-        ("rules",       &["secret/**"],      "rules/secret","r x",               Blocked),
-        ("rules",       &["secret/**"],      "rules/secret","r .",               Blocked),
-        ("rules",       &["secret/**"],      "rules/a",     "r secret/x",        Allowed),
-        ("rules",       &["secret"],         ".",           "r rules/secret/a/b",Blocked),
-        ("rules",       &["*.key"],          ".",           "w a.key",           Allowed),
-        ("rules",       &["*.key"],          "rules",       "w a.key",           Blocked),
-        ("rules",       &["./**"],           "rules",       "r .",               Blocked),
-        ("rules",       &["./**"],           ".",           "r .",               Allowed),
-        (".",           &["rules/secret/**"],"rules",       "r secret/x",        Blocked),
-        (".",           &["**/.env"],        "deep/er",     "r a/.env",          Blocked),
-        (".",           &["**/.env"],        ".",           "w .env",            Blocked),
-        ("a/b",         &["c"],              "a",           "w b/c",             Blocked),
-        ("a/b",         &["c"],              "a/b/c",       "w d",               Blocked),
-        ("a/b",         &["c"],              "a/bc",        "w c",               Allowed),
-    ];
-    for (directory, globs, workspace, does, expected) in table {
-        let globs = globs.iter().map(ToString::to_string).collect();
-        let policy = Policy { deny_in: vec![((*directory).to_owned(), globs)], ..permissive() };
-        let call =
-            Call { directory: (*workspace).into(), ..call("file_ops", Once, vec![action(does)]) };
-        let verdict = Gate::new(&policy).unwrap().judge(&["admin".to_owned()], call);
-        let decision = match &verdict {
-            Verdict::Pass { decision, .. } | Verdict::Stop(Objection { decision, .. }) => *decision,
-        };
-        assert_eq!(decision, *expected, "{directory} {workspace} {does}: {verdict:?}");
-    }
-}
-
 #[test]
 fn every_action_of_a_call_must_pass() {
     let policy = Policy { write: vec!["out/**".into()], ..permissive() };
@@ -435,64 +314,6 @@ fn a_pattern_that_means_nothing_is_refused() {
     }
     let tools = Policy { tool_policies: vec![tools("a[", Deny, false)], ..Policy::default() };
     assert_eq!(Gate::new(&tools).err().map(|e| e.setting), Some("tool_policies"));
-}
-
-/// Allowed (none: all), disallowed, autonomy, tools that need approval.
-type SkillRule = (
-    Option<&'static [&'static str]>,
-    &'static [&'static str],
-    Option<Autonomy>,
-    &'static [&'static str],
-);
-
-#[test]
-fn active_skills_only_narrow() {
-    let every: SkillRule = (None, &[], None, &[]);
-    let reads: SkillRule = (Some(&["file_*", "mcp:*"]), &["file_write"], None, &[]);
-    let careful: SkillRule = (None, &[], Some(Autonomy::ReadOnly), &[]);
-    let asking: SkillRule = (None, &[], None, &["shell"]);
-    let rows: Vec<(Vec<SkillRule>, &str, &str, Decision)> = vec![
-        (vec![], "shell", "c x", Allowed),
-        (vec![every], "shell", "c x", Allowed),
-        (vec![reads], "shell", "c x", Blocked),
-        (vec![reads], "file_ops", "r x", Allowed),
-        (vec![reads], "mcp:time/now", "c x", Allowed),
-        (vec![reads], "file_write", "r x", Blocked),
-        (vec![reads, every], "shell", "c x", Blocked),
-        (vec![careful], "file_ops", "w x", Blocked),
-        (vec![careful], "file_ops", "r x", Allowed),
-        (vec![asking], "shell", "c x", Escalated),
-        (vec![asking], "file_ops", "r x", Allowed),
-        (vec![asking, careful], "shell", "c x", Blocked),
-        (vec![(Some(&[]), &["*"], Some(Autonomy::ReadOnly), &["*"])], "use_skill", "c x", Allowed),
-        (vec![(None, &["["], None, &[])], "shell", "r x", Blocked),
-    ];
-    let policy = Policy {
-        autonomy: Autonomy::Full,
-        read: vec!["./**".into()],
-        write: vec!["./**".into()],
-        ..Policy::default()
-    };
-    for (rules, tool, does, expected) in rows {
-        let names = |globs: &[&str]| globs.iter().map(ToString::to_string).collect::<Vec<_>>();
-        let skill = |(allowed, denied, autonomy, asks): &SkillRule| SkillActivated {
-            skill: "s".into(),
-            allowed_tools: allowed.map(names),
-            disallowed_tools: names(denied),
-            autonomy: *autonomy,
-            approval_required: names(asks),
-            inherited: false,
-        };
-        let skills: Vec<SkillActivated> = rules.iter().map(skill).collect();
-        let call = Call { skills: &skills, ..call(tool, Once, vec![action(does)]) };
-        let (decision, rule) = match Gate::new(&policy).unwrap().judge(&["admin".to_owned()], call)
-        {
-            Verdict::Pass { decision, rule, .. }
-            | Verdict::Stop(Objection { decision, rule, .. }) => (decision, rule),
-        };
-        let by = if expected == Allowed { "none" } else { "skill" };
-        assert_eq!((decision, rule), (expected, by), "{rules:?} {tool} {does}");
-    }
 }
 
 /// A policy in which every section has rules, none of which objects to [`everyday_calls`].

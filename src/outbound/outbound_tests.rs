@@ -1,12 +1,14 @@
 //! Against servers that an attacker would run. `127.0.0.2` plays the public internet, because the
 //! tests permit it; everything else that listens here is a sink that nothing may reach.
 
+#[path = "hostile_tests.rs"]
+mod hostile;
+#[path = "private_hosts_tests.rs"]
+mod private_hosts;
+
 use std::collections::HashMap;
-use std::io::Write as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use flate2::Compression;
-use flate2::write::GzEncoder;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
@@ -159,182 +161,6 @@ fn path_of(request: &str) -> String {
     request.split(' ').nth(1).unwrap_or_default().to_owned()
 }
 
-/// Hosts behind which there is something private, however they are written.
-const PRIVATE_HOSTS: &[&str] = &[
-    "127.0.0.1",
-    "127.0.0.1.",
-    "127.1",
-    "127.0.1",
-    "127.000.000.001",
-    "0177.0.0.1",
-    "0177.0.0.01",
-    "00000177.1",
-    "0x7f.0.0.1",
-    "0x7f.1",
-    "0X7F.1",
-    "0x7f000001",
-    "0x7F000001",
-    "2130706433",
-    "017700000001",
-    "0000017700000001",
-    "127.0x1",
-    "127.0.0x0.1",
-    "127.0.0.0x",
-    "0x7f.0.01",
-    "127.255.255.254",
-    "127.127.127.127",
-    "①②⑦.⓪.⓪.①",
-    "１２７.０.０.１",
-    "127。0。0。1",
-    "127．0．0．1",
-    "127.0.0.%31",
-    "%31%32%37.0.0.1",
-    "0",
-    "0.0.0.0",
-    "0.0",
-    "0x0",
-    "00",
-    "0.0.0.1",
-    "10.0.0.1",
-    "10.1",
-    "0xa000001",
-    "167772161",
-    "012.1",
-    "172.16.0.1",
-    "172.31.255.255",
-    "0xac100001",
-    "2886729729",
-    "192.168.0.1",
-    "192.168.1",
-    "192.168.257",
-    "0xc0a80001",
-    "3232235521",
-    "0300.0250.0.1",
-    "169.254.169.254",
-    "169.254.43518",
-    "169.16689662",
-    "0xa9fea9fe",
-    "2852039166",
-    "025177524776",
-    "0251.0376.0251.0376",
-    "0xa9.0xfe.0xa9.0xfe",
-    "169.254.170.2",
-    "168.63.129.16",
-    "100.64.0.1",
-    "100.100.100.200",
-    "100.127.255.255",
-    "192.0.0.192",
-    "192.0.2.1",
-    "192.88.99.1",
-    "198.18.0.1",
-    "198.51.100.7",
-    "203.0.113.7",
-    "224.0.0.1",
-    "239.255.255.250",
-    "240.0.0.1",
-    "255.255.255.255",
-    "4294967295",
-    "0xffffffff",
-    "[::1]",
-    "[0:0:0:0:0:0:0:1]",
-    "[0000::0001]",
-    "[::]",
-    "[::0]",
-    "[::127.0.0.1]",
-    "[::7f00:1]",
-    "[::ffff:127.0.0.1]",
-    "[::ffff:7f00:1]",
-    "[::FFFF:7F00:0001]",
-    "[0:0:0:0:0:ffff:127.0.0.1]",
-    "[::ffff:0:127.0.0.1]",
-    "[::ffff:10.0.0.1]",
-    "[::ffff:192.168.1.1]",
-    "[::ffff:169.254.169.254]",
-    "[::ffff:a9fe:a9fe]",
-    "[64:ff9b::127.0.0.1]",
-    "[64:ff9b::7f00:1]",
-    "[64:ff9b::a9fe:a9fe]",
-    "[64:ff9b::10.0.0.1]",
-    "[64:ff9b:1::127.0.0.1]",
-    "[64:ff9b:1:ffff::1]",
-    "[2002:7f00:1::]",
-    "[2002:a9fe:a9fe::1]",
-    "[2002:c0a8:101::1]",
-    "[2001::7f00:1]",
-    "[2001:0:80ff:fffe::]",
-    "[2001:db8::1]",
-    "[2606:4700::5efe:127.0.0.1]",
-    "[2606:4700::200:5efe:10.0.0.1]",
-    "[fc00::1]",
-    "[fd00::1]",
-    "[fd00:ec2::254]",
-    "[fe80::1]",
-    "[fec0::1]",
-    "[ff02::1]",
-    "[100::1]",
-    "[3fff::1]",
-    "localhost",
-    "LOCALHOST",
-    "localhost.",
-    "ｌｏｃａｌｈｏｓｔ",
-    "%6c%6f%63alhost",
-    "sub.localhost",
-    "metadata",
-    "metadata.google.internal",
-    "loop.attacker.example",
-    "mapped.attacker.example",
-    "compatible.attacker.example",
-    "nat64.attacker.example",
-    "sixtofour.attacker.example",
-    "teredo.attacker.example",
-    "six.attacker.example",
-    "link.attacker.example",
-    "mixed.attacker.example",
-    "zero.attacker.example",
-    "127.0.0.1.attacker.example",
-    "allowed.example.attacker.example",
-];
-
-/// What is refused as it is written.
-const NO_ADDRESSES: &[&str] = &[
-    "http://allowed.example@127.0.0.1:PORT/",
-    "http://allowed.example:80@127.0.0.1:PORT/",
-    "http://127.0.0.1:PORT\\@allowed.example/",
-    "http:\\\\127.0.0.1:PORT/",
-    "http:/\\127.0.0.1:PORT/",
-    "http://\t127.0.0.1:PORT/",
-    "http://127.0.\n0.1:PORT/",
-    " http://127.0.0.1:PORT/",
-    "http://127.0.0.1 :PORT/",
-    "http://127.0.0.1:PORT\u{0}/",
-    "http://127.0.0.1\u{0}.allowed.example:PORT/",
-    "http://127.0.0.1..:PORT/",
-    "http://.127.0.0.1:PORT/",
-    "http://256.256.256.256:PORT/",
-    "http://1.2.3.4.5:PORT/",
-    "http://[::1%25lo]:PORT/",
-    "http://[::1:PORT/",
-    "http://[127.0.0.1]:PORT/",
-    "http://[::ffff:127.0.0.1.]:PORT/",
-    "http://127.0.0.1:PORT0000/",
-    "http://127.0.0.1:-1/",
-    "http://:PORT/",
-    "http:///",
-    "//127.0.0.1:PORT/",
-    "127.0.0.1:PORT",
-    "ftp://127.0.0.1:PORT/",
-    "file:///etc/passwd",
-    "gopher://127.0.0.1:PORT/_x",
-    "dict://127.0.0.1:PORT/",
-    "ldap://127.0.0.1:PORT/",
-    "ws://127.0.0.1:PORT/",
-    "unix:///var/run/docker.sock",
-    "jar:http://127.0.0.1:PORT!/",
-    "view-source:http://127.0.0.1:PORT/",
-    "data:text/plain,x",
-    "javascript:0",
-];
-
 fn attackers_names() -> LookUp {
     names(&[
         ("localhost", &["127.0.0.1", "::1"]),
@@ -354,27 +180,6 @@ fn attackers_names() -> LookUp {
         ("127.0.0.1.attacker.example", &["127.0.0.1"]),
         ("allowed.example.attacker.example", &["127.0.0.1"]),
     ])
-}
-
-#[tokio::test]
-async fn nothing_private_is_reached_however_it_is_written() {
-    let sink = Sink::everywhere().await;
-    let client = Client::resolving_with(attackers_names());
-    let policy = AddressPolicy::public();
-    assert!(PRIVATE_HOSTS.len() + NO_ADDRESSES.len() >= 120);
-    for scheme in ["http", "https"] {
-        for host in PRIVATE_HOSTS {
-            let text = format!("{scheme}://{host}:{}/latest/meta-data", sink.port);
-            let Ok(url) = address::read(&text) else { panic!("{text} is an address") };
-            let sent = client.send(get(url), &terms(&policy)).await;
-            assert!(matches!(sent, Err(OutboundError::NotPublic(_))), "{text}: {sent:?}");
-        }
-    }
-    for text in NO_ADDRESSES {
-        let text = text.replace("PORT", &sink.port.to_string());
-        assert!(address::read(&text).is_err(), "{text}");
-    }
-    assert_eq!(sink.connections(), 0);
 }
 
 #[tokio::test]
@@ -530,101 +335,4 @@ async fn secrets_and_bodies_stay_with_their_host() {
     request.url = site.url("/here");
     let here = text(client.send(request, &terms(&policy)).await.unwrap());
     assert!(here.starts_with("put /echo ") && here.ends_with("content"), "{here}");
-}
-
-/// Half a gigabyte in half a megabyte.
-fn bomb() -> Vec<u8> {
-    let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
-    encoder.write_all(&vec![0; 1024 * 1024]).unwrap();
-    encoder.finish().unwrap().repeat(500)
-}
-
-/// What a hostile server sends, by path; those that never end are [`endless`].
-fn hostile(path: &str) -> Vec<u8> {
-    let chunked = |rest: &str| {
-        format!("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n{rest}").into_bytes()
-    };
-    match path {
-        "/bomb" => answer("200 OK\r\ncontent-type: text/html\r\ncontent-encoding: gzip", &bomb()),
-        "/long-header" => answer(&format!("200 OK\r\nx: {}", "y".repeat(70_000)), b""),
-        "/many-headers" => answer(&format!("200 OK{}", "\r\nx: y".repeat(200)), b""),
-        "/no-http" => b"SSH-2.0-OpenSSH_9.9\r\n".to_vec(),
-        "/silent" => Vec::new(),
-        "/short" => answer("200 OK\r\ncontent-length: 100", b"too short"),
-        "/two-lengths" => answer("200 OK\r\ncontent-length: 1\r\ncontent-length: 2", b"x"),
-        "/chunks" => chunked("zz\r\n"),
-        "/huge-chunk" => chunked("ffffffffffffffff\r\n"),
-        "/brotli" => answer("200 OK\r\ncontent-encoding: br", b"x"),
-        "/not-gzip" => answer("200 OK\r\ncontent-encoding: gzip", b"plain"),
-        _ => answer("200 OK\r\ncontent-length: 10000000000", b"x"),
-    }
-}
-
-/// What one that never ends begins with, and what it sends again and again.
-fn endless(path: &str) -> Option<(&'static str, String)> {
-    Some(match path {
-        "/hang" => ("", String::new()),
-        "/drip" => ("HTTP/1.1 200 OK\r\n\r\n", "x".to_owned()),
-        "/drip-head" => ("HTTP/1.1 200 OK\r\n", "x: y\r\n".to_owned()),
-        "/endless" => ("HTTP/1.1 200 OK\r\n\r\n", "x".repeat(100_000)),
-        "/informational" => ("", "HTTP/1.1 100 Continue\r\n\r\n".to_owned()),
-        _ => return None,
-    })
-}
-
-async fn hostile_site() -> Site {
-    let behaviour = |request: String, mut stream: TcpStream| -> BoxFuture<'static, ()> {
-        Box::pin(async move {
-            let path = path_of(&request);
-            let Some((start, piece)) = endless(&path) else {
-                let _ = stream.write_all(&hostile(&path)).await;
-                let _ = stream.shutdown().await;
-                return;
-            };
-            let _ = stream.write_all(start.as_bytes()).await;
-            while stream.write_all(piece.as_bytes()).await.is_ok() {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        })
-    };
-    Site::new(Arc::new(behaviour)).await
-}
-
-#[tokio::test]
-async fn hostile_answers_end() {
-    let site = hostile_site().await;
-    let client = Client::new();
-    let policy = public();
-    let short = Terms { deadline: Duration::from_millis(400), ..terms(&policy) };
-    let late = OutboundError::Late(short.deadline);
-    for path in ["/hang", "/drip"] {
-        assert_eq!(client.send(get(site.url(path)), &short).await.unwrap_err(), late, "{path}");
-    }
-    for path in ["/bomb", "/endless"] {
-        let response = fetch(&client, site.url(path)).await.unwrap();
-        assert_eq!((response.body.len(), response.is_whole), (1024 * 1024, false), "{path}");
-    }
-    for path in ["/informational", "/drip-head"] {
-        assert!(client.send(get(site.url(path)), &short).await.is_err(), "{path}");
-    }
-    for path in ["/long-header", "/many-headers", "/no-http", "/two-lengths"] {
-        let error = fetch(&client, site.url(path)).await.unwrap_err();
-        assert!(matches!(error, OutboundError::Malformed { .. }), "{path}: {error}");
-    }
-    for path in ["/silent", "/short", "/chunks", "/huge-chunk", "/huge"] {
-        let error = fetch(&client, site.url(path)).await.unwrap_err();
-        assert!(matches!(error, OutboundError::BrokenOff(_)), "{path}: {error}");
-    }
-    for path in ["/brotli", "/not-gzip"] {
-        let error = fetch(&client, site.url(path)).await.unwrap_err();
-        assert!(matches!(error, OutboundError::Encoding(_)), "{path}: {error}");
-    }
-    // Who wants no body waits for none.
-    let none = Terms { max_body: 0, ..terms(&policy) };
-    assert_eq!(client.send(get(site.url("/drip")), &none).await.unwrap().status, 200);
-    let nobody = fetch(&client, address::read("http://nobody.invalid/").unwrap()).await;
-    assert_eq!(nobody.unwrap_err(), OutboundError::Unresolved("nobody.invalid".into()));
-    let secured = address::read(&site.url("/").as_str().replace("http:", "https:")).unwrap();
-    let not_secure = client.send(get(secured), &short).await.unwrap_err();
-    assert!(not_secure.was_not_sent() || not_secure == late, "{not_secure}");
 }

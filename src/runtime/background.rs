@@ -69,7 +69,7 @@ impl Runtime {
     fn skills_of(&self, plan: &Plan) -> Background {
         let skills = plan.agent.definition.skills.iter();
         let line = |name: &String| {
-            Some((name.clone(), self.inner.catalogue.skills().skill(name)?.description.clone()))
+            Some((name.clone(), self.inner.agents.skills().skill(name)?.description.clone()))
         };
         Background {
             skills: skills.filter_map(line).collect(),
@@ -126,7 +126,7 @@ impl Runtime {
                 names.push(name);
             }
         }
-        let skill = |name: &String| match self.inner.catalogue.skills().skill(name).as_deref() {
+        let skill = |name: &String| match self.inner.agents.skills().skill(name).as_deref() {
             Some(Skill { bounds, instructions, .. }) => {
                 Ok(ActiveSkill { bounds: bounds.clone(), instructions: instructions.clone() })
             }

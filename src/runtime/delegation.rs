@@ -2,101 +2,40 @@
 //! it.
 //!
 //! A child is a run like any other, with a row, a journal and an owner of its own; its parent, which
-//! waits for it, lends it its slot. Its id follows from the call, so that a parent which goes on after a crash finds the child that it
-//! started, wherever that is driven by then. Who its ancestors are follows from the rows. That
-//! children of an ended parent end is also seen to by the store's sweep, whatever became of the
-//! replica that waited for them.
+//! waits for it, lends it its slot. Its id follows from the call, so that a parent which goes on after
+//! a crash finds the child that it started, wherever that is driven by then. That children of an ended
+//! parent end is also seen to by the store's sweep, whatever became of the replica that waited for
+//! them.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use parking_lot::{Mutex, MutexGuard};
-use serde::Deserialize;
 use serde_json::Value;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::refused_children::RefusedAgents;
+use super::identity::{Lineage, RunIdentity};
+use super::parents::{Parent, narrowed};
 use super::refused_children::invalid_inputs;
-use super::slots::{ParentSlot, RunSlot};
+use super::slots::RunSlot;
 use super::start::{Checked, Launch, Mode, StartError, StartRequest, Started, opening};
-use super::tree_budget::StoredBudget;
-use super::worker::RunIdentity;
 use super::{Inner, Runtime};
-use crate::agents::{Agent, Definition, DefinitionError};
-use crate::clock;
-use crate::engine::budget::SharedBudget;
-use crate::engine::{Plan, RunControl, State, phrases};
+use crate::agents::Agent;
+use crate::engine::{State, phrases};
 use crate::event::SERVICE;
 use crate::run::{
-    Amounts, Autonomy, BudgetOverrides, Caller, Caps, Delegation, Labels, Overrides, RunError,
-    RunKind, RunStatus, SpanPlace, TerminationReason,
+    Amounts, Autonomy, Caller, Caps, Labels, RunError, RunKind, RunStatus, SpanPlace,
+    TerminationReason,
 };
-use crate::store::{Ownership, QueuePlace, RunRecord, StoreError};
+use crate::store::{Ownership, QueuePlace, RunRecord};
 use crate::tools::subagent::{ChildCall, ChildFailed, ChildResult, StartRun, Task};
-use crate::tools::workspace;
 
-/// How many ancestors a run may have.
-const MAX_DEPTH: usize = 3;
 /// How often a child that is not driven here is looked at.
 const LOOK: Duration = Duration::from_secs(1);
-
-/// Where a child run stands.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Lineage {
-    /// The root run of the tree.
-    pub(super) root: Uuid,
-    /// The agents from there on, the run's own among them.
-    pub(super) agents: Vec<String>,
-}
-
-/// A run under way here whose agent can leave work to others.
-pub(super) struct Parent {
-    pub(super) identity: RunIdentity,
-    pub(super) plan: Arc<Plan>,
-    pub(super) control: Arc<RunControl>,
-    /// Whether its budget is shared by now.
-    pub(super) is_open: Arc<AtomicBool>,
-    /// Its workspace, relative to its tenant's directory.
-    pub(super) directory: Arc<str>,
-    /// Its slot, lent to its children.
-    pub(super) slot: ParentSlot,
-    /// Agents whose providers are known to refuse.
-    pub(super) refused: RefusedAgents,
-}
-
-/// The parents that are driven here, by id.
-#[derive(Default)]
-pub(super) struct Parents(Mutex<HashMap<Uuid, Arc<Parent>>>);
-
-/// Keeps a parent known for as long as it is driven here.
-pub(super) struct ParentGuard {
-    inner: Weak<Inner>,
-    parent: Arc<Parent>,
-}
-
-impl Parents {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Uuid, Arc<Parent>>> {
-        self.0.lock()
-    }
-}
-
-impl Drop for ParentGuard {
-    fn drop(&mut self) {
-        if let Some(inner) = self.inner.upgrade() {
-            let mut parents = inner.parents.lock();
-            let id = self.parent.identity.new.id;
-            // The run may have been claimed again by then.
-            if parents.get(&id).is_some_and(|parent| Arc::ptr_eq(parent, &self.parent)) {
-                parents.remove(&id);
-            }
-        }
-    }
-}
 
 /// The runtime as tools see it.
 pub(super) struct Children(pub(super) Weak<Inner>);
@@ -106,14 +45,15 @@ impl StartRun for Children {
     async fn start_run(&self, call: ChildCall) -> Result<ChildResult, ChildFailed> {
         let gone = || ChildFailed("The run that calls is not driven here any more.".into());
         let runtime = Runtime { inner: self.0.upgrade().ok_or_else(gone)? };
-        let parent = runtime.parent(call.parent).ok_or_else(gone)?;
+        let parent = runtime.inner.driven.parents.get(call.parent).ok_or_else(gone)?;
         let agent = call.agent.clone();
         let has_read = call.has_read.clone();
         let waits = Arc::clone(&parent);
         // In a task of its own: a start that is under way must not be forgotten half-way.
         let given_up = CancellationToken::new();
         let _waiting = given_up.clone().drop_guard();
-        let child = runtime.inner.tasks.spawn(runtime.clone().run_child(parent, call, given_up));
+        let child =
+            runtime.inner.driven.tasks.spawn(runtime.clone().run_child(parent, call, given_up));
         let ended = child
             .await
             .map_err(|_| ChildFailed(format!("The agent {agent} could not be waited for.")))??;
@@ -161,137 +101,7 @@ fn is_over_shared_budget(code: &str, context: &Value) -> bool {
     TerminationReason::BudgetExceeded.code() == Some(code) && context["shared"] == true
 }
 
-/// Whether a run can start others.
-fn delegates(plan: &Plan) -> bool {
-    plan.offers.iter().any(|offer| Delegation::of_tool(&offer.name).is_some())
-}
-
-impl Parent {
-    fn lineage(&self) -> Lineage {
-        match &self.identity.lineage {
-            Some(lineage) => Lineage::clone(lineage),
-            None => Lineage {
-                root: self.identity.new.id,
-                agents: vec![self.identity.new.agent.clone()],
-            },
-        }
-    }
-
-    /// Where a child stands.
-    fn lineage_of(&self, child: &str) -> Result<Lineage, ChildFailed> {
-        let mut lineage = self.lineage();
-        if lineage.agents.iter().any(|agent| agent == child) {
-            let chain = lineage.agents.join(" → ");
-            return Err(ChildFailed(format!(
-                "{child} already works on this ({chain}) and cannot be asked again."
-            )));
-        }
-        if lineage.agents.len() > MAX_DEPTH {
-            return Err(ChildFailed(format!(
-                "Work can be passed on {MAX_DEPTH} times, not more: do it yourself."
-            )));
-        }
-        lineage.agents.push(child.to_owned());
-        Ok(lineage)
-    }
-
-    /// What a child's request narrows, whatever its definition says.
-    fn bounds(&self, now: &State) -> Overrides {
-        let of_request = |field: &str| self.identity.new.overrides.get(field);
-        let is_private = of_request("private").and_then(Value::as_bool);
-        let tools = of_request("tools").and_then(|tools| Vec::deserialize(tools).ok());
-        // The second that has begun is the child's too: the parent's deadline ends it within that.
-        let left = now.deadline().map(|deadline| (deadline - clock::now()).num_milliseconds());
-        let max_duration_seconds =
-            left.map(|left| u64::try_from(left).unwrap_or(0).div_ceil(1000).max(1));
-        let used = &now.totals().consumption;
-        let files = used.files();
-        Overrides {
-            private: is_private.filter(|is_private| *is_private),
-            tools,
-            budget: Some(BudgetOverrides {
-                max_duration_seconds,
-                // Of what is counted in calls the tree's budget says enough; these make the child
-                // know its prices.
-                max_total_tokens: self.plan.rules.budget.max_total_tokens,
-                max_cost_usd: self.plan.rules.budget.max_cost_usd,
-                // What holds where nothing is written, the tree's budget holds for the child, too.
-                max_files_modified: self
-                    .plan
-                    .rules
-                    .budget
-                    .max_files_modified
-                    .map(|max| max.saturating_sub(files)),
-                max_lines_changed: Some(
-                    self.plan.rules.budget.max_lines_changed.saturating_sub(used.lines_changed),
-                ),
-                ..BudgetOverrides::default()
-            }),
-            ..Overrides::default()
-        }
-    }
-
-    fn autonomy(&self, now: &State) -> Autonomy {
-        let defined = self.plan.agent.definition.governance.autonomy;
-        now.skills().iter().filter_map(|skill| skill.autonomy).fold(defined, Autonomy::min)
-    }
-}
-
 impl Runtime {
-    /// Makes a run known as a parent, where its agent can leave work to others.
-    pub(super) fn note_parent(&self, parent: Parent) -> Option<ParentGuard> {
-        if !delegates(&parent.plan) {
-            return None;
-        }
-        let parent = Arc::new(parent);
-        self.inner.parents.lock().insert(parent.identity.new.id, Arc::clone(&parent));
-        Some(ParentGuard { inner: Arc::downgrade(&self.inner), parent })
-    }
-
-    /// A run's way to the budget that it shares, where it was started by another one or can start
-    /// others.
-    pub(super) fn sharing(
-        &self,
-        identity: &RunIdentity,
-        plan: &Plan,
-        is_open: &Arc<AtomicBool>,
-    ) -> Option<SharedBudget> {
-        if identity.lineage.is_none() && !delegates(plan) {
-            return None;
-        }
-        let run = identity.new.id;
-        let root = identity.lineage.as_ref().map_or(run, |lineage| lineage.root);
-        let tree = StoredBudget {
-            store: Arc::clone(&self.inner.store),
-            patience: self.inner.settings.store_patience,
-            tenant: identity.caller.tenant.clone(),
-            root,
-            run,
-            owner: Arc::clone(&self.inner.owner),
-            epoch: identity.epoch,
-        };
-        Some(SharedBudget::new(Arc::clone(is_open), tree))
-    }
-
-    /// Where a run stands that was started by another one, from the rows of its ancestors.
-    pub(super) async fn lineage(
-        &self,
-        run: &RunRecord,
-    ) -> Result<Option<Arc<Lineage>>, StoreError> {
-        if run.parent_run_id.is_none() {
-            return Ok(None);
-        }
-        let mut lineage = Lineage { root: run.id, agents: vec![run.agent.clone()] };
-        let mut next = run.parent_run_id;
-        while let Some(id) = next.filter(|_| lineage.agents.len() <= MAX_DEPTH) {
-            let Some(ancestor) = self.inner.store.run(&run.tenant, id).await? else { break };
-            lineage.root = ancestor.id;
-            lineage.agents.insert(0, ancestor.agent);
-            next = ancestor.parent_run_id;
-        }
-        Ok(Some(Arc::new(lineage)))
-    }
-
     /// Starts or finds a child run and waits until it has ended or is parked; cancels it when the
     /// call is given up.
     async fn run_child(
@@ -308,7 +118,8 @@ impl Runtime {
         if let Some(Some(refused)) = refused.await {
             return Err(refused);
         }
-        let slot = given_up.run_until_cancelled(self.inner.slots.for_child(&parent.slot)).await;
+        let slot =
+            given_up.run_until_cancelled(self.inner.capacity.slots.for_child(&parent.slot)).await;
         if let Some(slot) = slot.flatten() {
             let child_run = call.child_run.clone();
             let started = self.start_child(&parent, call, id, slot, &given_up).await?;
@@ -437,7 +248,7 @@ impl Runtime {
             let rules = &parent.plan.rules;
             let caps = Caps::of(&rules.budget, rules.max_network_requests);
             let spent = Amounts::of(now.totals()).and(under_way);
-            let by = Ownership { owner: &self.inner.owner, epoch: parent.identity.epoch };
+            let by = Ownership { owner: &self.inner.replica.id, epoch: parent.identity.epoch };
             self.inner.store.open_budget(lineage.root, by, caps, spent).await?;
             parent.is_open.store(true, Ordering::Release);
         }
@@ -454,11 +265,7 @@ impl Runtime {
         autonomy: Autonomy,
         parent: &Parent,
     ) -> Result<Arc<Agent>, StartError> {
-        let agent = self
-            .inner
-            .catalogue
-            .agent(name)
-            .ok_or_else(|| StartError::UnknownAgent(name.to_owned()))?;
+        let agent = self.agent(name)?;
         let definition = &parent.plan.agent.definition;
         narrowed(&agent, autonomy, definition, &parent.directory)
             .map_err(|e| StartError::BrokenAgent { agent: name.to_owned(), message: e.to_string() })
@@ -523,34 +330,11 @@ impl Runtime {
     }
 
     async fn take_child(&self, parent: &Parent, id: Uuid) {
-        if self.is_draining() || !self.inner.lease.holds() {
+        if !self.inner.replica.takes_runs() {
             return;
         }
-        if let Some(slot) = self.inner.slots.of_parent_or_free(Some(&parent.slot)) {
+        if let Some(slot) = self.inner.capacity.slots.of_parent_or_free(Some(&parent.slot)) {
             self.take_over(id, Some(slot)).await;
         }
     }
-
-    /// A run that is driven here and can start others.
-    pub(super) fn parent(&self, run: Uuid) -> Option<Arc<Parent>> {
-        self.inner.parents.lock().get(&run).cloned()
-    }
-}
-
-/// An agent as it may act for a run with this definition and that autonomy, whose workspace is that
-/// directory.
-pub(super) fn narrowed(
-    agent: &Arc<Agent>,
-    autonomy: Autonomy,
-    parent: &Definition,
-    directory: &str,
-) -> Result<Arc<Agent>, DefinitionError> {
-    let is_elsewhere = !is_always_in(directory, &agent.definition.workspace);
-    agent.narrowed_by_parent(autonomy, parent, (directory, is_elsewhere))
-}
-
-/// Whether runs of an agent with that workspace work in this directory.
-fn is_always_in(directory: &str, workspace: &str) -> bool {
-    !workspace.contains('{')
-        && workspace::normalise(workspace).is_ok_and(|workspace| workspace == directory)
 }

@@ -42,7 +42,9 @@ impl Runtime {
         let busy = request.overrides.on_session_busy;
         let checked = self.check(self.agent(&request.agent)?, request, Vec::new())?;
         if let Some(uploads) = &checked.uploads {
-            self.judge_uploads(&checked, uploads).await.map_err(StartError::Upload)?;
+            let (tenant, directory) = (&checked.caller.tenant, checked.directory());
+            let judged = self.judge_uploads(tenant, &checked.loaded, &directory, uploads).await;
+            judged.map_err(StartError::Upload)?;
         }
         let Checked { new, caller, plan, .. } = checked;
         let busy = busy.unwrap_or(plan.agent.definition.on_session_busy);

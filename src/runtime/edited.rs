@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::Runtime;
 use super::claimed::ResumeError;
-use super::recovery::identity_of;
+use super::identity::RunIdentity;
 use super::waiting::AnswerError;
 use super::worker::run_scope;
 use crate::clock;
@@ -72,8 +72,9 @@ impl Runtime {
         let directory = loaded.agent.workspace_of(run.id, run.session_id.as_deref());
         let workspace = self.inner.workspaces.open(&run.tenant, &directory).await;
         let workspace = workspace.map_err(ResumeError::from)?;
-        let standing = RunControl::default().standing(Arc::clone(&self.inner.lease));
-        let scope = run_scope(&identity_of(&claimed, 0.0), &plan, workspace, &state, standing);
+        let standing = RunControl::default().standing(Arc::clone(&self.inner.replica.lease));
+        let scope =
+            run_scope(&RunIdentity::of_claimed(&claimed, 0.0), &plan, workspace, &state, standing);
         let shown = state.waiting().find(|awaited| awaited.call_id == asked.call_id);
         let basis = shown.map(|awaited| awaited.basis.clone()).unwrap_or_default();
         let granted = Granted {

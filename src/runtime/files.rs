@@ -14,7 +14,6 @@ use uuid::Uuid;
 
 use super::Runtime;
 use super::loaded::LoadedAgent;
-use super::uploads::FileOwner;
 use super::workspaces::OpenError;
 use crate::agents::Agent;
 use crate::fairness;
@@ -30,6 +29,14 @@ use crate::tools::workspace::Kind;
 
 /// Lists and hashes of all requests at the same time.
 pub(super) static READS: Semaphore = Semaphore::const_new(4);
+
+/// Whose files are meant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FileOwner {
+    Run(Uuid),
+    Session(String),
+    Agent(String),
+}
 
 /// The files of a run, a session or an agent. Cheap to clone.
 #[derive(Clone)]
@@ -252,7 +259,7 @@ impl Runtime {
         let Some(definition) = self.inner.store.definition(&run.definition_hash).await? else {
             return Ok(None);
         };
-        let loaded = self.inner.loaded.of_snapshot(&run.definition_hash, &definition);
+        let loaded = self.inner.agents.of_snapshot(&run.definition_hash, &definition);
         let Ok(loaded) = loaded else { return Ok(None) };
         let directory = loaded.agent.workspace_of(run.id, run.session_id.as_deref());
         let users = FileUsers::of_run(&loaded.agent, run);
@@ -306,8 +313,8 @@ impl Runtime {
     }
 
     fn loaded_now(&self, agent: &str) -> Option<LoadedAgent> {
-        let agent = self.inner.catalogue.agent(agent)?;
-        self.inner.loaded.get(&agent).ok()
+        let agent = self.inner.agents.named(agent)?;
+        self.inner.agents.get(&agent).ok()
     }
 
     pub(super) async fn files_in(

@@ -141,7 +141,7 @@ impl Follower {
                     },
                     Err(RecvError::Lagged(_) | RecvError::Closed) => self.fell_behind(),
                 },
-                () = self.runtime.inner.drained.cancelled() => self.over = true,
+                () = self.runtime.inner.replica.drained.cancelled() => self.over = true,
             }
         }
     }

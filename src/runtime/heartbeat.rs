@@ -26,8 +26,8 @@ impl Runtime {
     pub(super) async fn register(&self, store: &Store) -> Result<(), StoreError> {
         let inner = &self.inner;
         let sent = Instant::now();
-        clock::told(store.register_replica(&inner.owner, inner.settings.lease).await?, sent);
-        inner.lease.renewed(sent);
+        clock::told(store.register_replica(&inner.replica.id, inner.settings.lease).await?, sent);
+        inner.replica.lease.renewed(sent);
         Ok(())
     }
 
@@ -35,7 +35,7 @@ impl Runtime {
         let runtime = self.clone();
         let beat = async move {
             tokio::select! {
-                () = runtime.inner.stop.cancelled() => {}
+                () = runtime.inner.replica.stop.cancelled() => {}
                 () = runtime.beat(open) => {}
             }
         };
@@ -89,16 +89,16 @@ impl Runtime {
     async fn beat_once(&self, store: &Store) -> Result<(), StoreError> {
         let inner = &self.inner;
         let sent = Instant::now();
-        if let Some(now) = store.heartbeat(&inner.owner).await? {
+        if let Some(now) = store.heartbeat(&inner.replica.id).await? {
             clock::told(now, sent);
-            inner.lease.renewed(sent);
+            inner.replica.lease.renewed(sent);
             return Ok(());
         }
         tracing::error!("this replica was declared dead; its runs were taken over");
-        inner.places.lose_all();
-        inner.live.lose_all();
+        inner.capacity.places.lose_all();
+        inner.driven.live.lose_all();
         // What it has claimed since then goes back first: no task drives it any more.
-        store.release(&inner.owner).await?;
+        store.release(&inner.replica.id).await?;
         self.register(store).await
     }
 }

@@ -4,14 +4,14 @@
 use serde_json::Value;
 
 use super::Runtime;
-use super::waiting::{AnswerError, CallPlace, RESULTS, check_answerer};
+use super::waiting::{AnswerError, CallPlace, check_answerer};
 use crate::bounds::json::escaped_key;
 use crate::bounds::pattern::Author;
 use crate::bounds::schema::{Fault, Rejected, Schema};
 use crate::bounds::text::quoted;
 use crate::event::{
     InputAction, InputAsked, InputRequest, InputResponse, InputResponses, Resolution,
-    ValidationError,
+    ValidationError, WaitKind,
 };
 use crate::run::Caller;
 use crate::store::{Answer, RunRecord};
@@ -36,7 +36,7 @@ impl Runtime {
         round: u32,
         responses: InputResponses,
     ) -> Result<RunRecord, AnswerError> {
-        let (run, asked) = self.awaited(&caller.tenant, place, RESULTS).await?;
+        let (run, asked) = self.awaited(&caller.tenant, place, WaitKind::RESULTS).await?;
         check_answerer(caller, &run)?;
         let Some(input) = asked.input else {
             let message = "must be absent: this call waits for its result, which is `content`";
@@ -53,15 +53,8 @@ impl Runtime {
         }
         let why = format!("{} answered: {}.", caller.subject, in_words(&responses));
         let audit = decided(place.call, &asked.tool, &asked.arguments, "client", true, why);
-        let answer = Answer {
-            kinds: RESULTS,
-            seq: asked.seq,
-            resolution: Resolution::Input { responses },
-            decided_by: caller.subject.clone(),
-            reason: None,
-            audit: Some(audit),
-        };
-        self.take(&run, place.call, answer).await
+        let resolution = Resolution::Input { responses };
+        self.take(&run, place.call, Answer::to(asked.seq, resolution, caller, audit)).await
     }
 }
 

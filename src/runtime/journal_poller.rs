@@ -32,13 +32,13 @@ impl Runtime {
         while let Some(followed) = self.inner.bus.to_poll() {
             let elsewhere: HashMap<Uuid, Arc<Channel>> = followed
                 .into_iter()
-                .filter(|channel| self.inner.live.get(channel.run).is_none())
+                .filter(|channel| self.inner.driven.live.get(channel.run).is_none())
                 .map(|channel| (channel.run, channel))
                 .collect();
             let for_all = FOR_EACH * u32::try_from(elsewhere.len()).unwrap_or(u32::MAX);
             pause = if self.publish_news(elsewhere).await { BRISK } else { CALM.min(pause * 2) };
             tokio::select! {
-                () = self.inner.drained.cancelled() => return,
+                () = self.inner.replica.drained.cancelled() => return,
                 () = tokio::time::sleep(pause.max(for_all)) => {}
                 () = self.inner.bus.joined(), if for_all < BRISK => pause = BRISK / 2,
             }

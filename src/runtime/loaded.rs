@@ -70,7 +70,17 @@ pub(super) struct LoadedAgents {
 impl LoadedAgents {
     /// What definitions are made ready with.
     pub(super) fn tools(&self) -> (&Registry, &Arc<Skills>) {
-        (&self.registry, self.catalogue.skills())
+        (&self.registry, self.skills())
+    }
+
+    /// The agent of that name, as the catalogue has it now.
+    pub(super) fn named(&self, name: &str) -> Option<Arc<Agent>> {
+        self.catalogue.agent(name)
+    }
+
+    /// The skills that there are now.
+    pub(super) fn skills(&self) -> &Arc<Skills> {
+        self.catalogue.skills()
     }
 
     /// None yet.

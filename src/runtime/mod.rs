@@ -7,10 +7,12 @@
 mod audit_chain;
 mod background;
 mod bus;
+mod capacity;
 mod child_ids;
 mod claimed;
 mod delegation;
 mod deltas;
+mod driven;
 mod dry_run;
 mod edited;
 mod entrance;
@@ -18,6 +20,9 @@ mod files;
 mod follow;
 mod heartbeat;
 mod history;
+mod housekeeping;
+mod idempotency;
+mod identity;
 mod input;
 mod input_labels;
 mod journal_poller;
@@ -30,6 +35,7 @@ mod loaded;
 mod logins;
 mod memory;
 mod ownership;
+mod parents;
 mod patience;
 mod places;
 mod policy_cases;
@@ -40,6 +46,7 @@ mod recovery;
 mod refused_children;
 mod replay;
 mod replica;
+mod resumption;
 mod retention;
 mod revoking;
 mod server_requests;
@@ -56,16 +63,24 @@ mod worker;
 mod workspaces;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
+use self::bus::Bus;
+use self::capacity::Capacity;
+use self::driven::DrivenRuns;
+use self::housekeeping::Housekeeping;
+use self::idempotency::IdempotencyKeys;
+use self::loaded::LoadedAgents;
+use self::places::Places;
+use self::queue::Queue;
+use self::replica::Replica;
+use self::slots::RunSlots;
+use self::workspaces::Workspaces;
 use crate::agents::{Catalogue, Definition, DefinitionError, Skills};
-use crate::engine::{FoldError, Handlers, Lease, Room, Rules, State};
+use crate::engine::{FoldError, Handlers, Rules, State};
 use crate::event::Event;
 use crate::message::Conversation;
 use crate::providers::router::Router;
@@ -81,7 +96,7 @@ pub use audit_chain::{AuditChain, AuditKey};
 pub use bus::{Published, StreamItem};
 pub use child_ids::ChildIds;
 pub use dry_run::DryRunOutcome;
-pub use files::{FileUsers, Files, FilesError};
+pub use files::{FileOwner, FileUsers, Files, FilesError};
 pub use follow::Follower;
 pub use heartbeat::HeartbeatStore;
 pub use history::{RunTurns, TurnSource, own_turns, turn_sources};
@@ -93,7 +108,7 @@ pub use rate_limits::{Allowance, RateLimits};
 pub use replay::{Change, NewDecisions, PolicyReplay, Replay, ReplayError, ReplayQuery};
 pub use start::{Accepted, Mode, StartError, StartRequest, Started, WaitError};
 pub use transcript::{KeptTurn, Transcript, transcript};
-pub use uploads::{FileCopy, FileOwner, Upload, UploadError, Uploads};
+pub use uploads::{FileCopy, Upload, UploadError, Uploads};
 pub use waiting::{AnswerError, Approver, CallPlace, Found, Outstanding};
 pub use webhooks::{WebhookSender, Webhooks};
 pub use workspaces::{Sharing, WorkspaceSettings, object_store_fault, shared_volume_fault};
@@ -138,38 +153,22 @@ pub struct Settings {
 }
 
 struct Inner {
+    settings: Settings,
     store: Arc<Store>,
     writer: Writer,
-    catalogue: Arc<Catalogue>,
+    agents: Arc<LoadedAgents>,
     router: Arc<Router>,
     handlers: Arc<Handlers>,
-    loaded: Arc<loaded::LoadedAgents>,
-    settings: Settings,
-    owner: Arc<str>,
-    lease: Arc<Lease>,
-    live: Arc<live::Live>,
-    owned: Arc<ownership::OwnedRuns>,
-    probation: Arc<probation::Probation>,
-    workspaces: Arc<workspaces::Workspaces>,
     child_ids: ChildIds,
-    logins: Arc<Logins>,
-    audit_chain: Arc<AuditChain>,
-    parents: delegation::Parents,
+    replica: Replica,
+    driven: Arc<DrivenRuns>,
+    capacity: Capacity,
+    queue: Arc<Queue>,
+    idempotency_keys: IdempotencyKeys,
     rate_limits: Arc<RateLimits>,
-    slots: slots::RunSlots,
-    places: Arc<places::Places>,
-    key_locks: key_locks::KeyLocks,
-    /// Memory for the conversations of all runs under way.
-    room: Arc<Room>,
-    queue: Arc<queue::Queue>,
-    entrance: Arc<entrance::Entrance>,
-    webhooks: Arc<WebhookSender>,
-    tasks: TaskTracker,
-    bus: Arc<bus::Bus>,
-    draining: AtomicBool,
-    /// Cancelled when the runs of this replica have ended or are given back.
-    drained: CancellationToken,
-    stop: CancellationToken,
+    workspaces: Arc<Workspaces>,
+    bus: Arc<Bus>,
+    housekeeping: Housekeeping,
 }
 
 /// The service behind the API; cheap to clone.
@@ -190,17 +189,24 @@ impl Runtime {
         settings: Settings,
         observer: OnDurable,
     ) -> Self {
-        let owner: Arc<str> = Uuid::now_v7().to_string().into();
-        let (bus, queue) = (Arc::<bus::Bus>::default(), Arc::<queue::Queue>::default());
-        let places = Arc::new(places::Places::new(settings.run_limits, Arc::clone(&queue)));
-        let probation = Arc::<probation::Probation>::default();
-        let webhooks = Arc::new(WebhookSender::new(Arc::clone(&store), settings.webhooks.clone()));
+        let replica = Replica::new(settings.lease);
+        let (bus, queue) = (Arc::<Bus>::default(), Arc::new(Queue::new(settings.max_queued_runs)));
+        let driven = Arc::<DrivenRuns>::default();
+        let places = Arc::new(Places::new(
+            settings.run_limits,
+            Arc::clone(&store),
+            Arc::clone(&replica.id),
+            Arc::clone(&queue.changed),
+        ));
+        let slots = RunSlots::new(settings.max_concurrent_runs, settings.queue_workers);
+        let requests = registry.requests_of_servers().cloned();
+        let housekeeping = Housekeeping::new(&store, &settings, requests);
         let on_durable = {
             let (bus, queue, places) = (Arc::clone(&bus), Arc::clone(&queue), Arc::clone(&places));
-            let (probation, webhooks) = (Arc::clone(&probation), Arc::clone(&webhooks));
+            let (driven, webhooks) = (Arc::clone(&driven), Arc::clone(&housekeeping.webhooks));
             Arc::new(move |write: &RunWrite| {
                 places.written(write);
-                probation.written(write);
+                driven.probation.written(write);
                 bus.publish(write.run_id, &write.events);
                 observer(write);
                 if write.fills_outbox() {
@@ -209,63 +215,38 @@ impl Runtime {
                 queue.written(write);
             })
         };
-        let (live, driven) = (Arc::<live::Live>::default(), Arc::<ownership::OwnedRuns>::default());
-        let on_cancelling = ownership::on_cancelling(&live, &driven);
-        let patience = settings.store_patience;
-        let workspaces = Arc::new(workspaces::Workspaces::new(
-            &settings.workspaces,
-            Arc::clone(&store),
-            &owner,
-            patience,
-        ));
-        let logins = Arc::new(Logins::new(Arc::clone(&store)));
-        let rate_limits = Arc::new(RateLimits::new(Arc::clone(&store), settings.rate_limit));
-        let audit_chain = Arc::new(AuditChain::new(
-            Arc::clone(&store),
-            settings.audit_key.clone(),
-            settings.audit_retention,
-        ));
         let inner = Arc::new_cyclic(|inner| Inner {
             writer: Writer::spawn(
                 Arc::clone(&store),
-                Arc::clone(&owner),
-                patience,
+                Arc::clone(&replica.id),
+                settings.store_patience,
                 on_durable,
-                on_cancelling,
+                driven.on_cancelling(),
             ),
-            store,
-            loaded: Arc::new(loaded::LoadedAgents::new(
+            agents: Arc::new(LoadedAgents::new(
                 registry,
-                Arc::clone(&catalogue),
+                catalogue,
                 Arc::new(delegation::Children(inner.clone())),
             )),
-            catalogue,
             router,
             handlers: Arc::default(),
-            slots: slots::RunSlots::new(settings.max_concurrent_runs, settings.queue_workers),
-            places,
-            key_locks: key_locks::KeyLocks::default(),
-            room: Arc::default(),
-            queue,
-            entrance: Arc::new(entrance::Entrance::new(settings.max_queued_runs)),
-            webhooks,
-            lease: Arc::new(Lease::new(settings.lease)),
-            workspaces,
-            settings,
-            owner,
-            live,
-            owned: driven,
-            probation,
             child_ids,
-            logins,
-            audit_chain,
-            parents: delegation::Parents::default(),
-            rate_limits,
-            tasks: TaskTracker::new(),
+            driven,
+            capacity: Capacity::new(slots, places),
+            queue,
+            idempotency_keys: IdempotencyKeys::new(Arc::clone(&store)),
+            rate_limits: Arc::new(RateLimits::new(Arc::clone(&store), settings.rate_limit)),
+            workspaces: Arc::new(Workspaces::new(
+                &settings.workspaces,
+                Arc::clone(&store),
+                &replica.id,
+                settings.store_patience,
+            )),
             bus,
-            draining: AtomicBool::new(false),
-            drained: CancellationToken::new(),
-            stop: CancellationToken::new(),
+            housekeeping,
+            store,
+            settings,
+            replica,
         });
         Self { inner }
     }
@@ -280,7 +261,7 @@ impl Runtime {
     ) -> Result<Option<CancelOutcome>, StoreError> {
         let outcome = self.inner.store.request_cancel(tenant, run, subject, reason).await?;
         let Some(CancelOutcome::Requested(requested)) = outcome else { return Ok(outcome) };
-        let reached = ownership::cancel_here(&self.inner.live, &self.inner.owned, run, reason);
+        let reached = self.inner.driven.cancel(run, reason);
         if requested.status == RunStatus::Running {
             let until = match reached {
                 Some(true) => return Ok(Some(CancelOutcome::Requested(requested))),
@@ -317,12 +298,12 @@ impl Runtime {
 
     /// The closed stretches of the audit log.
     pub fn audit_chain(&self) -> &AuditChain {
-        &self.inner.audit_chain
+        &self.inner.housekeeping.audit_chain
     }
 
     /// Which keys are in use, and which logins were refused.
     pub fn logins(&self) -> &Logins {
-        &self.inner.logins
+        &self.inner.housekeeping.logins
     }
 
     /// How often keys may invoke, and their runs call tools.
@@ -334,18 +315,18 @@ impl Runtime {
     pub fn policy_replay(&self) -> PolicyReplay {
         PolicyReplay {
             store: Arc::clone(&self.inner.store),
-            loaded: Arc::clone(&self.inner.loaded),
+            loaded: Arc::clone(&self.inner.agents),
         }
     }
 
     /// What is sent to webhooks.
     pub fn webhooks(&self) -> &WebhookSender {
-        &self.inner.webhooks
+        &self.inner.housekeeping.webhooks
     }
 
     /// How many runs this replica drives now.
     pub fn in_flight(&self) -> usize {
-        self.inner.live.len()
+        self.inner.driven.live.len()
     }
 
     /// Whether the store takes what runs write, as of the last commit.
@@ -355,7 +336,7 @@ impl Runtime {
 
     /// Whether the service is stopping.
     pub fn is_draining(&self) -> bool {
-        self.inner.draining.load(Ordering::Relaxed)
+        self.inner.replica.is_draining()
     }
 }
 

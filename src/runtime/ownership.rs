@@ -12,10 +12,8 @@ use parking_lot::{Mutex, MutexGuard};
 use uuid::Uuid;
 
 use super::Runtime;
-use super::live::Live;
 use crate::engine::RunControl;
-use crate::store::writer::OnCancelling;
-use crate::store::{Cancelling, ClaimedRun, GivenBack, StoreError};
+use crate::store::{ClaimedRun, GivenBack, StoreError};
 
 /// A run, and the epoch under which it is owned.
 type Ownership = (Uuid, i64);
@@ -178,26 +176,6 @@ impl Drop for Claim {
     }
 }
 
-/// Cancels runs whose commits told that they had been asked to, before their replica heard of it.
-pub(super) fn on_cancelling(live: &Arc<Live>, owned: &Arc<OwnedRuns>) -> OnCancelling {
-    let (live, owned) = (Arc::clone(live), Arc::clone(owned));
-    Arc::new(move |run: Uuid, Cancelling { reason }: &Cancelling| {
-        cancel_here(&live, &owned, run, reason.as_deref());
-    })
-}
-
-/// Cancels a run where it is driven here, or about to be; whether one that is driven has heard of it
-/// before its end.
-pub(super) fn cancel_here(
-    live: &Live,
-    owned: &OwnedRuns,
-    run: Uuid,
-    reason: Option<&str>,
-) -> Option<bool> {
-    owned.cancel(run, reason);
-    live.get(run).map(|control| control.cancel(reason.map(str::to_owned)))
-}
-
 impl Runtime {
     /// The runs of a claim, each with its guard from the first moment.
     pub(super) async fn claimed<Runs>(
@@ -207,7 +185,7 @@ impl Runtime {
     where
         Runs: IntoIterator<Item = ClaimedRun>,
     {
-        let owned = &self.inner.owned;
+        let owned = &self.inner.driven.owned;
         let _claim = owned.claim();
         let ownership = |claimed: ClaimedRun| {
             let ownership = owned.own(claimed.run.id, claimed.run.epoch);
@@ -215,7 +193,7 @@ impl Runtime {
         };
         let claimed: Vec<_> = claim.await?.into_iter().map(ownership).collect();
         if !claimed.is_empty() {
-            self.inner.entrance.left_the_queue();
+            self.inner.queue.entrance.left_the_queue();
         }
         Ok(claimed)
     }
@@ -224,7 +202,7 @@ impl Runtime {
     pub(super) async fn requeue_uncounted(&self, ownership: OwnedRun, how: GivenBack) {
         if let Err((ownership, error)) = self.try_to_requeue(ownership, how).await {
             tracing::warn!(run_id = %ownership.run(), %error, "run could not be given back yet");
-            self.inner.live.abandon(ownership);
+            self.inner.driven.live.abandon(ownership);
         }
     }
 
@@ -238,7 +216,7 @@ impl Runtime {
             return Ok(()); // the other one's
         }
         let OwnedRun { run, epoch, .. } = ownership;
-        match self.inner.store.give_back(&self.inner.owner, run, epoch, how).await {
+        match self.inner.store.give_back(&self.inner.replica.id, run, epoch, how).await {
             Ok(_) => Ok(()),
             Err(error) => Err((ownership, error)),
         }
@@ -270,14 +248,14 @@ impl Runtime {
 
     /// Requeues runs that this replica owns and does not drive.
     pub(super) async fn reconcile(&self) -> Result<(), StoreError> {
-        if self.is_draining() || !self.inner.lease.holds() {
+        if !self.inner.replica.takes_runs() {
             return Ok(());
         }
-        let owned = self.inner.store.owned_runs(&self.inner.owner).await?;
-        for ownership in self.inner.owned.undriven(owned) {
+        let owned = self.inner.store.owned_runs(&self.inner.replica.id).await?;
+        for ownership in self.inner.driven.owned.undriven(owned) {
             self.requeue(ownership, Reclaimed::Undriven).await?;
         }
-        self.reconcile_places().await
+        self.inner.capacity.places.reconcile().await
     }
 
     async fn requeue(
@@ -286,7 +264,8 @@ impl Runtime {
         reason: Reclaimed,
     ) -> Result<bool, StoreError> {
         let crashed = GivenBack::Crashed;
-        let was_ours = self.inner.store.give_back(&self.inner.owner, run, epoch, crashed).await?;
+        let was_ours =
+            self.inner.store.give_back(&self.inner.replica.id, run, epoch, crashed).await?;
         if was_ours {
             let reason = reason.as_str();
             metrics::counter!("toolloop_runs_reclaimed_total", "reason" => reason).increment(1);

@@ -11,14 +11,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 use tokio::time::timeout;
 use uuid::Uuid;
 
-use super::Runtime;
 use super::key_locks::KeyLocks;
-use super::queue::Queue;
-use super::start::{Checked, StartError};
-use crate::store::{RunLimits, RunPlace, RunWrite, StoreError};
+use crate::run::Caller;
+use crate::store::{LimitReached, NewRun, RunLimits, RunPlace, RunWrite, Store, StoreError};
 
 /// How long a run waits for places of its tenant that are being taken.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -26,9 +25,11 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const SETTLED: Duration = Duration::from_secs(10);
 
 /// The places that this replica has, each until its run is stored.
-#[derive(Debug)]
 pub(super) struct Places {
     limits: RunLimits,
+    store: Arc<Store>,
+    /// This replica.
+    owner: Arc<str>,
     /// One of a tenant at a time asks the store, so that a flood takes no connections from others.
     turns: KeyLocks,
     /// By the ids of runs and places.
@@ -37,11 +38,11 @@ pub(super) struct Places {
     left: Mutex<Vec<Uuid>>,
     /// How often all of them were lost.
     losses: AtomicU64,
-    queue: Arc<Queue>,
+    /// Wakes the loop that gives back what is left.
+    wakes: Arc<Notify>,
 }
 
 /// The place of one run, given back when it is dropped unless the run is stored by then.
-#[derive(Debug)]
 pub(super) struct Place {
     places: Arc<Places>,
     of: (Uuid, Uuid),
@@ -49,10 +50,25 @@ pub(super) struct Place {
     losses: u64,
 }
 
+/// Why a run has no place.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NoPlace {
+    /// Its tenant or key has as many as it may.
+    #[error(transparent)]
+    Limit(LimitReached),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
 impl Places {
-    pub(super) fn new(limits: RunLimits, queue: Arc<Queue>) -> Self {
+    pub(super) fn new(
+        limits: RunLimits,
+        store: Arc<Store>,
+        owner: Arc<str>,
+        wakes: Arc<Notify>,
+    ) -> Self {
         let (turns, held, left) = (KeyLocks::default(), Mutex::default(), Mutex::default());
-        Self { limits, turns, held, left, losses: AtomicU64::default(), queue }
+        Self { limits, store, owner, turns, held, left, losses: AtomicU64::default(), wakes }
     }
 
     /// A run that is stored needs nothing else.
@@ -68,11 +84,72 @@ impl Places {
         self.held.lock().clear();
     }
 
+    /// A place for a run of a request, where there are limits.
+    pub(super) async fn take(
+        self: &Arc<Self>,
+        new: &NewRun,
+        caller: &Caller,
+    ) -> Result<Option<Place>, NoPlace> {
+        if self.limits.is_unlimited() {
+            return Ok(None);
+        }
+        let turn = timeout(PATIENCE, self.turns.lock(&caller.tenant, "")).await;
+        let _turn = turn.map_err(|_| {
+            StoreError::Unavailable("too many runs of the tenant begin at once".to_owned())
+        })?;
+        let place = self.hold(new.id);
+        let wanted = RunPlace {
+            id: place.of.1,
+            owner: &self.owner,
+            run: new.id,
+            tenant: &caller.tenant,
+            subject: &caller.subject,
+            idempotency_key: new.idempotency.as_ref().map(|idempotency| &*idempotency.key),
+        };
+        match self.store.take_place(wanted, self.limits).await? {
+            Ok(()) => Ok(Some(place)),
+            Err(reached) => {
+                place.forget();
+                Err(NoPlace::Limit(reached))
+            }
+        }
+    }
+
     fn hold(self: &Arc<Self>, run: Uuid) -> Place {
         let losses = self.losses.load(Ordering::SeqCst);
         let of = (run, Uuid::now_v7());
         self.held.lock().insert(of);
         Place { places: Arc::clone(self), of, losses }
+    }
+
+    /// Gives places back of runs that were not stored.
+    pub(super) async fn give_back(&self) -> Result<(), StoreError> {
+        let left = std::mem::take(&mut *self.left.lock());
+        if left.is_empty() {
+            return Ok(());
+        }
+        let given_back = self.store.give_places_back(&left).await;
+        if given_back.is_err() {
+            self.left.lock().extend(left); // tried again at the next wakeup
+        }
+        given_back
+    }
+
+    /// Gives places back that this replica has in the store alone: the answer to its asking was lost.
+    pub(super) async fn reconcile(&self) -> Result<(), StoreError> {
+        if self.limits.is_unlimited() {
+            return Ok(());
+        }
+        let held: Vec<Uuid> = self.held.lock().iter().map(|(_, place)| *place).collect();
+        self.store.give_other_places_back(&self.owner, &held, SETTLED).await
+    }
+
+    /// Nothing begins here any more.
+    pub(super) async fn give_all_back(&self) -> Result<(), StoreError> {
+        if self.limits.is_unlimited() {
+            return Ok(());
+        }
+        self.store.give_other_places_back(&self.owner, &[], Duration::ZERO).await
     }
 }
 
@@ -92,70 +169,7 @@ impl Drop for Place {
     fn drop(&mut self) {
         if self.places.held.lock().remove(&self.of) {
             self.places.left.lock().push(self.of.1);
-            self.places.queue.changed.notify_one();
+            self.places.wakes.notify_one();
         }
-    }
-}
-
-impl Runtime {
-    /// A place for a run of a request, where there are limits.
-    pub(super) async fn place_of(&self, checked: &Checked) -> Result<Option<Place>, StartError> {
-        let inner = &self.inner;
-        let limits = inner.places.limits;
-        if limits.is_unlimited() {
-            return Ok(None);
-        }
-        let Checked { new, caller, .. } = checked;
-        let turn = timeout(PATIENCE, inner.places.turns.lock(&caller.tenant, "")).await;
-        let _turn = turn.map_err(|_| {
-            StoreError::Unavailable("too many runs of the tenant begin at once".to_owned())
-        })?;
-        let place = inner.places.hold(new.id);
-        let wanted = RunPlace {
-            id: place.of.1,
-            owner: &inner.owner,
-            run: new.id,
-            tenant: &caller.tenant,
-            subject: &caller.subject,
-            idempotency_key: new.idempotency.as_ref().map(|idempotency| &*idempotency.key),
-        };
-        match inner.store.take_place(wanted, limits).await? {
-            Ok(()) => Ok(Some(place)),
-            Err(reached) => {
-                place.forget();
-                Err(StartError::TooManyRuns(reached))
-            }
-        }
-    }
-
-    /// Gives places back of runs that were not stored.
-    pub(super) async fn give_places_back(&self) -> Result<(), StoreError> {
-        let left = std::mem::take(&mut *self.inner.places.left.lock());
-        if left.is_empty() {
-            return Ok(());
-        }
-        let given_back = self.inner.store.give_places_back(&left).await;
-        if given_back.is_err() {
-            self.inner.places.left.lock().extend(left); // tried again at the next wakeup
-        }
-        given_back
-    }
-
-    /// Gives places back that this replica has in the store alone: the answer to its asking was lost.
-    pub(super) async fn reconcile_places(&self) -> Result<(), StoreError> {
-        let places = &self.inner.places;
-        if places.limits.is_unlimited() {
-            return Ok(());
-        }
-        let held: Vec<Uuid> = places.held.lock().iter().map(|(_, place)| *place).collect();
-        self.inner.store.give_other_places_back(&self.inner.owner, &held, SETTLED).await
-    }
-
-    /// Nothing begins here any more.
-    pub(super) async fn give_all_places_back(&self) -> Result<(), StoreError> {
-        if self.inner.places.limits.is_unlimited() {
-            return Ok(());
-        }
-        self.inner.store.give_other_places_back(&self.inner.owner, &[], Duration::ZERO).await
     }
 }

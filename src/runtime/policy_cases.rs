@@ -213,7 +213,7 @@ impl Runtime {
     /// # Errors
     /// Why the call does not come before the gate.
     pub async fn judge_call(&self, agent: &Agent, case: &PolicyCase) -> Result<Decided, String> {
-        let (registry, skills) = self.inner.loaded.tools();
+        let (registry, skills) = self.inner.agents.tools();
         let bench = PolicyBench::new(registry, skills, &agent.definition)?;
         let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
         let decided = bench.decide(case, directory.path()).await;

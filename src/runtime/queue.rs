@@ -3,6 +3,7 @@
 //! Runs started by a request go first: the queue gets what they leave of the room for runs. How
 //! long the queue is, is counted by the store once a second and in between by what is seen here.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -12,24 +13,24 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::Runtime;
+use super::entrance::Entrance;
 use super::ownership::OwnedRun;
 use super::slots::{RunSlot, RunSlots};
-use crate::bounds::memory;
 use crate::clock;
 use crate::store::{ClaimedRun, RunWrite, StoreError};
 
-/// Runs that are taken at once, at most.
-const MAX_CLAIM: usize = 64;
 /// Runs whose time has come that are put into the line at once, at most.
 const MAX_DUE: u32 = 1000;
 /// How long a count is trusted.
 const FRESH: Duration = Duration::from_secs(1);
 
 /// What is known of the queue.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Queue {
+    /// What may enter it.
+    pub(super) entrance: Arc<Entrance>,
     /// Wakes the loop that takes runs.
-    pub(super) changed: Notify,
+    pub(super) changed: Arc<Notify>,
     /// The tenant whose run was taken last.
     last_served: Mutex<String>,
     /// Whether the last look left runs behind.
@@ -52,6 +53,18 @@ pub struct Backlog {
 }
 
 impl Queue {
+    /// `limit`: runs that may wait, of all replicas together.
+    pub(super) fn new(limit: u64) -> Self {
+        Self {
+            entrance: Arc::new(Entrance::new(limit)),
+            changed: Arc::default(),
+            last_served: Mutex::default(),
+            has_more: AtomicBool::default(),
+            backlog: Mutex::default(),
+            ended_children: Mutex::default(),
+        }
+    }
+
     /// A run was put in.
     pub(super) fn grew(&self) {
         if let Some((_, backlog)) = self.backlog.lock().as_mut() {
@@ -100,29 +113,20 @@ impl Runtime {
     /// Takes back runs that were begun before, wherever that was: what bounds the beginning of runs
     /// from the queue does not make them wait.
     async fn claim_begun(&self) -> Result<(), StoreError> {
-        let inner = &self.inner;
+        let (inner, capacity) = (&self.inner, &self.inner.capacity);
         loop {
-            let room = self.room_for(inner.slots.free_slots());
-            if room == 0 || self.is_draining() || !inner.lease.holds() {
+            let room = capacity.claimable(capacity.slots.free_slots(), inner.driven.live.len());
+            if room == 0 || !inner.replica.takes_runs() {
                 return Ok(());
             }
             let limit = u32::try_from(room).unwrap_or(u32::MAX);
-            let claimed = self.claimed(inner.store.claim_begun(&inner.owner, limit)).await?;
+            let claimed = self.claimed(inner.store.claim_begun(&inner.replica.id, limit)).await?;
             let has_more = claimed.len() == room;
             self.resume_all(claimed, RunSlots::free);
             if !has_more {
                 return Ok(());
             }
         }
-    }
-
-    /// How many runs may be claimed now with so many slots: one at a time where memory is scarce, and
-    /// then only where none is driven.
-    fn room_for(&self, slots: usize) -> usize {
-        if memory::is_scarce() || self.inner.room.is_full() {
-            return slots.min(usize::from(self.inner.live.len() == 0));
-        }
-        slots.min(MAX_CLAIM)
     }
 
     /// Goes on with runs from the queue, each in a task and a slot of its own.
@@ -135,9 +139,9 @@ impl Runtime {
         inner.queue.shrank(claimed.len() as u64);
         for (claimed, ownership) in claimed {
             tracing::debug!(run_id = %claimed.run.id, epoch = claimed.run.epoch, "run claimed");
-            let slot = slot(&inner.slots);
+            let slot = slot(&inner.capacity.slots);
             let runtime = self.clone();
-            inner.tasks.spawn(async move { runtime.resume(claimed, ownership, slot).await });
+            inner.driven.tasks.spawn(async move { runtime.resume(claimed, ownership, slot).await });
         }
     }
 
@@ -182,20 +186,21 @@ impl Runtime {
             return Ok(());
         }
         self.claim_begun().await?;
-        let inner = &self.inner;
+        let (inner, capacity) = (&self.inner, &self.inner.capacity);
         inner.store.end_delays(MAX_DUE).await?;
         loop {
-            let room = self.room_for(inner.slots.room());
+            let room = capacity.claimable(capacity.slots.room(), inner.driven.live.len());
             if room == 0 {
                 inner.queue.has_more.store(true, Ordering::Relaxed); // there may be
             }
-            if room == 0 || self.is_draining() || !inner.lease.holds() {
+            if room == 0 || !inner.replica.takes_runs() {
                 return Ok(());
             }
             let last_served = inner.queue.last_served.lock().clone();
             let limit = u32::try_from(room).unwrap_or(u32::MAX);
             let mut running = inner.store.running(inner.settings.run_limits).await?;
-            let claim = inner.store.claim_within(&inner.owner, limit, &last_served, &mut running);
+            let claim =
+                inner.store.claim_within(&inner.replica.id, limit, &last_served, &mut running);
             let claimed = self.claimed(claim).await?;
             let has_more = claimed.len() == room;
             if let Some((last, _)) = claimed.last() {

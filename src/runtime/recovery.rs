@@ -12,28 +12,25 @@ use std::time::Duration;
 use chrono::SubsecRound as _;
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::Runtime;
 use super::claimed::{ResumeError, Resumption, unreadable, unusable};
+use super::identity::RunIdentity;
 use super::journals;
 use super::loaded::LoadedAgent;
 use super::ownership::{OwnedRun, Reclaimed};
 use super::slots::RunSlot;
 use super::waiting::expiry;
-use super::worker::{DrivenRun, Notify, RunIdentity, write};
+use super::worker::{DrivenRun, Notify};
 use super::workspaces::OpenError;
 use crate::agents::prompt::ActiveSkill;
 use crate::clock;
 use crate::engine::{Disposal, Entry, FoldError, Plan, Rules, State, Stopped};
 use crate::event::{AuditRecord, Event, LabelCause, LabelsChanged, Resolution, RunEvent};
-use crate::run::{Caller, Overrides};
+use crate::run::Overrides;
 use crate::store::writer::AppendError;
-use crate::store::{
-    ApprovalRecord, ClaimedRun, DefinitionSnapshot, GivenBack, NewRun, QueuePlace, RunRecord,
-    StoreError,
-};
+use crate::store::{ApprovalRecord, ClaimedRun, GivenBack, RunRecord, StoreError};
 use crate::tools::results::lost;
 
 /// Journal entries read at once during recovery.
@@ -79,7 +76,7 @@ impl Runtime {
         ownership: OwnedRun,
         slot: Option<RunSlot>,
     ) {
-        let identity = identity_of(&claimed, self.inner.settings.sample_ratio);
+        let identity = RunIdentity::of_claimed(&claimed, self.inner.settings.sample_ratio);
         let recover = AssertUnwindSafe(self.recover(claimed, identity.clone(), slot));
         match recover.catch_unwind().await {
             Ok(Ok(Claimed::GoesOn(owned))) => owned.spawn(ownership, Notify::default()),
@@ -120,7 +117,7 @@ impl Runtime {
             }
             ResumeError::Store(error) if error.is_transient() => {
                 tracing::warn!(run_id = %ownership.run(), %error, "run could not be read; it is tried again");
-                self.inner.live.abandon(ownership);
+                self.inner.driven.live.abandon(ownership);
             }
             error => self.interrupt(identity, ownership, error.to_string()).await,
         }
@@ -129,13 +126,16 @@ impl Runtime {
     /// Ends the runs that were asked to cancel while they were not being driven.
     pub(super) async fn end_cancelled(&self) -> Result<(), StoreError> {
         let inner = &self.inner;
-        while inner.lease.holds() {
+        while inner.replica.lease.holds() {
             let claimed =
-                self.claimed(inner.store.claim_cancelled(&inner.owner, MAX_CLAIM)).await?;
+                self.claimed(inner.store.claim_cancelled(&inner.replica.id, MAX_CLAIM)).await?;
             let has_more = claimed.len() == MAX_CLAIM as usize;
             for (claimed, ownership) in claimed {
                 let runtime = self.clone();
-                inner.tasks.spawn(async move { runtime.resume(claimed, ownership, None).await });
+                inner
+                    .driven
+                    .tasks
+                    .spawn(async move { runtime.resume(claimed, ownership, None).await });
             }
             if !has_more {
                 break;
@@ -160,7 +160,7 @@ impl Runtime {
     pub(super) async fn decide(&self, runs: Vec<Uuid>) {
         let inner = &self.inner;
         for run in runs {
-            if self.is_draining() || !inner.lease.holds() {
+            if !inner.replica.takes_runs() {
                 return;
             }
             self.take_over(run, None).await;
@@ -172,9 +172,9 @@ impl Runtime {
     pub(super) async fn take_over(&self, run: Uuid, slot: Option<RunSlot>) {
         let inner = &self.inner;
         let claimed = if inner.settings.run_limits.is_unlimited() {
-            self.claimed(inner.store.claim_run(&inner.owner, run)).await
+            self.claimed(inner.store.claim_run(&inner.replica.id, run)).await
         } else {
-            self.claimed(inner.store.claim_placed_run(&inner.owner, run)).await
+            self.claimed(inner.store.claim_placed_run(&inner.replica.id, run)).await
         };
         match claimed {
             Ok(claimed) => {
@@ -302,7 +302,7 @@ impl Runtime {
     }
 
     fn free_slot(&self, was_begun: bool) -> Option<RunSlot> {
-        let slots = &self.inner.slots;
+        let slots = &self.inner.capacity.slots;
         match (self.is_draining(), was_begun) {
             (true, _) => None,
             (false, true) => slots.free(),
@@ -318,7 +318,7 @@ impl Runtime {
         let row = &claimed.run;
         let loaded = self
             .inner
-            .loaded
+            .agents
             .of_snapshot(&row.definition_hash, &claimed.definition)
             .map_err(|error| unusable(&error))?;
         let overrides: Overrides =
@@ -337,9 +337,9 @@ impl Runtime {
 
     /// Commits the end of a run, or that it is parked.
     async fn dispose(&self, identity: &RunIdentity, ownership: OwnedRun, entry: Entry) {
-        match self.inner.writer.append(write(identity, None, entry)).await {
+        match self.inner.writer.append(identity.write(None, entry)).await {
             Ok(()) => {}
-            Err(AppendError::Unavailable) => self.inner.live.abandon(ownership),
+            Err(AppendError::Unavailable) => self.inner.driven.live.abandon(ownership),
             Err(AppendError::Cancelling) => self.end_as_cancelled(ownership).await,
             Err(AppendError::Refused) => {
                 self.interrupt(identity, ownership, "the store refused to record it".to_owned())
@@ -388,16 +388,16 @@ impl Runtime {
         let row = match self.inner.store.run(&identity.caller.tenant, id).await {
             Ok(Some(row)) => row,
             Ok(None) => return, // it was deleted
-            Err(error) if error.is_transient() => return self.inner.live.abandon(ownership),
+            Err(error) if error.is_transient() => return self.inner.driven.live.abandon(ownership),
             Err(error) => return self.not_ended(&ownership, error.to_string()).await,
         };
         let what = RunEvent::interrupted(format!("The run cannot be resumed: {reason}"));
         let end = Event { seq: row.next_seq, at: clock::now(), run_id: id, what };
         let entry =
             Entry { events: vec![end], audit: Vec::new(), totals: row.totals(), park: None };
-        match self.inner.writer.append(write(identity, None, entry)).await {
+        match self.inner.writer.append(identity.write(None, entry)).await {
             Ok(()) => {}
-            Err(AppendError::Unavailable) => self.inner.live.abandon(ownership),
+            Err(AppendError::Unavailable) => self.inner.driven.live.abandon(ownership),
             Err(error) => self.not_ended(&ownership, error.to_string()).await,
         }
     }
@@ -405,72 +405,6 @@ impl Runtime {
     async fn not_ended(&self, ownership: &OwnedRun, error: String) {
         tracing::error!(run_id = %ownership.run(), %error, "the interrupted run could not be ended");
         self.reclaim(ownership, Reclaimed::Unended).await;
-    }
-}
-
-impl DrivenRun {
-    /// What a run that goes on has left to do before it is driven: it waits until it is alone where
-    /// it may be what crashes its replicas, and is opened where it never was.
-    pub(super) async fn go_on(&mut self, resumption: Resumption) -> Result<(), ResumeError> {
-        let Resumption { claimed, has_crashed, is_alone } = resumption;
-        if is_alone {
-            self.slot.leave(); // it may wait for long
-            let parent = self.identity.new.parent_run_id;
-            if let Some(parent) = parent.and_then(|id| self.runtime.parent(id)) {
-                let RunIdentity { new, epoch, .. } = &parent.identity;
-                self.runtime.inner.probation.leave(new.id, *epoch); // it waits for this run
-            }
-            let since = Instant::now();
-            tokio::select! {
-                biased;
-                () = self.run.control.cancelled() => return Ok(()), // it is ended at once
-                () = self.runtime.inner.probation.enter(self.identity.new.id, self.identity.epoch) => {}
-            }
-            self.has_waited(since.elapsed());
-            let parent = parent.and_then(|id| self.runtime.parent(id));
-            let parent_slot = parent.as_ref().map(|parent| &parent.slot);
-            let slot = self.runtime.inner.slots.of_parent_or_free(parent_slot);
-            self.slot.take(&slot.ok_or(ResumeError::NoFreeSlot)?);
-        }
-        if has_crashed {
-            self.run.persist().await?; // so that the next crash is counted
-        }
-        let row = &claimed.run;
-        if let Some(shared) = &self.run.shared {
-            let root = self.identity.lineage.as_ref().map_or(row.id, |lineage| lineage.root);
-            if !shared.is_open() && self.runtime.inner.store.shared_budget(root).await?.is_some() {
-                shared.open();
-            }
-            // What it had reserved when its replica stopped is not under way any more.
-            self.run.settle().await?;
-        }
-        if self.run.state.started_at().is_none() {
-            self.open(&claimed).await?;
-        }
-        Ok(())
-    }
-
-    /// It waited to be driven alone; that it is resumed is not handed over yet.
-    fn has_waited(&mut self, waited: Duration) {
-        let resumed = self.run.outbox.iter_mut().find_map(|event| match &mut event.what {
-            RunEvent::RunResumed { waited_ms, .. } => Some(waited_ms),
-            _ => None,
-        });
-        if let Some(waited_ms) = resumed {
-            *waited_ms = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
-            self.run.state.has_waited(*waited_ms);
-        }
-    }
-
-    async fn open(&mut self, claimed: &ClaimedRun) -> Result<(), ResumeError> {
-        let (identity, plan, runtime) = (&self.identity, Arc::clone(&self.run.plan), &self.runtime);
-        let bounds = plan.agent.definition.history;
-        let earlier = runtime.earlier_runs(&claimed.run.tenant, &identity.new, bounds).await?;
-        let background =
-            runtime.background(&plan, &identity.caller, &identity.new, &earlier).await?;
-        let opening = plan.opening(&identity.new.inputs, &background).map_err(|e| unusable(&e))?;
-        self.run.open(opening, background)?;
-        Ok(())
     }
 }
 
@@ -489,32 +423,4 @@ fn skills_at_start(journal: &[Event]) -> Result<Option<Vec<ActiveSkill>>, FoldEr
         instructions: String::new(),
     };
     Ok(state.started_at().map(|_| state.skills().iter().map(active).collect()))
-}
-
-pub(super) fn identity_of(claimed: &ClaimedRun, sample_ratio: f64) -> RunIdentity {
-    let row = &claimed.run;
-    let definition =
-        DefinitionSnapshot { hash: row.definition_hash.clone(), json: claimed.definition.clone() };
-    let new = NewRun {
-        id: row.id,
-        agent: row.agent.clone(),
-        agent_version: row.agent_version.clone(),
-        definition: Arc::new(definition),
-        kind: row.kind,
-        status: row.status,
-        inputs: Arc::new(row.inputs.clone()),
-        overrides: row.overrides.clone(),
-        session_id: row.session_id.clone(),
-        session_place: None, // written once, with the row
-        parent_run_id: row.parent_run_id,
-        metadata: row.metadata.0.clone(),
-        created_at: row.created_at,
-        idempotency: None, // the same
-        traceparent: row.traceparent.clone(),
-        webhook: row.webhook.clone(),
-        queue: QueuePlace::default(), // the same
-    };
-    let scopes = row.scopes.clone();
-    let caller = Caller { subject: row.subject.clone(), tenant: row.tenant.clone(), scopes };
-    RunIdentity::new(Arc::new(new), Arc::new(caller), row.epoch, sample_ratio)
 }

@@ -50,7 +50,7 @@ impl Runtime {
         let failed = if let Some(failed) = refused.of(place, agent) {
             failed
         } else {
-            let known = self.inner.catalogue.agent(agent)?;
+            let known = self.inner.agents.named(agent)?;
             let models = known.definition.models_from(&known.definition.model);
             let refusal = self.inner.router.refusal(&models).await?;
             tracing::warn!(agent, %refusal, "no more child runs are started for now");

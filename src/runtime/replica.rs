@@ -5,19 +5,20 @@
 //! them.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::Runtime;
+use super::driven::DrivenRuns;
 use super::heartbeat::HeartbeatStore;
-use super::ownership::cancel_here;
 use super::retention::Kept;
-use super::{server_requests, usage_sums};
 use crate::clock;
+use crate::engine::Lease;
 use crate::store::{GivenBack, StoreError, Swept, Wakeup, Watch};
 
 /// How often the loop looks without being woken.
@@ -30,6 +31,40 @@ const WATCH: Duration = Duration::from_millis(500);
 
 /// How often all parked parents are looked at, in case the end of a child was not noticed.
 const PARENTS: Duration = Duration::from_secs(15);
+
+/// This process, as the store and its own runs know it.
+pub(super) struct Replica {
+    /// The owner of the runs that it drives; another one after each start.
+    pub(super) id: Arc<str>,
+    pub(super) lease: Arc<Lease>,
+    draining: AtomicBool,
+    /// Cancelled when the runs of this replica have ended or are given back.
+    pub(super) drained: CancellationToken,
+    /// Cancelled when nothing runs here any more.
+    pub(super) stop: CancellationToken,
+}
+
+impl Replica {
+    pub(super) fn new(lease: Duration) -> Self {
+        Self {
+            id: Uuid::now_v7().to_string().into(),
+            lease: Arc::new(Lease::new(lease)),
+            draining: AtomicBool::new(false),
+            drained: CancellationToken::new(),
+            stop: CancellationToken::new(),
+        }
+    }
+
+    /// Whether it begins nothing more.
+    pub(super) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
+    /// Whether it may claim runs: it is not leaving, and its lease holds.
+    pub(super) fn takes_runs(&self) -> bool {
+        !self.is_draining() && self.lease.holds()
+    }
+}
 
 /// What the loop has seen of other replicas.
 struct Others {
@@ -52,11 +87,12 @@ impl Runtime {
         let mut orphans = Vec::new();
         if inner.store.kind() == "sqlite" {
             // The process that held the file before is gone.
-            let gone = inner.store.silent_replicas(&inner.owner, &mut Watch::default()).await?;
+            let gone =
+                inner.store.silent_replicas(&inner.replica.id, &mut Watch::default()).await?;
             orphans = self.sweep(&gone).await?;
         }
         self.start_heartbeat(heartbeat);
-        inner.workspaces.start(&inner.stop).await;
+        inner.workspaces.start(&inner.replica.stop).await;
         let runtime = self.clone();
         tokio::spawn(async move {
             runtime.decide(orphans).await;
@@ -68,14 +104,7 @@ impl Runtime {
         if let Some(retention) = inner.settings.audit_retention {
             tokio::spawn(self.clone().forget_after(retention, Kept::Audit));
         }
-        tokio::spawn(Arc::clone(&inner.audit_chain).close(inner.stop.clone()));
-        tokio::spawn(Arc::clone(&inner.logins).write(inner.stop.clone()));
-        tokio::spawn(usage_sums::add_up(Arc::clone(&inner.store), inner.stop.clone()));
-        if let Some(requests) = inner.loaded.tools().0.requests_of_servers().cloned() {
-            let store = Arc::clone(&inner.store);
-            tokio::spawn(server_requests::record(requests, store, inner.stop.clone()));
-        }
-        inner.webhooks.start(inner.stop.clone());
+        inner.housekeeping.start(&inner.replica.stop);
         Ok(())
     }
 
@@ -83,33 +112,30 @@ impl Runtime {
     /// longer is stopped here and goes on elsewhere, or at the next start.
     pub async fn drain(&self, grace: Duration) {
         let inner = &self.inner;
-        inner.draining.store(true, Ordering::Relaxed);
-        inner.tasks.close();
-        if tokio::time::timeout(grace, inner.tasks.wait()).await.is_err() {
+        inner.replica.draining.store(true, Ordering::Relaxed);
+        let DrivenRuns { live, tasks, .. } = &*inner.driven;
+        tasks.close();
+        if tokio::time::timeout(grace, tasks.wait()).await.is_err() {
             tracing::warn!(
-                runs = inner.live.len(),
+                runs = live.len(),
                 "runs are still in progress; they are given back to the queue"
             );
-            inner.live.lose_all();
-            inner.tasks.wait().await;
+            live.lose_all();
+            tasks.wait().await;
         }
-        inner.drained.cancel();
+        inner.replica.drained.cancel();
     }
 
     /// Commits what is left and gives the leases back. Nothing runs here any more.
     pub async fn leave(&self) {
         let inner = &self.inner;
         inner.writer.shutdown().await;
-        inner.stop.cancel();
-        inner.webhooks.stopped().await;
-        inner.logins.write_noted(true).await;
-        if let Some(requests) = inner.loaded.tools().0.requests_of_servers() {
-            server_requests::record_noted(requests, &inner.store, true).await;
-        }
-        if let Err(error) = inner.store.release(&inner.owner).await {
+        inner.replica.stop.cancel();
+        inner.housekeeping.finish().await;
+        if let Err(error) = inner.store.release(&inner.replica.id).await {
             tracing::warn!(%error, "the leases could not be given back; they expire");
         }
-        if let Err(error) = self.give_all_places_back().await {
+        if let Err(error) = inner.capacity.places.give_all_back().await {
             tracing::warn!(%error, "places could not be given back; they expire with the lease");
         }
     }
@@ -124,7 +150,7 @@ impl Runtime {
             Others { watch: Watch::default(), silent: Vec::new(), healthy_since: Instant::now() };
         loop {
             let hint = tokio::select! {
-                () = inner.stop.cancelled() => return,
+                () = inner.replica.stop.cancelled() => return,
                 _ = reconcile.tick() => {
                     if let Err(error) = self.reconcile().await {
                         tracing::debug!(%error, "runs that nothing drives are looked for later");
@@ -153,7 +179,7 @@ impl Runtime {
                 _ = poll.tick() => Wakeup::Resync,
             };
             if let Err(error) = self.handle_wakeup(hint, &mut others).await {
-                if inner.stop.is_cancelled() {
+                if inner.replica.stop.is_cancelled() {
                     return; // the store is being closed
                 }
                 tracing::warn!(%error, "the queue cannot be reached");
@@ -165,7 +191,7 @@ impl Runtime {
     /// Looks at the heartbeats of the others; whether there are runs to be taken over.
     async fn watch(&self, others: &mut Others) -> bool {
         let inner = &self.inner;
-        match inner.store.silent_replicas(&inner.owner, &mut others.watch).await {
+        match inner.store.silent_replicas(&inner.replica.id, &mut others.watch).await {
             Ok(silent) => others.silent = silent,
             Err(error) => {
                 tracing::debug!(%error, "heartbeats cannot be looked at");
@@ -196,7 +222,7 @@ impl Runtime {
                 }
             }
         }
-        done = done.and(self.give_places_back().await);
+        done = done.and(self.inner.capacity.places.give_back().await);
         done = done.and(self.answer_parents().await);
         if hint != Wakeup::Queue {
             done = done.and(self.end_cancelled().await);
@@ -204,29 +230,29 @@ impl Runtime {
         done = done.and(self.claim().await);
         if !orphans.is_empty() {
             let runtime = self.clone();
-            self.inner.tasks.spawn(async move { runtime.decide(orphans).await });
+            self.inner.driven.tasks.spawn(async move { runtime.decide(orphans).await });
         }
         done
     }
 
     async fn apply_cancel_requests(&self) -> Result<(), StoreError> {
-        if self.inner.owned.is_empty() {
+        if self.inner.driven.owned.is_empty() {
             return Ok(());
         }
-        for (id, reason) in self.inner.store.cancel_requests(&self.inner.owner).await? {
-            cancel_here(&self.inner.live, &self.inner.owned, id, reason.as_deref());
+        for (id, reason) in self.inner.store.cancel_requests(&self.inner.replica.id).await? {
+            self.inner.driven.cancel(id, reason.as_deref());
         }
         Ok(())
     }
 
     async fn requeue_abandoned(&self) -> Result<(), StoreError> {
-        let mut abandoned = self.inner.live.take_abandoned();
+        let mut abandoned = self.inner.driven.live.take_abandoned();
         while let Some(ownership) = abandoned.pop() {
             if let Err((ownership, error)) = self.try_to_requeue(ownership, GivenBack::AtOnce).await
             {
                 abandoned.push(ownership);
                 for ownership in abandoned {
-                    self.inner.live.abandon(ownership);
+                    self.inner.driven.live.abandon(ownership);
                 }
                 return Err(error);
             }

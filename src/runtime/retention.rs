@@ -42,7 +42,7 @@ impl Runtime {
         let mut batch = BATCH;
         loop {
             tokio::select! {
-                () = self.inner.stop.cancelled() => return,
+                () = self.inner.replica.stop.cancelled() => return,
                 _ = look.tick() => {}
             }
             match self.forget(retention, what, &mut batch).await {
@@ -68,7 +68,7 @@ impl Runtime {
         let Some(before) = now.checked_sub_signed(retention) else { return Ok(0) };
         let workspaces = &self.inner.workspaces;
         let mut deleted = 0;
-        while !self.inner.stop.is_cancelled() {
+        while !self.inner.replica.stop.is_cancelled() {
             let asked = *batch;
             let gone = match what {
                 // They would leave their files.

@@ -23,7 +23,7 @@ impl Runtime {
             let by = what.subject.to_owned();
             self.cancel_runs_of(&keys, &by).await?;
             let runtime = self.clone();
-            self.inner.tasks.spawn(async move {
+            self.inner.driven.tasks.spawn(async move {
                 tokio::time::sleep(HEARD).await;
                 if let Err(error) = runtime.cancel_runs_of(&keys, &by).await {
                     tracing::warn!(%error, "runs of revoked keys may still be in progress");
@@ -37,7 +37,7 @@ impl Runtime {
         let reason = Some("The API key that started it was revoked.");
         for (tenant, run) in self.inner.store.live_runs_of(keys).await? {
             self.inner.store.request_cancel(&tenant, run, subject, reason).await?;
-            if let Some(control) = self.inner.live.get(run) {
+            if let Some(control) = self.inner.driven.live.get(run) {
                 control.cancel(reason.map(str::to_owned));
             }
         }

@@ -12,7 +12,6 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::places::Place;
 
 /// The slots of this replica.
-#[derive(Debug)]
 pub(super) struct RunSlots {
     runs: Arc<Semaphore>,
     /// How many of the runs may have come from the queue.
@@ -20,14 +19,13 @@ pub(super) struct RunSlots {
 }
 
 /// The slot of one run.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(super) struct RunSlot(Arc<Shared>);
 
 /// The slot of a run, as its children see it.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(super) struct ParentSlot(Weak<Shared>);
 
-#[derive(Debug)]
 struct Shared {
     taken: Mutex<Option<Taken>>,
     /// One permit, for the child to which the slot is lent.
@@ -36,7 +34,6 @@ struct Shared {
     place: OnceLock<Place>,
 }
 
-#[derive(Debug)]
 enum Taken {
     Own { _run: OwnedSemaphorePermit, _worker: Option<OwnedSemaphorePermit> },
     Lent { _permit: OwnedSemaphorePermit, _lender: RunSlot },

@@ -11,26 +11,16 @@ use std::io::{self, Read as _, Write as _};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-use uuid::Uuid;
 
 use super::Runtime;
-use super::files::{FileUsers, Files, FilesError, READS};
+use super::files::{FileOwner, FileUsers, Files, FilesError, READS};
 use super::loaded::LoadedAgent;
-use super::start::Checked;
 use crate::tools::quota::{Growth, OverQuota};
 use crate::tools::staged::Staged;
 use crate::tools::stored_files::{ChangeError, NewFile, StoredFiles};
 use crate::tools::workspace::{directories_of, normalise};
 
 const CHUNK: usize = 64 << 10;
-
-/// Whose files are meant.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum FileOwner {
-    Run(Uuid),
-    Session(String),
-    Agent(String),
-}
 
 /// A file of another workspace that the run gets a copy of.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -156,13 +146,14 @@ fn copied_to(number: usize) -> String {
 }
 
 impl Runtime {
-    /// Puts the files of an invocation into the run's workspace.
+    /// Puts the files of an invocation into the run's workspace, which is that directory.
     pub(super) async fn place_uploads(
         &self,
-        checked: &Checked,
+        tenant: &str,
+        loaded: &LoadedAgent,
+        directory: &str,
         uploads: &Uploads,
     ) -> Result<Vec<Placed>, UploadError> {
-        let Checked { new, caller, loaded, .. } = checked;
         let Waiting { received, copies } = std::mem::take(&mut *uploads.0.lock());
         let mut given: Vec<Given> = received
             .into_iter()
@@ -170,22 +161,20 @@ impl Runtime {
             .map(|(number, upload)| Given { pointer: received_at(number), upload, from: None })
             .collect();
         for (number, copy) in copies.iter().enumerate() {
-            let upload = self.copied(&caller.tenant, number, copy).await?;
+            let upload = self.copied(tenant, number, copy).await?;
             given.push(Given { pointer: copied_to(number), upload, from: Some(copy.origin()) });
         }
         if given.is_empty() {
             return Ok(Vec::new());
         }
-        let directory = loaded.agent.workspace_of(new.id, new.session_id.as_deref());
-        if self.inner.workspaces.find(&caller.tenant, &directory).await?.is_none() {
+        if self.inner.workspaces.find(tenant, directory).await?.is_none() {
             // Refused before the workspace is made: an empty one would never be removed.
             let asked = given.iter().map(|Given { pointer, upload, .. }| {
                 (pointer.clone(), upload.path.clone(), upload.size)
             });
-            self.judge_unmade(loaded, &directory, asked)?;
+            self.judge_unmade(loaded, directory, asked)?;
         }
-        match self.files_in(&caller.tenant, &directory, loaded.clone(), FileUsers::default()).await
-        {
+        match self.files_in(tenant, directory, loaded.clone(), FileUsers::default()).await {
             Ok(Some(files)) => files.put_all(given).await,
             Ok(None) | Err(_) => Err(io::Error::other("the workspace cannot be opened").into()),
         }
@@ -194,10 +183,11 @@ impl Runtime {
     /// Refuses what [`Self::place_uploads`] would refuse, and puts nothing anywhere.
     pub(super) async fn judge_uploads(
         &self,
-        checked: &Checked,
+        tenant: &str,
+        loaded: &LoadedAgent,
+        directory: &str,
         uploads: &Uploads,
     ) -> Result<(), UploadError> {
-        let Checked { new, caller, loaded, .. } = checked;
         let Waiting { received, copies } = std::mem::take(&mut *uploads.0.lock());
         let mut asked: Vec<(String, String, u64)> = received
             .into_iter()
@@ -205,12 +195,11 @@ impl Runtime {
             .map(|(number, Upload { path, size, .. })| (received_at(number), path, size))
             .collect();
         for (number, copy) in copies.into_iter().enumerate() {
-            let (_, size) = self.source(&caller.tenant, number, &copy).await?;
+            let (_, size) = self.source(tenant, number, &copy).await?;
             asked.push((copied_to(number), copy.path, size));
         }
-        let directory = loaded.agent.workspace_of(new.id, new.session_id.as_deref());
-        match self.inner.workspaces.find(&caller.tenant, &directory).await? {
-            None => self.judge_unmade(loaded, &directory, asked),
+        match self.inner.workspaces.find(tenant, directory).await? {
+            None => self.judge_unmade(loaded, directory, asked),
             Some(workspace) => {
                 let files =
                     self.files_of_workspace(workspace, loaded.clone(), FileUsers::default());

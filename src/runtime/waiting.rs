@@ -23,15 +23,6 @@ use crate::tools::results::capped;
 /// Rows that are read of one run; it asks for no more than its calls.
 const ALL: u32 = 10_000;
 
-/// What a decision can be about.
-const DECISIONS: &[WaitKind] = &[WaitKind::Approval, WaitKind::Escalation];
-
-/// What a caller executes.
-pub(super) const RESULTS: &[WaitKind] = &[WaitKind::Client];
-
-/// Outcomes found by review.
-const REVIEWS: &[WaitKind] = &[WaitKind::Review];
-
 /// What became of a call whose outcome a crash left unknown.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Found {
@@ -124,7 +115,7 @@ impl Runtime {
         arguments: Option<Value>,
         clears: Labels,
     ) -> Result<RunRecord, AnswerError> {
-        let (run, asked) = self.awaited(&caller.tenant, place, DECISIONS).await?;
+        let (run, asked) = self.awaited(&caller.tenant, place, WaitKind::DECISIONS).await?;
         self.check_approver(caller, &run).await?;
         let arguments = arguments.map(|edited| secrets::restored(edited, &asked.arguments));
         if let Some(arguments) = &arguments {
@@ -139,14 +130,7 @@ impl Runtime {
         }
         let audit = decided(place.call, &asked.tool, &shown, asked.kind.as_str(), true, why);
         let resolution = Resolution::Approved { arguments, clears };
-        let answer = Answer {
-            kinds: DECISIONS,
-            seq: asked.seq,
-            resolution,
-            decided_by: caller.subject.clone(),
-            reason,
-            audit: Some(audit),
-        };
+        let answer = Answer { reason, ..Answer::to(asked.seq, resolution, caller, audit) };
         self.take(&run, place.call, answer).await
     }
 
@@ -160,19 +144,11 @@ impl Runtime {
         place: CallPlace,
         reason: Option<String>,
     ) -> Result<RunRecord, AnswerError> {
-        let (run, asked) = self.awaited(&caller.tenant, place, DECISIONS).await?;
+        let (run, asked) = self.awaited(&caller.tenant, place, WaitKind::DECISIONS).await?;
         let why = sentence("Denied", caller, &run, reason.as_deref());
         let audit =
             decided(place.call, &asked.tool, &asked.arguments, asked.kind.as_str(), false, why);
-        let resolution = Resolution::Denied;
-        let answer = Answer {
-            kinds: DECISIONS,
-            seq: asked.seq,
-            resolution,
-            decided_by: caller.subject.clone(),
-            reason,
-            audit: Some(audit),
-        };
+        let answer = Answer { reason, ..Answer::to(asked.seq, Resolution::Denied, caller, audit) };
         self.take(&run, place.call, answer).await
     }
 
@@ -187,7 +163,7 @@ impl Runtime {
         content: String,
         is_error: bool,
     ) -> Result<RunRecord, AnswerError> {
-        let (run, asked) = self.awaited(&caller.tenant, place, RESULTS).await?;
+        let (run, asked) = self.awaited(&caller.tenant, place, WaitKind::RESULTS).await?;
         check_answerer(caller, &run)?;
         if asked.input.is_some() {
             let message = "must be absent: the tool of this call asks for `responses`".to_owned();
@@ -199,15 +175,7 @@ impl Runtime {
         let audit = executed_by_caller(call, tool, arguments, &content, is_error, why);
         let content = capped(secrets::without_known(&content).into_owned());
         let resolution = Resolution::Result { content, is_error };
-        let answer = Answer {
-            kinds: RESULTS,
-            seq: asked.seq,
-            resolution,
-            decided_by: caller.subject.clone(),
-            reason: None,
-            audit: Some(audit),
-        };
-        self.take(&run, place.call, answer).await
+        self.take(&run, place.call, Answer::to(asked.seq, resolution, caller, audit)).await
     }
 
     /// Takes what was found out about a call whose outcome a crash left unknown; the run as it is
@@ -221,7 +189,7 @@ impl Runtime {
         place: CallPlace,
         found: Found,
     ) -> Result<RunRecord, AnswerError> {
-        let (run, asked) = self.awaited(&caller.tenant, place, REVIEWS).await?;
+        let (run, asked) = self.awaited(&caller.tenant, place, WaitKind::REVIEWS).await?;
         self.check_approver(caller, &run).await?;
         let (resolution, what, outcome) = match found {
             Found::Happened { result } => {
@@ -237,16 +205,7 @@ impl Runtime {
         let audit =
             decided(place.call, &asked.tool, &asked.arguments, asked.kind.as_str(), true, why);
         let audit = AuditRecord { outcome: outcome.to_owned(), ..audit };
-        let decided_by = caller.subject.clone();
-        let answer = Answer {
-            kinds: REVIEWS,
-            seq: asked.seq,
-            resolution,
-            decided_by,
-            reason: None,
-            audit: Some(audit),
-        };
-        self.take(&run, place.call, answer).await
+        self.take(&run, place.call, Answer::to(asked.seq, resolution, caller, audit)).await
     }
 
     /// Whether the caller may decide about this run.
@@ -407,7 +366,8 @@ fn status_of_parked(waits_for: &[WaitKind]) -> RunStatus {
 
 /// The audit record of a decision that was not made in time, which is a decision, too.
 pub(super) fn expiry(answer: &ApprovalRecord) -> Option<AuditRecord> {
-    let has_expired = answer.status == ApprovalStatus::Expired && DECISIONS.contains(&answer.kind);
+    let has_expired =
+        answer.status == ApprovalStatus::Expired && WaitKind::DECISIONS.contains(&answer.kind);
     has_expired.then(|| {
         let (why, kind) = ("Nobody decided in time.".to_owned(), answer.kind.as_str());
         decided(answer.call_id, &answer.tool, &answer.arguments, kind, false, why)

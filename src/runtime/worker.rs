@@ -14,9 +14,10 @@ use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use super::claimed::{ResumeError, Resumption};
-use super::delegation::{Lineage, Parent, ParentGuard};
 use super::deltas::Followers;
+use super::identity::RunIdentity;
 use super::ownership::OwnedRun;
+use super::parents::{Parent, ParentGuard};
 use super::rate_limits::CallLimits;
 use super::refused_children::RefusedAgents;
 use super::slots::RunSlot;
@@ -26,23 +27,11 @@ use crate::engine::journal::{Ack, Append};
 use crate::engine::{AppendFailed, Driven, Entry, Journal, Plan, Run, RunControl, State, Stopped};
 use crate::event::{Event, RunEvent, SERVICE};
 use crate::fairness::{Payer, Turns};
-use crate::run::{Caller, RunOrigin, TraceContext};
 use crate::store::writer::{AppendError, Appender};
-use crate::store::{NewRun, RunRecord, RunWrite};
+use crate::store::{NewRun, RunRecord};
 use crate::tools::executor::{Executor, RunScope};
 use crate::tools::requests::RequestsLeft;
 use crate::tools::{Listener, Standing, Workspace};
-
-/// What is fixed while this replica owns a run: row, caller, epoch, origin.
-#[derive(Clone)]
-pub(super) struct RunIdentity {
-    pub(super) new: Arc<NewRun>,
-    pub(super) caller: Arc<Caller>,
-    pub(super) epoch: i64,
-    pub(super) origin: Arc<RunOrigin>,
-    /// Where it stands, if another run started it.
-    pub(super) lineage: Option<Arc<Lineage>>,
-}
 
 /// A run that this replica drives.
 pub(super) struct DrivenRun {
@@ -77,39 +66,6 @@ pub(super) struct Notify {
     pub(super) end: Option<oneshot::Sender<Option<RunRecord>>>,
 }
 
-impl RunIdentity {
-    /// `sample_ratio`: the share of traces that are recorded, of those that begin here.
-    pub(super) fn new(
-        new: Arc<NewRun>,
-        caller: Arc<Caller>,
-        epoch: i64,
-        sample_ratio: f64,
-    ) -> Self {
-        let origin = RunOrigin {
-            tenant: caller.tenant.clone(),
-            subject: caller.subject.clone(),
-            agent: new.agent.clone(),
-            agent_version: new.agent_version.clone(),
-            definition_hash: new.definition.hash.clone(),
-            session_id: new.session_id.clone(),
-            model: None, // until its plan is known
-            is_child: new.parent_run_id.is_some(),
-            is_observed: false, // the same
-            created_at: new.created_at,
-            webhook: new.webhook.clone(),
-            trace: TraceContext::of_run(new.id, new.traceparent.as_deref(), sample_ratio),
-        };
-        Self { new, caller, epoch, origin: Arc::new(origin), lineage: None }
-    }
-
-    /// Notes what its plan says of it.
-    pub(super) fn planned(&mut self, plan: &Plan) {
-        let origin = Arc::make_mut(&mut self.origin);
-        origin.is_observed = plan.is_observed;
-        origin.model = plan.asked(false).0.first().cloned();
-    }
-}
-
 /// By which the run's model calls tools.
 fn driver(plan: &Plan) -> Box<dyn Driver> {
     let Some(react) = &plan.rules.react else { return Box::new(Native) };
@@ -141,7 +97,7 @@ impl DrivenRun {
         let workspace = workspace.of_run(identity.new.id, identity.epoch);
         let directory = workspace.directory();
         let control = Arc::new(RunControl::default());
-        let standing = control.standing(Arc::clone(&runtime.inner.lease));
+        let standing = control.standing(Arc::clone(&runtime.inner.replica.lease));
         let scope = run_scope(&identity, &plan, workspace, &state, standing);
         let is_open = Arc::new(AtomicBool::new(identity.lineage.is_some()));
         let parent = Parent {
@@ -163,7 +119,7 @@ impl DrivenRun {
             router: Arc::clone(&runtime.inner.router),
             driver,
             control,
-            lease: Arc::clone(&runtime.inner.lease),
+            lease: Arc::clone(&runtime.inner.replica.lease),
             admission: Box::new(CallLimits {
                 rates: Arc::clone(&runtime.inner.rate_limits),
                 patience: runtime.inner.settings.store_patience,
@@ -184,7 +140,7 @@ impl DrivenRun {
             state,
             outbox: Vec::new(),
             audit: Vec::new(),
-            room: runtime.inner.room.share(),
+            room: runtime.inner.capacity.room.share(),
             large_answer: None,
         };
         let runtime = runtime.clone();
@@ -199,21 +155,18 @@ impl DrivenRun {
     /// Makes it known here by its id, to those who cancel it, follow it or wait for it.
     fn register(&mut self) {
         if let Registration::Pending(parent) = &mut self.registration {
-            let known = parent.take().and_then(|parent| self.runtime.note_parent(*parent));
+            let driven = &self.runtime.inner.driven;
+            let known = parent.take().and_then(|parent| driven.parents.note(*parent));
             self.registration = Registration::Done { _guard: known };
-            let (id, control) = (self.identity.new.id, &self.run.control);
-            self.runtime.inner.live.insert(id, self.identity.epoch, Arc::clone(control));
-            self.runtime.inner.owned.cancel_if_noted(id, control);
+            driven.insert(self.identity.new.id, self.identity.epoch, &self.run.control);
         }
     }
 
     /// Takes back what it has here, unless the run is driven here again by now.
     fn unregister(&self, is_parked: bool) {
         let (inner, id) = (&self.runtime.inner, self.identity.new.id);
-        inner.live.remove(id, &self.run.control);
-        inner.probation.leave(id, self.identity.epoch);
-        if inner.live.get(id).is_none() {
-            inner.loaded.run_left(id, is_parked);
+        if inner.driven.remove(id, self.identity.epoch, &self.run.control) {
+            inner.agents.run_left(id, is_parked);
         }
     }
 
@@ -263,10 +216,12 @@ impl DrivenRun {
                 }
                 Ok(Err(ResumeError::Stopped(reason @ Stopped::LeaseOver))) => {
                     tracing::warn!(run_id = %id, %reason, "run stopped on this replica");
-                    self.runtime.inner.live.abandon(ownership);
+                    self.runtime.inner.driven.live.abandon(ownership);
                 }
                 Ok(Err(error)) => self.runtime.not_resumed(&self.identity, ownership, error).await,
-                Err(_panic) if !self.is_registered() => self.runtime.inner.live.abandon(ownership),
+                Err(_panic) if !self.is_registered() => {
+                    self.runtime.inner.driven.live.abandon(ownership);
+                }
                 Err(_panic) => {
                     let _ = self.run.journal.settle().await; // the ending must follow what was handed over
                     let reason = "the service failed while running it".into();
@@ -277,7 +232,7 @@ impl DrivenRun {
             drop(self); // and with it its slot
             runtime.inner.queue.worker_freed();
         };
-        runtime.inner.tasks.spawn(Turns::new(payer, task));
+        runtime.inner.driven.tasks.spawn(Turns::new(payer, task));
     }
 
     async fn store_and_drive(
@@ -311,7 +266,7 @@ impl DrivenRun {
     fn not_begun(&self, ownership: OwnedRun, reason: &ResumeError) {
         tracing::debug!(run_id = %ownership.run(), %reason, "run not begun");
         if matches!(reason, ResumeError::Stopped(Stopped::Journal(AppendFailed::Unavailable))) {
-            self.runtime.inner.live.abandon(ownership);
+            self.runtime.inner.driven.live.abandon(ownership);
         }
     }
 }
@@ -352,7 +307,7 @@ impl Runtime {
             reason => {
                 tracing::warn!(run_id = %ownership.run(), %reason, "run stopped on this replica");
                 if reason == AppendFailed::Unavailable {
-                    self.inner.live.abandon(ownership);
+                    self.inner.driven.live.abandon(ownership);
                 }
             }
         }
@@ -397,7 +352,7 @@ struct RunAppender {
 
 impl Append for RunAppender {
     fn append(&mut self, entry: Entry) -> Ack {
-        let durable = self.commits.append(write(&self.identity, self.new.take(), entry));
+        let durable = self.commits.append(self.identity.write(self.new.take(), entry));
         Box::pin(durable.map(|outcome| outcome.map_err(failed)))
     }
 }
@@ -412,21 +367,6 @@ fn failed(error: AppendError) -> AppendFailed {
     }
 }
 
-pub(super) fn write(identity: &RunIdentity, new: Option<Arc<NewRun>>, entry: Entry) -> RunWrite {
-    RunWrite {
-        run_id: identity.new.id,
-        epoch: identity.epoch,
-        caller: Arc::clone(&identity.caller),
-        new,
-        origin: Arc::clone(&identity.origin),
-        events: entry.events,
-        audit: entry.audit,
-        totals: entry.totals,
-        park: entry.park,
-        is_repeated: false,
-    }
-}
-
 /// The ended run as the store has it, without asking the store.
 fn record(identity: &RunIdentity, state: &State) -> Option<RunRecord> {
     let (ending, at) = state.ending()?;
@@ -434,7 +374,7 @@ fn record(identity: &RunIdentity, state: &State) -> Option<RunRecord> {
     let end = Event { seq: state.last_seq(), at, run_id: identity.new.id, what };
     let totals = state.totals().clone();
     let entry = Entry { events: vec![end], audit: Vec::new(), totals, park: None };
-    let record =
-        RunRecord::after("", &write(identity, Some(Arc::clone(&identity.new)), entry)).ok()?;
+    let write = identity.write(Some(Arc::clone(&identity.new)), entry);
+    let record = RunRecord::after("", &write).ok()?;
     Some(RunRecord { started_at: state.started_at(), ..record })
 }

@@ -16,7 +16,8 @@ use super::runs::one_run;
 use super::sql::Query;
 use super::tables::{ApprovalRecord, AuditRow, OfRun, Record, ids, insert};
 use super::{RunRecord, Store, StoreError, Wakeup};
-use crate::event::{AuditRecord, Resolution, Resolved, WaitKind};
+use crate::event::{AuditRecord, Resolution, Resolved};
+use crate::run::Caller;
 
 /// Where something that was asked for stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, IntoStaticStr, EnumString, VariantNames)]
@@ -106,8 +107,6 @@ pub struct ApprovalFilter {
 /// An answer to a parked run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answer {
-    /// What it can be an answer to.
-    pub kinds: &'static [WaitKind],
     /// The event that asked: a call can ask again, in other words.
     pub seq: i64,
     /// The answer itself.
@@ -118,6 +117,14 @@ pub struct Answer {
     pub reason: Option<String>,
     /// Written with it, where it is a decision.
     pub audit: Option<AuditRecord>,
+}
+
+impl Answer {
+    /// An answer to what that event asked for, without a reason.
+    pub fn to(seq: i64, resolution: Resolution, by: &Caller, audit: AuditRecord) -> Self {
+        let decided_by = by.subject.clone();
+        Self { seq, resolution, decided_by, reason: None, audit: Some(audit) }
+    }
 }
 
 /// Runs that are looked at for what has expired, in one transaction.
@@ -140,7 +147,8 @@ impl Store {
             return Ok(None);
         };
         let asking = OfRun::read(asking)?;
-        let kinds: Vec<String> = answer.kinds.iter().map(|kind| kind.as_str().into()).collect();
+        let kinds = answer.resolution.answers().iter().map(|kind| kind.as_str().to_owned());
+        let kinds: Vec<String> = kinds.collect();
         let take = Query::new(
             "UPDATE approvals SET status = :status, decided_at = {now}, decided_by = :by, \
              decision_reason = :reason, resolution = :resolution \

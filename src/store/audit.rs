@@ -7,7 +7,6 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::backend::{Transaction, Work};
-use super::projection::audit_id;
 use super::sql::{Query, Row};
 use super::tables::{AuditRow, OfRun, Record, insert};
 use super::{Store, StoreError};
@@ -112,6 +111,16 @@ pub(super) fn by_service(tenant: String, action: AuditAction, details: Value) ->
     Act { tenant, subject: SERVICE.to_owned(), action, run_id: None, reason: None, details }
 }
 
+/// A UUID v7 of the record's time and call: the same each time the same record is written.
+fn audit_id(record: &AuditRecord) -> Uuid {
+    let micros = u64::try_from(record.at.timestamp_micros()).unwrap_or_default();
+    let (_, call) = record.call_id.as_u64_pair();
+    let mut random = [0; 10];
+    random[..2].copy_from_slice(&u16::try_from(micros % 1000).unwrap_or_default().to_be_bytes());
+    random[2..].copy_from_slice(&call.to_be_bytes());
+    uuid::Builder::from_unix_timestamp_millis(micros / 1000, &random).into_uuid()
+}
+
 impl Store {
     /// Adds an act to the audit log.
     pub async fn record_act(&self, act: Act) -> Result<(), StoreError> {
@@ -120,5 +129,35 @@ impl Store {
             Some(look) => self.backend.read(Work::Data, look).await?,
         };
         self.backend.write(Work::Data, insertion(act, &run)?).await.map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use chrono::DateTime;
+
+    use super::*;
+    use crate::run::Labels;
+
+    #[test]
+    fn an_audit_record_has_the_same_id_each_time_it_is_written() {
+        let record = |call_id| AuditRecord {
+            labels: Labels::default(),
+            at: DateTime::from_timestamp_micros(1_750_000_000_123_456).unwrap(),
+            call_id,
+            tool: "t".into(),
+            rule: "none".into(),
+            pattern: None,
+            decision: "allowed".into(),
+            reason: None,
+            arguments: "{}".into(),
+            outcome: "succeeded".into(),
+            duration_ms: None,
+            result_bytes: None,
+        };
+        let (first, second) = (Uuid::now_v7(), Uuid::now_v7());
+        assert_eq!(audit_id(&record(first)), audit_id(&record(first)));
+        assert_ne!(audit_id(&record(first)), audit_id(&record(second)));
+        assert_eq!(audit_id(&record(first)).get_version_num(), 7);
     }
 }

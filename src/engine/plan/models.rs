@@ -6,20 +6,24 @@ use std::fmt::Write as _;
 
 use super::{PlanError, refused};
 use crate::agents::Definition;
+use crate::bounds::name;
 use crate::bounds::text::quoted;
 use crate::run::Overrides;
 
 /// Models that a refusal names at most.
 const MAX_NAMED: usize = 8;
 
-/// Refuses a model that the agent's author did not mean to be chosen.
+/// Refuses what is no name of a model, and a model that the agent's author did not mean to be chosen.
 pub(super) fn check_selected_model(
     overrides: &Overrides,
     definition: &Definition,
 ) -> Result<(), PlanError> {
-    let Some(model) = overrides.model.as_ref().filter(|model| !definition.may_use(model)) else {
+    let Some(model) = &overrides.model else { return Ok(()) };
+    name::check_model(model)
+        .map_err(|wrong| refused("/model", format!("{} {wrong}", quoted(model))))?;
+    if definition.may_use(model) {
         return Ok(());
-    };
+    }
     let mut selectable: Vec<&str> = definition.selectable_models().collect();
     let more = selectable.split_off(selectable.len().min(MAX_NAMED));
     let mut message = format!(

@@ -187,7 +187,7 @@ impl Process {
     }
 
     pub(super) fn id(&self) -> &str {
-        &self.runtime.inner.owner
+        &self.runtime.inner.replica.id
     }
 
     pub(super) fn is_ready(&self) -> bool {

@@ -68,7 +68,6 @@ async fn asking(db: &Db, calls: &[&ToolCall]) -> (Script, RunWrite) {
 
 fn approved() -> Answer {
     Answer {
-        kinds: &[WaitKind::Approval, WaitKind::Escalation],
         seq: 0,
         resolution: Resolution::Approved {
             arguments: None,
@@ -81,7 +80,7 @@ fn approved() -> Answer {
 }
 
 fn found_out() -> Answer {
-    Answer { kinds: &[WaitKind::Review], resolution: Resolution::DidNotHappen, ..approved() }
+    Answer { resolution: Resolution::DidNotHappen, ..approved() }
 }
 
 impl Db {

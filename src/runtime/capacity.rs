@@ -1,0 +1,34 @@
+//! What bounds the runs that this replica drives: slots, the places of tenants and keys, and memory.
+
+use std::sync::Arc;
+
+use super::places::Places;
+use super::slots::RunSlots;
+use crate::bounds::memory;
+use crate::engine::Room;
+
+/// Runs that are taken from the queue at once, at most.
+const MAX_CLAIM: usize = 64;
+
+/// The room that there is for runs.
+pub(super) struct Capacity {
+    pub(super) slots: RunSlots,
+    pub(super) places: Arc<Places>,
+    /// Memory for the conversations of all runs under way.
+    pub(super) room: Arc<Room>,
+}
+
+impl Capacity {
+    pub(super) fn new(slots: RunSlots, places: Arc<Places>) -> Self {
+        Self { slots, places, room: Arc::default() }
+    }
+
+    /// How many runs may be claimed now with so many slots: one at a time where memory is scarce, and
+    /// then only where none is driven.
+    pub(super) fn claimable(&self, slots: usize, driven: usize) -> usize {
+        if memory::is_scarce() || self.room.is_full() {
+            return slots.min(usize::from(driven == 0));
+        }
+        slots.min(MAX_CLAIM)
+    }
+}

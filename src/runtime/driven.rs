@@ -1,0 +1,59 @@
+//! The runs that this replica drives: which it owns, how each is reached, and the tasks that drive
+//! them.
+
+use std::sync::Arc;
+
+use tokio_util::task::TaskTracker;
+use uuid::Uuid;
+
+use super::live::Live;
+use super::ownership::OwnedRuns;
+use super::parents::Parents;
+use super::probation::Probation;
+use crate::engine::RunControl;
+use crate::store::Cancelling;
+use crate::store::writer::OnCancelling;
+
+/// The runs that this replica drives.
+#[derive(Default)]
+pub(super) struct DrivenRuns {
+    /// From the claim to the end of their task.
+    pub(super) owned: Arc<OwnedRuns>,
+    /// Those that are known by their ids.
+    pub(super) live: Live,
+    /// Those that may be what crashes their replicas.
+    pub(super) probation: Probation,
+    /// Those that can start others.
+    pub(super) parents: Arc<Parents>,
+    pub(super) tasks: TaskTracker,
+}
+
+impl DrivenRuns {
+    /// Makes a run known by its id; it is cancelled where that was asked for before.
+    pub(super) fn insert(&self, id: Uuid, epoch: i64, control: &Arc<RunControl>) {
+        self.live.insert(id, epoch, Arc::clone(control));
+        self.owned.cancel_if_noted(id, control);
+    }
+
+    /// Forgets a run whose task has ended; whether it is not driven here again by now.
+    pub(super) fn remove(&self, id: Uuid, epoch: i64, control: &Arc<RunControl>) -> bool {
+        self.live.remove(id, control);
+        self.probation.leave(id, epoch);
+        self.live.get(id).is_none()
+    }
+
+    /// Cancels a run where it is driven here, or about to be; whether one that is driven has heard of
+    /// it before its end.
+    pub(super) fn cancel(&self, run: Uuid, reason: Option<&str>) -> Option<bool> {
+        self.owned.cancel(run, reason);
+        self.live.get(run).map(|control| control.cancel(reason.map(str::to_owned)))
+    }
+
+    /// Cancels runs whose commits told that they had been asked to, before their replica heard of it.
+    pub(super) fn on_cancelling(self: &Arc<Self>) -> OnCancelling {
+        let driven = Arc::clone(self);
+        Arc::new(move |run: Uuid, Cancelling { reason }: &Cancelling| {
+            driven.cancel(run, reason.as_deref());
+        })
+    }
+}

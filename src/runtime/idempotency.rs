@@ -1,0 +1,57 @@
+//! Idempotency keys: a repeated request starts nothing, but finds the run that the first one started.
+
+use std::sync::Arc;
+
+use chrono::TimeDelta;
+use tokio::sync::OwnedMutexGuard;
+use uuid::Uuid;
+
+use super::key_locks::KeyLocks;
+use super::start::StartError;
+use crate::clock;
+use crate::run::Caller;
+use crate::store::{Idempotency, Store};
+
+/// For how long a repeated idempotency key finds its run.
+const KEY_KEPT: TimeDelta = TimeDelta::hours(24);
+
+/// What is known of the keys that requests have.
+pub(super) struct IdempotencyKeys {
+    store: Arc<Store>,
+    locks: KeyLocks,
+}
+
+impl IdempotencyKeys {
+    pub(super) fn new(store: Arc<Store>) -> Self {
+        Self { store, locks: KeyLocks::default() }
+    }
+
+    /// Waits for the requests of this key that came before.
+    pub(super) async fn lock(&self, tenant: &str, key: &str) -> OwnedMutexGuard<()> {
+        self.locks.lock(tenant, key).await
+    }
+
+    /// The run that a key stands for.
+    pub(super) async fn run_of(
+        &self,
+        caller: &Caller,
+        idempotency: &Idempotency,
+    ) -> Result<Option<Uuid>, StartError> {
+        let (store, tenant) = (&self.store, &caller.tenant);
+        let Some(known) = store.idempotent_run(tenant, &idempotency.key).await? else {
+            return Ok(None);
+        };
+        let expired = clock::now() - KEY_KEPT;
+        if known.created_at < expired {
+            store.forget_idempotency_key(tenant, &idempotency.key, expired).await?;
+            return Ok(None);
+        }
+        // The answer shows the run, which only its caller may see without the scope for it.
+        let may_see = known.subject == caller.subject || caller.has("runs:read");
+        if known.request_hash == idempotency.request_hash && may_see {
+            Ok(Some(known.id))
+        } else {
+            Err(StartError::IdempotencyMismatch)
+        }
+    }
+}

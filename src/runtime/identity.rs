@@ -1,0 +1,110 @@
+//! Who a run is while this replica owns it: its row, its caller, its epoch, and where it stands among
+//! the runs that started one another.
+
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use crate::engine::{Entry, Plan};
+use crate::run::{Caller, RunOrigin, TraceContext};
+use crate::store::{ClaimedRun, DefinitionSnapshot, NewRun, QueuePlace, RunWrite};
+
+/// What is fixed while this replica owns a run: row, caller, epoch, origin.
+#[derive(Clone)]
+pub(super) struct RunIdentity {
+    pub(super) new: Arc<NewRun>,
+    pub(super) caller: Arc<Caller>,
+    pub(super) epoch: i64,
+    pub(super) origin: Arc<RunOrigin>,
+    /// Where it stands, if another run started it.
+    pub(super) lineage: Option<Arc<Lineage>>,
+}
+
+/// Where a child run stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Lineage {
+    /// The root run of the tree.
+    pub(super) root: Uuid,
+    /// The agents from there on, the run's own among them.
+    pub(super) agents: Vec<String>,
+}
+
+impl RunIdentity {
+    /// `sample_ratio`: the share of traces that are recorded, of those that begin here.
+    pub(super) fn new(
+        new: Arc<NewRun>,
+        caller: Arc<Caller>,
+        epoch: i64,
+        sample_ratio: f64,
+    ) -> Self {
+        let origin = RunOrigin {
+            tenant: caller.tenant.clone(),
+            subject: caller.subject.clone(),
+            agent: new.agent.clone(),
+            agent_version: new.agent_version.clone(),
+            definition_hash: new.definition.hash.clone(),
+            session_id: new.session_id.clone(),
+            model: None, // until its plan is known
+            is_child: new.parent_run_id.is_some(),
+            is_observed: false, // the same
+            created_at: new.created_at,
+            webhook: new.webhook.clone(),
+            trace: TraceContext::of_run(new.id, new.traceparent.as_deref(), sample_ratio),
+        };
+        Self { new, caller, epoch, origin: Arc::new(origin), lineage: None }
+    }
+
+    /// Of a run that this replica has claimed.
+    pub(super) fn of_claimed(claimed: &ClaimedRun, sample_ratio: f64) -> Self {
+        let row = &claimed.run;
+        let definition = DefinitionSnapshot {
+            hash: row.definition_hash.clone(),
+            json: claimed.definition.clone(),
+        };
+        let new = NewRun {
+            id: row.id,
+            agent: row.agent.clone(),
+            agent_version: row.agent_version.clone(),
+            definition: Arc::new(definition),
+            kind: row.kind,
+            status: row.status,
+            inputs: Arc::new(row.inputs.clone()),
+            overrides: row.overrides.clone(),
+            session_id: row.session_id.clone(),
+            session_place: None, // written once, with the row
+            parent_run_id: row.parent_run_id,
+            metadata: row.metadata.0.clone(),
+            created_at: row.created_at,
+            idempotency: None, // the same
+            traceparent: row.traceparent.clone(),
+            webhook: row.webhook.clone(),
+            queue: QueuePlace::default(), // the same
+        };
+        let scopes = row.scopes.clone();
+        let caller = Caller { subject: row.subject.clone(), tenant: row.tenant.clone(), scopes };
+        Self::new(Arc::new(new), Arc::new(caller), row.epoch, sample_ratio)
+    }
+
+    /// Notes what its plan says of it.
+    pub(super) fn planned(&mut self, plan: &Plan) {
+        let origin = Arc::make_mut(&mut self.origin);
+        origin.is_observed = plan.is_observed;
+        origin.model = plan.asked(false).0.first().cloned();
+    }
+
+    /// What it appends to its journal, with its row where that is not stored yet.
+    pub(super) fn write(&self, new: Option<Arc<NewRun>>, entry: Entry) -> RunWrite {
+        RunWrite {
+            run_id: self.new.id,
+            epoch: self.epoch,
+            caller: Arc::clone(&self.caller),
+            new,
+            origin: Arc::clone(&self.origin),
+            events: entry.events,
+            audit: entry.audit,
+            totals: entry.totals,
+            park: entry.park,
+            is_repeated: false,
+        }
+    }
+}

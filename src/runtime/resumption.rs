@@ -1,0 +1,80 @@
+//! A run that was claimed and goes on, until it is driven.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::claimed::{ResumeError, Resumption, unusable};
+use super::identity::RunIdentity;
+use super::worker::DrivenRun;
+use crate::event::RunEvent;
+use crate::store::ClaimedRun;
+
+impl DrivenRun {
+    /// What a run that goes on has left to do before it is driven: it waits until it is alone where
+    /// it may be what crashes its replicas, and is opened where it never was.
+    pub(super) async fn go_on(&mut self, resumption: Resumption) -> Result<(), ResumeError> {
+        let Resumption { claimed, has_crashed, is_alone } = resumption;
+        if is_alone {
+            self.slot.leave(); // it may wait for long
+            let parent = self.identity.new.parent_run_id;
+            let runtime = self.runtime.clone();
+            let driven = &runtime.inner.driven;
+            if let Some(parent) = parent.and_then(|id| driven.parents.get(id)) {
+                let RunIdentity { new, epoch, .. } = &parent.identity;
+                driven.probation.leave(new.id, *epoch); // it waits for this run
+            }
+            let since = Instant::now();
+            tokio::select! {
+                biased;
+                () = self.run.control.cancelled() => return Ok(()), // it is ended at once
+                () = driven.probation.enter(self.identity.new.id, self.identity.epoch) => {}
+            }
+            self.has_waited(since.elapsed());
+            let parent = parent.and_then(|id| driven.parents.get(id));
+            let parent_slot = parent.as_ref().map(|parent| &parent.slot);
+            let slot = runtime.inner.capacity.slots.of_parent_or_free(parent_slot);
+            self.slot.take(&slot.ok_or(ResumeError::NoFreeSlot)?);
+        }
+        if has_crashed {
+            self.run.persist().await?; // so that the next crash is counted
+        }
+        let row = &claimed.run;
+        if let Some(shared) = &self.run.shared {
+            let root = self.identity.lineage.as_ref().map_or(row.id, |lineage| lineage.root);
+            if !shared.is_open() && self.runtime.inner.store.shared_budget(root).await?.is_some() {
+                shared.open();
+            }
+            // What it had reserved when its replica stopped is not under way any more.
+            self.run.settle().await?;
+        }
+        if self.run.state.started_at().is_none() {
+            self.open(&claimed).await?;
+        }
+        Ok(())
+    }
+
+    /// It waited to be driven alone; that it is resumed is not handed over yet.
+    fn has_waited(&mut self, waited: Duration) {
+        let resumed = self.run.outbox.iter_mut().find_map(|event| match &mut event.what {
+            RunEvent::RunResumed { waited_ms, .. } => Some(waited_ms),
+            _ => None,
+        });
+        if let Some(waited_ms) = resumed {
+            *waited_ms = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
+            self.run.state.has_waited(*waited_ms);
+        }
+    }
+
+    async fn open(&mut self, claimed: &ClaimedRun) -> Result<(), ResumeError> {
+        let (identity, plan, runtime) = (&self.identity, Arc::clone(&self.run.plan), &self.runtime);
+        let bounds = plan.agent.definition.history;
+        let earlier = runtime.earlier_runs(&claimed.run.tenant, &identity.new, bounds).await?;
+        let background =
+            runtime.background(&plan, &identity.caller, &identity.new, &earlier).await?;
+        let opening = plan.opening(&identity.new.inputs, &background).map_err(|e| unusable(&e))?;
+        self.run.open(opening, background)?;
+        Ok(())
+    }
+}

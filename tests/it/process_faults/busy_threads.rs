@@ -19,7 +19,7 @@ async fn a_replica_without_a_thread_to_spare_keeps_its_lease() {
                 step: '{{ step }}'}}]}";
     let steps = format!("steps: [{}{{text: done}}]", format!("{step}, ").repeat(STEPS));
     let busy = format!("after_commit:{}:{}", 2 * RUNS, (2 * LEASE + LEASE / 2).as_millis());
-    let mut site = Site::start(Db::Postgres, 2, |setup, at| {
+    let mut site = Site::start(Db::Postgres, 2, LEASE, |setup, at| {
         let setup = agent(setup, "steps", &steps);
         if at == 0 { setup.variable("BUSY_POINT", &busy) } else { setup }
     })

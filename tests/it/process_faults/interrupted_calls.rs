@@ -26,6 +26,8 @@ async fn a_call_that_a_death_interrupts_takes_effect_as_often_as_it_may(db: Db) 
 
 /// Runs of each kind, in one round.
 const RUNS: usize = 3;
+/// Long enough that no run stops for want of a processor.
+const LEASE: Duration = Duration::from_secs(5);
 /// How long a run may take from the start of the next process to its end.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -88,7 +90,7 @@ impl Interrupted {
 }
 
 async fn survive(db: Db, size: usize) {
-    let mut site = Site::start(db, size, |setup, _| agents(setup)).await;
+    let mut site = Site::start(db, size, LEASE, |setup, _| agents(setup)).await;
     let mut met: BTreeMap<&str, usize> = BTreeMap::new();
     let mut longest = Duration::ZERO;
     for round in 0..rounds(1) {

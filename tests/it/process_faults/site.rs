@@ -55,7 +55,12 @@ pub(super) fn agent(setup: Setup, name: &str, steps: &str) -> Setup {
 }
 
 impl Site {
-    pub(super) async fn start(db: Db, size: usize, more: impl Fn(Setup, usize) -> Setup) -> Self {
+    pub(super) async fn start(
+        db: Db,
+        size: usize,
+        lease: Duration,
+        more: impl Fn(Setup, usize) -> Setup,
+    ) -> Self {
         let (effects, workspace) = (Effects::start().await, TempDir::new().unwrap());
         for directory in ["held", "effects"] {
             std::fs::create_dir_all(workspace.path().join("default").join(directory)).unwrap();
@@ -63,7 +68,7 @@ impl Site {
         let setup = |at: usize| {
             let config = format!(
                 "[runtime]\nlease = \"{}s\"\n[tools.workspace]\ndir = \"{}\"",
-                LEASE.as_secs(),
+                lease.as_secs(),
                 workspace.path().display()
             );
             let tools = format!("base_url: {}\n{TOOLS}", effects.url);

@@ -21,7 +21,8 @@ async fn another_replica_goes_on_from_the_last_iteration() {
     let step = "{delay_ms: 20, tool_calls: [{tool: 'http:effects/look', arguments: {hold: never, \
                 name: '{{ inputs.name }} {{ step }}'}}]}";
     let steps = format!("steps: [{}{{text: done}}]", format!("{step}, ").repeat(STEPS));
-    let mut site = Site::start(Db::Postgres, 3, |setup, _| agent(setup, "steps", &steps)).await;
+    let mut site =
+        Site::start(Db::Postgres, 3, LEASE, |setup, _| agent(setup, "steps", &steps)).await;
     let mut waits = Vec::new();
     for round in 0..rounds(1) {
         waits.extend(one_death(&mut site, round).await);

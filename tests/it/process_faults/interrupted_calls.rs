@@ -29,7 +29,7 @@ const RUNS: usize = 3;
 /// Long enough that no run stops for want of a processor.
 const LEASE: Duration = Duration::from_secs(5);
 /// How long a run may take from the start of the next process to its end.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// What becomes of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -89,8 +89,8 @@ impl Interrupted {
     }
 }
 
-async fn survive(db: Db, size: usize) {
-    let mut site = Site::start(db, size, LEASE, |setup, _| agents(setup)).await;
+async fn survive(db: Db, replicas: usize) {
+    let mut site = Site::start(db, replicas, LEASE, |setup, _| agents(setup)).await;
     let mut met: BTreeMap<&str, usize> = BTreeMap::new();
     let mut longest = Duration::ZERO;
     for round in 0..rounds(1) {
@@ -104,14 +104,14 @@ async fn survive(db: Db, size: usize) {
         }
         let since = Instant::now();
         for (at, run) in runs.iter().enumerate() {
-            let service = &site.replicas[at % size];
+            let service = &site.replicas[at % replicas];
             goes_on(&site, service, run).await;
             *met.entry(run.kind.0).or_default() += 1;
             assert!(since.elapsed() < PATIENCE, "{}", run.run);
         }
         longest = longest.max(since.elapsed());
     }
-    println!("{db:?}, {size}: all went on within {longest:?}, {met:?}");
+    println!("{db:?}, {replicas}: all went on within {longest:?}, {met:?}");
     assert!(KINDS.iter().all(|(name, ..)| met[name] >= RUNS));
     until_balanced(&site.replicas[0], Spent::AtLeast).await;
 }

@@ -25,9 +25,9 @@ async fn a_call_that_a_death_interrupts_takes_effect_as_often_as_it_may(db: Db) 
 }
 
 /// Runs of each kind, in one round.
-const RUNS: usize = 3;
+const RUNS: usize = 2;
 /// Long enough that no run stops for want of a processor.
-const LEASE: Duration = Duration::from_secs(5);
+const LEASE: Duration = Duration::from_secs(3);
 /// How long a run may take from the start of the next process to its end.
 const PATIENCE: Duration = Duration::from_mins(1);
 

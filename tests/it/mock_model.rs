@@ -56,6 +56,8 @@ pub(crate) enum Reply {
     Pieces(Vec<Bytes>, After),
     /// Waits first.
     Delayed(Duration, Box<Reply>),
+    /// Waits until that is true.
+    Held(watch::Receiver<bool>, Box<Reply>),
 }
 
 /// What becomes of the connection when all pieces are sent.
@@ -306,6 +308,10 @@ async fn answer(mut reply: Reply, number: usize, request: &Value, open: Open) ->
                 tokio::time::sleep(delay).await;
                 *inner
             }
+            Reply::Held(mut told, inner) => {
+                told.wait_for(|told| *told).await.unwrap();
+                *inner
+            }
             Reply::Unsteady { seed, percent, otherwise } => {
                 match scattered(seed << 32 | number as u64) {
                     draw if draw % 100 >= percent => *otherwise,
@@ -355,7 +361,9 @@ async fn answer(mut reply: Reply, number: usize, request: &Value, open: Open) ->
             .to_string()
             .into_response(),
         Reply::Raw(body) => body.into_response(),
-        Reply::Delayed(..) | Reply::Unsteady { .. } => unreachable!("unwrapped above"),
+        Reply::Delayed(..) | Reply::Held(..) | Reply::Unsteady { .. } => {
+            unreachable!("unwrapped above")
+        }
     };
     open.close();
     response

@@ -306,7 +306,7 @@ impl Runtime {
         let inner = &self.inner;
         if mode == Mode::Queued {
             let entered = inner.entrance.enter(|| inner.store.queued()).await?;
-            let entered = entered.ok_or(StartError::Overloaded)?;
+            let entered = entered.map_err(not_entered)?;
             checked.new.status = RunStatus::Queued;
             self.receive(&checked).await?;
             return self.enqueue(checked, entered).await.map(Accepted::Queued);
@@ -531,6 +531,16 @@ pub(super) fn opening(
 ) -> Result<Opening, StartError> {
     plan.opening(inputs, background)
         .map_err(|e| StartError::InvalidInputs(vec![at("", e.to_string())]))
+}
+
+fn not_entered(refusal: entrance::Refusal) -> StartError {
+    match refusal {
+        entrance::Refusal::Full => StartError::Overloaded,
+        entrance::Refusal::NotCounted => {
+            let why = "the length of the queue is not told in time";
+            StartError::Store(StoreError::Unavailable(why.to_owned()))
+        }
+    }
 }
 
 fn lost_place() -> StartError {

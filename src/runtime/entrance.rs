@@ -40,6 +40,8 @@ struct State {
     on_their_way: u64,
     /// How often this replica has taken runs from the queue.
     departures: u64,
+    /// Whether the store was asked for a count that it has not given yet.
+    is_counting: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -54,6 +56,15 @@ struct Counted {
 /// It is not known whether a run may enter.
 #[derive(Debug)]
 struct NotCounted;
+
+/// Why a run may not enter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// The queue is full, or almost, and others are first.
+    Full,
+    /// The store does not say in time how long the queue is.
+    NotCounted,
+}
 
 /// A run that may enter; dropped when it is in, or will not come.
 #[derive(Debug)]
@@ -72,20 +83,23 @@ impl Entrance {
         Self { limit, turn, state, settled }
     }
 
-    /// Lets a run enter; none: the queue is full, or almost, and others are first. `count` gives the
-    /// length of the queue.
+    /// Lets a run enter, or says why not. `count` gives the length of the queue.
     ///
     /// # Errors
     /// That of the count.
     pub(super) async fn enter<E, Count: Future<Output = Result<u64, E>>>(
         self: &Arc<Self>,
         count: impl Fn() -> Count,
-    ) -> Result<Option<Entry>, E> {
+    ) -> Result<Result<Entry, Refusal>, E> {
         let since = Instant::now();
         if let Ok(known) = self.known(since) {
-            return Ok(known);
+            return Ok(known.ok_or(Refusal::Full));
         }
-        tokio::time::timeout(PATIENCE, self.counted(since, count)).await.unwrap_or(Ok(None))
+        match tokio::time::timeout(PATIENCE, self.counted(since, count)).await {
+            Ok(counted) => Ok(counted?.ok_or(Refusal::Full)),
+            Err(_) if self.state.lock().is_counting => Ok(Err(Refusal::NotCounted)),
+            Err(_) => Ok(Err(Refusal::Full)),
+        }
     }
 
     async fn counted<E, Count: Future<Output = Result<u64, E>>>(
@@ -99,8 +113,13 @@ impl Entrance {
                 return Ok(known);
             }
             let at = Instant::now();
-            let State { on_their_way, departures, .. } = *self.state.lock();
+            let (on_their_way, departures) = {
+                let mut state = self.state.lock();
+                state.is_counting = true;
+                (state.on_their_way, state.departures)
+            };
             let room = self.limit.saturating_sub(count().await?);
+            self.state.lock().is_counting = false;
             let most = (room / SHARE).max(1).min(room);
             if most == 0 || most > on_their_way {
                 let for_how_long = match room {
@@ -169,7 +188,7 @@ mod tests {
                     tokio::time::sleep(Duration::from_millis(2)).await;
                     Ok::<_, ()>(queue.load(Ordering::SeqCst))
                 };
-                if let Some(entry) = entrance.enter(count).await.unwrap() {
+                if let Ok(entry) = entrance.enter(count).await.unwrap() {
                     tokio::time::sleep(Duration::from_millis(5)).await;
                     queue.fetch_add(1, Ordering::SeqCst);
                     drop(entry);
@@ -209,10 +228,10 @@ mod tests {
             Ok::<_, ()>(5)
         };
         for _ in 0..100 {
-            assert!(entrance.enter(count).await.unwrap().is_none());
+            assert_eq!(entrance.enter(count).await.unwrap().err(), Some(Refusal::Full));
         }
         assert_eq!(counts.load(Ordering::SeqCst), 1);
         entrance.left_the_queue();
-        assert!(entrance.enter(|| async { Ok::<_, ()>(4) }).await.unwrap().is_some());
+        assert!(entrance.enter(|| async { Ok::<_, ()>(4) }).await.unwrap().is_ok());
     }
 }

@@ -198,8 +198,7 @@ impl Runtime {
     ) -> Result<Accepted, StartError> {
         let inner = &self.inner;
         if mode == Mode::Queued {
-            let entered = inner.queue.entrance.enter(|| inner.store.queued()).await?;
-            let entered = entered.ok_or(StartError::Overloaded)?;
+            let entered = inner.queue.entrance.enter(|| inner.store.queued()).await??;
             checked.new.status = RunStatus::Queued;
             self.receive(&checked).await?;
             return self.enqueue(checked, entered).await.map(Accepted::Queued);

@@ -11,6 +11,7 @@ use strum::{EnumString, IntoStaticStr, VariantNames};
 use uuid::Uuid;
 
 use super::backend::{Transaction, Work};
+use super::conflict::anew;
 use super::listing::MAX_ARGUMENTS;
 use super::runs::one_run;
 use super::sql::Query;
@@ -134,6 +135,16 @@ impl Store {
     /// Takes an answer to something that is still waited for, once; where it was the last, the run
     /// is queued. The run as it is then; `None` where it is not waited for any more, or not yet.
     pub async fn answer(
+        &self,
+        tenant: &str,
+        run: Uuid,
+        call: Uuid,
+        answer: &Answer,
+    ) -> Result<Option<RunRecord>, StoreError> {
+        anew(|| self.try_to_answer(tenant, run, call, answer)).await
+    }
+
+    async fn try_to_answer(
         &self,
         tenant: &str,
         run: Uuid,

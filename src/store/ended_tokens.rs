@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use super::audit::note;
 use super::backend::Work;
+use super::conflict::anew;
 use super::sql::Query;
 use super::{Store, StoreError};
 use crate::event::Act;
@@ -14,6 +15,15 @@ use crate::event::Act;
 impl Store {
     /// Ends a token, and records who did that. What has expired anyhow is forgotten.
     pub async fn end_token(
+        &self,
+        id: Uuid,
+        expires_at: DateTime<Utc>,
+        act: Act,
+    ) -> Result<(), StoreError> {
+        anew(|| self.try_to_end_token(id, expires_at, act.clone())).await
+    }
+
+    async fn try_to_end_token(
         &self,
         id: Uuid,
         expires_at: DateTime<Utc>,

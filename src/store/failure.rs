@@ -10,15 +10,23 @@ use sqlx::postgres::PgDatabaseError;
 use super::StoreError;
 
 /// SQLSTATEs that pass beside the classes 08 (connection), 53 (resources) and 57P (shutdown):
-/// read-only transaction, idle-in-transaction timeout, serialisation failure, deadlock, lock
-/// timeout, statement timeout, I/O error.
-const PASSING_STATES: [&str; 7] = ["25006", "25P03", "40001", "40P01", "55P03", "57014", "58030"];
+/// read-only transaction, idle-in-transaction timeout, lock timeout, statement timeout, I/O error.
+const PASSING_STATES: [&str; 5] = ["25006", "25P03", "55P03", "57014", "58030"];
+
+/// Serialisation failure and deadlock: the transaction was rolled back so that another one goes on.
+const CONFLICTS: [&str; 2] = ["40001", "40P01"];
 
 /// SQLite's busy, locked, I/O error and full.
 const PASSING_CODES: [u32; 4] = [5, 6, 10, 13];
 
 impl From<Error> for StoreError {
     fn from(error: Error) -> Self {
+        if let Error::Database(database) = &error
+            && database.try_downcast_ref::<PgDatabaseError>().is_some()
+            && database.code().is_some_and(|code| CONFLICTS.contains(&&*code))
+        {
+            return Self::Conflict(error.to_string());
+        }
         let passes = match &error {
             Error::Io(_)
             | Error::Tls(_)

@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use super::audit::note;
 use super::backend::{Transaction, Work};
+use super::conflict::anew;
 use super::sql::Query;
 use super::tables::{Record, insert};
 use super::{ApiKeyRecord, Store, StoreError, Wakeup};
@@ -77,6 +78,10 @@ const ADMINS: &str = "SELECT * FROM api_keys WHERE revoked_at IS NULL \
 impl Store {
     /// Stores a key, and records who created it.
     pub async fn insert_key(&self, key: &ApiKeyRecord) -> Result<KeyStored, StoreError> {
+        anew(|| self.try_to_insert_key(key)).await
+    }
+
+    async fn try_to_insert_key(&self, key: &ApiKeyRecord) -> Result<KeyStored, StoreError> {
         let mut tx = self.backend.begin(Work::Data).await?;
         if let Some(creator) = &key.created_by {
             // Locked, so that a revocation with all descendants misses none.
@@ -155,6 +160,10 @@ impl Store {
 
     /// Revokes a key, and records who did that. Revoking it again is harmless.
     pub async fn revoke_keys(&self, what: Revocation<'_>) -> Result<Revoked, StoreError> {
+        anew(|| self.try_to_revoke_keys(what)).await
+    }
+
+    async fn try_to_revoke_keys(&self, what: Revocation<'_>) -> Result<Revoked, StoreError> {
         let mut tx = self.backend.begin(Work::Data).await?;
         let family = family(&mut *tx, &what).await?;
         let outside = |key: &ApiKeyRecord| what.within.is_some_and(|tenant| tenant != key.tenant);

@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use super::audit::note;
 use super::backend::Work;
+use super::conflict::anew;
 use super::observations::words;
 use super::recall::{Wanted, expression};
 use super::sql::{Dialect, Query};
@@ -145,6 +146,15 @@ impl Store {
     }
 
     async fn forget_rows(
+        &self,
+        caller: &Caller,
+        delete: Query,
+        details: serde_json::Value,
+    ) -> Result<u64, StoreError> {
+        anew(|| self.try_to_forget_rows(caller, delete.clone(), details.clone())).await
+    }
+
+    async fn try_to_forget_rows(
         &self,
         caller: &Caller,
         delete: Query,

@@ -15,6 +15,7 @@ mod backend;
 mod batch;
 mod budget;
 mod commit;
+mod conflict;
 mod definitions;
 mod ended_tokens;
 #[cfg(debug_assertions)]
@@ -94,6 +95,9 @@ pub enum StoreError {
     /// It cannot be reached, timed out, or is restarting; the same call may succeed later.
     #[error("the store is unavailable: {0}")]
     Unavailable(String),
+    /// It gave this up for the sake of others that wanted the same; the same call may succeed at once.
+    #[error("the store gave up a transaction for another one: {0}")]
+    Conflict(String),
     /// Another process holds the embedded database.
     #[error("{0}")]
     Locked(String),
@@ -105,7 +109,7 @@ pub enum StoreError {
 impl StoreError {
     /// Whether the same call may succeed later.
     pub fn is_transient(&self) -> bool {
-        matches!(self, Self::Unavailable(_))
+        matches!(self, Self::Unavailable(_) | Self::Conflict(_))
     }
 }
 

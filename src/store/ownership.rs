@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use super::audit::note;
 use super::backend::Work;
+use super::conflict::anew;
 use super::sql::Query;
 use super::tables::{Record, ids};
 use super::{RunRecord, Store, StoreError, Wakeup};
@@ -54,7 +55,7 @@ impl Store {
         subject: &str,
         reason: Option<&str>,
     ) -> Result<Option<CancelOutcome>, StoreError> {
-        let outcome = match self.cancel_audited(tenant, run, subject, reason).await? {
+        let outcome = match anew(|| self.cancel_audited(tenant, run, subject, reason)).await? {
             Some(run) => CancelOutcome::Requested(run),
             None => match self.run(tenant, run).await? {
                 Some(run) => CancelOutcome::AlreadyEnded(run),

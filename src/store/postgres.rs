@@ -25,8 +25,9 @@ use self::standby::Standby;
 use self::wakeups::{CHANNEL, Wakeups, payload};
 use super::backend::{Backend, Transaction, Work, hold};
 use super::batch::{Batch, Passed};
+use super::conflict::anew;
 use super::migrations::POSTGRES as MIGRATIONS;
-use super::sql::{Dialect, Query, Row, Value};
+use super::sql::{Dialect, Query, Rendered, Row, Value};
 use super::{ConnectionCounts, DatabaseInfo, StoreError, Wakeup};
 use crate::fairness::Hold;
 
@@ -123,7 +124,7 @@ impl Postgres {
 
 /// Runs one statement on a connection, which keeps it and, before long, one plan of it.
 async fn run(connection: &mut PgConnection, query: Query) -> Result<Vec<Row>, StoreError> {
-    ask(connection, query, true).await
+    ask(connection, &query.render(Dialect::Postgres)?, true).await
 }
 
 /// Runs the statement of a list. It is planned each time, for its own values: the plan for any values
@@ -136,24 +137,23 @@ async fn run_list(
     query: Query,
     transaction_pooler: bool,
 ) -> Result<Vec<Row>, StoreError> {
-    ask(connection, query, transaction_pooler).await
+    ask(connection, &query.render(Dialect::Postgres)?, transaction_pooler).await
 }
 
 async fn ask(
     connection: &mut PgConnection,
-    query: Query,
+    statement: &Rendered,
     is_kept: bool,
 ) -> Result<Vec<Row>, StoreError> {
-    let rendered = query.render(Dialect::Postgres)?;
     let mut arguments = PgArguments::default();
-    for value in rendered.values {
+    for value in &statement.values {
         match value {
             Value::Int(value) => arguments.add(value),
             Value::Flag(value) => arguments.add(value),
-            Value::Text(value) => arguments.add(value),
+            Value::Text(value) => arguments.add(value.as_deref()),
             Value::Id(value) => arguments.add(value),
             Value::Time(value) => arguments.add(value),
-            Value::Bytes(value) => arguments.add(value),
+            Value::Bytes(value) => arguments.add(value.as_deref()),
             Value::Span(span) => arguments.add(i64::try_from(span.as_micros()).unwrap_or(i64::MAX)),
             Value::Ids(values) => arguments.add(values),
             Value::Texts(values) => arguments.add(values),
@@ -161,7 +161,8 @@ async fn ask(
         }
         .map_err(sqlx::Error::Encode)?;
     }
-    let query = sqlx::query_with(AssertSqlSafe(rendered.text), arguments).persistent(is_kept);
+    let text = AssertSqlSafe(statement.text.clone());
+    let query = sqlx::query_with(text, arguments).persistent(is_kept);
     within(async {
         let rows = query.fetch_all(connection).await?;
         Ok(rows.into_iter().map(Row::Postgres).collect())
@@ -219,12 +220,14 @@ impl Backend for Postgres {
         {
             return Ok(rows);
         }
-        let mut line = self.connections(work).get().await?;
-        let rows = match work {
-            Work::Lists => run_list(&mut line, query, self.transaction_pooler).await,
-            Work::Data | Work::Control | Work::Commit => run(&mut line, query).await,
-        };
-        line.settle(rows)
+        let statement = query.render(Dialect::Postgres)?;
+        let is_kept = work != Work::Lists || self.transaction_pooler;
+        anew(|| async {
+            let mut line = self.connections(work).get().await?;
+            let rows = ask(&mut line, &statement, is_kept).await;
+            line.settle(rows)
+        })
+        .await
     }
 
     async fn write(&self, work: Work, query: Query) -> Result<Vec<Row>, StoreError> {

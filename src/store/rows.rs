@@ -170,6 +170,11 @@ impl RunWrite {
         self.events.last().is_some_and(|event| event.what.ending().is_some())
     }
 
+    /// Whether it starts a run that a request asked for.
+    pub fn is_request(&self) -> bool {
+        self.new.as_ref().is_some_and(|new| new.parent_run_id.is_none())
+    }
+
     /// The same without the end.
     #[must_use]
     pub fn without_end(mut self) -> Self {

@@ -12,6 +12,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::backend::{Transaction, Work};
+use super::conflict::anew;
 use super::sql::{Query, Row};
 use super::{Store, StoreError};
 
@@ -196,6 +197,15 @@ impl Store {
         {
             return Ok(Err(reached));
         }
+        anew(|| self.take_place_locked(place, limits)).await
+    }
+
+    async fn take_place_locked(
+        &self,
+        place: RunPlace<'_>,
+        limits: RunLimits,
+    ) -> Result<Result<(), LimitReached>, StoreError> {
+        let RunPlace { tenant, subject, .. } = place;
         let mut tx = self.backend.begin(Work::Data).await?;
         if !tx.lock_tenant(tenant, PATIENCE).await? {
             return Err(StoreError::Unavailable("the places of the tenant are locked".to_owned()));

@@ -6,6 +6,7 @@ use uuid::Uuid;
 
 use super::audit::note;
 use super::backend::Work;
+use super::conflict::anew;
 use super::retention::{delete_runs, leave_files};
 use super::sql::Query;
 use super::tables::{Record, ids};
@@ -101,6 +102,16 @@ impl Store {
     /// Deletes a session's runs and those that they delegated to, with their journals, and records
     /// who did that.
     pub async fn delete_session(
+        &self,
+        tenant: &str,
+        session: &str,
+        subject: &str,
+        goes_along: GoesAlong<'_>,
+    ) -> Result<SessionDeleted, StoreError> {
+        anew(|| self.try_to_delete_session(tenant, session, subject, goes_along)).await
+    }
+
+    async fn try_to_delete_session(
         &self,
         tenant: &str,
         session: &str,

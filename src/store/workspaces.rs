@@ -7,6 +7,7 @@
 
 use super::backend::{Transaction, Work};
 use super::budget::Ownership;
+use super::conflict::anew;
 use super::sql::{Query, Row};
 use super::{Store, StoreError};
 use uuid::Uuid;
@@ -174,6 +175,15 @@ impl Store {
     /// Writes paths of a tenant, in one transaction; under the fence of a run where it is one that
     /// changed them. Doing it twice is harmless.
     pub async fn write_files(
+        &self,
+        tenant: &str,
+        by: Option<(Uuid, Ownership<'_>)>,
+        writes: &[PathWrite],
+    ) -> Result<PathsWritten, StoreError> {
+        anew(|| self.try_to_write_files(tenant, by, writes)).await
+    }
+
+    async fn try_to_write_files(
         &self,
         tenant: &str,
         by: Option<(Uuid, Ownership<'_>)>,

@@ -16,10 +16,10 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinError, JoinSet};
-use tokio::time::Instant;
+use tokio::time::{Instant, MissedTickBehavior};
 use uuid::Uuid;
 
-use super::{Cancelling, Commit, RunWrite, Store, WriteOutcome};
+use super::{Cancelling, Commit, RunWrite, Store, StoreError, WriteOutcome};
 
 /// Writes in one commit, at most.
 const MAX_BATCH: usize = 128;
@@ -30,6 +30,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// How long the start of a run is tried that was asked for by a request.
 const START_PATIENCE: Duration = Duration::from_secs(3);
 const LAST_PAUSE: Duration = Duration::from_secs(2);
+/// How often it is looked which starts have waited for too long behind commits that do not get on.
+const LOOK: Duration = Duration::from_millis(250);
 
 /// Why a write is not durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -187,6 +189,8 @@ impl Task {
         let mut stopped: Vec<oneshot::Sender<()>> = Vec::new();
         let mut requests = Vec::new();
         let mut open = true;
+        let mut look = tokio::time::interval(LOOK);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             while self.commits.len() < MAX_IN_FLIGHT {
                 let batch = self.next_batch();
@@ -200,6 +204,7 @@ impl Task {
             }
             tokio::select! {
                 Some(finished) = self.commits.join_next() => self.finish(finished).await,
+                _ = look.tick(), if !self.queue.is_empty() => self.refuse_late_starts(),
                 received = self.inbox.recv_many(&mut requests, MAX_BATCH), if open => open = received > 0,
             }
             for request in requests.drain(..) {
@@ -230,6 +235,18 @@ impl Task {
                 self.commits.shutdown().await;
                 self.in_flight.clear();
             }
+        }
+    }
+
+    /// Refuses starts that nothing was tried of for as long as they may take: they are not stored.
+    fn refuse_late_starts(&mut self) {
+        let is_late = |pending: &Pending| {
+            pending.write.is_request() && pending.waiting.since.elapsed() >= START_PATIENCE
+        };
+        let late: VecDeque<Pending>;
+        (late, self.queue) = std::mem::take(&mut self.queue).into_iter().partition(is_late);
+        for start in late {
+            start.waiting.answer(Err(AppendError::Unavailable));
         }
     }
 
@@ -306,8 +323,7 @@ struct Committer {
 impl Committer {
     /// How long this write is tried. The caller who starts a run learns soon that it cannot be stored.
     fn patience_of(&self, write: &RunWrite) -> Duration {
-        let is_request = write.new.as_ref().is_some_and(|new| new.parent_run_id.is_none());
-        if is_request { self.patience.min(START_PATIENCE) } else { self.patience }
+        if write.is_request() { self.patience.min(START_PATIENCE) } else { self.patience }
     }
 
     /// Commits a batch and answers everybody who waits for it; gives back its runs.
@@ -387,7 +403,9 @@ impl Committer {
                     }
                 }
                 Err(error) if error.is_transient() => {
-                    if self.available.swap(false, Ordering::Relaxed) {
+                    if let StoreError::Conflict(why) = &error {
+                        tracing::debug!(why, "a commit gave way to another transaction");
+                    } else if self.available.swap(false, Ordering::Relaxed) {
                         tracing::warn!(%error, "writes wait for the store");
                     }
                     let (patient, expired): (Vec<_>, Vec<_>) = writes

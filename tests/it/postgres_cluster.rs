@@ -89,6 +89,11 @@ impl OwnServer {
         self.server.stop("fast");
     }
 
+    /// As when its processes die: nothing is written any more, and the start recovers.
+    pub(crate) fn kill(&self) {
+        self.server.stop("immediate");
+    }
+
     pub(crate) fn start_again(&self) {
         assert!(self.server.start_on(self.port), "see {}", self.server.home.join("log").display());
     }

@@ -1,19 +1,15 @@
 //! Several replicas on one database, and faults in which none of them is dead: half-open connections,
 //! clock jumps, suspended machines, a workspace that cannot be written.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
-use tokio_util::sync::CancellationToken;
 
 use crate::claims::change;
 use crate::postgres_cluster;
+use crate::postgres_proxy::Proxy;
 use crate::service::{Answer, Db, Service, Setup, Signal, answer, command, on_both_stores};
 
 on_both_stores! {
@@ -112,74 +108,6 @@ async fn execute(url: &str, sql: &str) {
     sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut database(url).await).await.unwrap();
 }
 
-/// A TCP proxy between a service and its database, which can make the connections of the heartbeat
-/// half-open.
-struct Proxy {
-    url: String,
-    heartbeats: Arc<Mutex<Vec<CancellationToken>>>,
-}
-
-impl Proxy {
-    async fn to(database_url: &str) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let own = listener.local_addr().unwrap();
-        let server = database_url.split_once('@').unwrap().1;
-        let server = server.split_once('/').unwrap().0.to_owned();
-        let url = database_url.replace(&server, &own.to_string());
-        let heartbeats = Arc::<Mutex<Vec<CancellationToken>>>::default();
-        let known = Arc::clone(&heartbeats);
-        tokio::spawn(async move {
-            while let Ok((client, _)) = listener.accept().await {
-                let server = TcpStream::connect(&server).await.unwrap();
-                tokio::spawn(carry(client, server, Arc::clone(&known)));
-            }
-        });
-        Self { url, heartbeats }
-    }
-
-    /// Stops forwarding on the connections that have carried heartbeats so far; how many.
-    fn silence(&self) -> usize {
-        let heartbeats = std::mem::take(&mut *self.heartbeats.lock());
-        heartbeats.iter().for_each(CancellationToken::cancel);
-        heartbeats.len()
-    }
-}
-
-async fn carry(
-    client: TcpStream,
-    server: TcpStream,
-    heartbeats: Arc<Mutex<Vec<CancellationToken>>>,
-) {
-    const HEARTBEAT: &[u8] = b"UPDATE replicas SET heartbeat_at";
-    let silent = CancellationToken::new();
-    let (mut from_client, mut to_client) = client.into_split();
-    let (mut from_server, mut to_server) = server.into_split();
-    let there = async {
-        let mut bytes = vec![0; 1 << 16];
-        let mut sends_heartbeats = false;
-        while let Ok(count @ 1..) = from_client.read(&mut bytes).await {
-            if !sends_heartbeats
-                && bytes[..count].windows(HEARTBEAT.len()).any(|window| window == HEARTBEAT)
-            {
-                sends_heartbeats = true;
-                heartbeats.lock().push(silent.clone());
-            }
-            if to_server.write_all(&bytes[..count]).await.is_err() {
-                break;
-            }
-        }
-    };
-    let back = tokio::io::copy(&mut from_server, &mut to_client);
-    tokio::select! {
-        () = there => {}
-        _ = back => {}
-        () = silent.cancelled() => {}
-    }
-    if silent.is_cancelled() {
-        std::future::pending::<()>().await; // open, and nothing comes through any more
-    }
-}
-
 #[tokio::test]
 async fn a_heartbeat_connection_that_goes_silent_costs_no_lease() {
     let url = postgres_cluster::fresh_database().await;
@@ -189,12 +117,12 @@ async fn a_heartbeat_connection_that_goes_silent_costs_no_lease() {
     let other = lease("3s").start_on(url).await;
     for _ in 0..3 {
         for _ in 0..500 {
-            if !proxy.heartbeats.lock().is_empty() {
+            if proxy.has_heartbeats() {
                 break;
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        assert!(proxy.silence() >= 1, "no heartbeat was sent");
+        assert!(proxy.silence_heartbeats() >= 1, "no heartbeat was sent");
         tokio::time::sleep(Duration::from_secs(4)).await;
         are_undisturbed(&other, &runs).await;
     }

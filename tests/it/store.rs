@@ -6,6 +6,7 @@
 mod approvals;
 mod audit_chain;
 mod budgets;
+mod claimers;
 mod families;
 mod group_commit;
 mod idempotency;

@@ -380,7 +380,7 @@ impl IntoResponse for Problem {
 impl From<StoreError> for Problem {
     fn from(error: StoreError) -> Self {
         match error {
-            StoreError::Unavailable(_) | StoreError::Locked(_) => {
+            StoreError::Unavailable(_) | StoreError::Conflict(_) | StoreError::Locked(_) => {
                 let detail = "The store is temporarily unavailable.";
                 Self { cause: Some(error.to_string()), ..Self::new(Code::StoreUnavailable, detail) }
             }

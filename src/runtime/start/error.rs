@@ -3,6 +3,7 @@
 use uuid::Uuid;
 
 use crate::event::ValidationError;
+use crate::runtime::entrance::Refusal;
 use crate::runtime::places::NoPlace;
 use crate::runtime::uploads::UploadError;
 use crate::store::{LimitReached, StoreError};
@@ -73,6 +74,18 @@ impl From<NoPlace> for StartError {
         match none {
             NoPlace::Limit(reached) => Self::TooManyRuns(reached),
             NoPlace::Store(error) => Self::Store(error),
+        }
+    }
+}
+
+impl From<Refusal> for StartError {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Full => Self::Overloaded,
+            Refusal::NotCounted => {
+                let why = "the length of the queue is not told in time";
+                Self::Store(StoreError::Unavailable(why.to_owned()))
+            }
         }
     }
 }

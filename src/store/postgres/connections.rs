@@ -4,6 +4,9 @@
 //! ours; this one does not. A connection returns only after an answer: one that timed out, broke,
 //! or whose caller went away in the middle is closed, and a break closes the idle ones as well,
 //! which very likely broke with it.
+//!
+//! Where a caller has waited in vain, slow statements hold all connections: those who come after it
+//! wait for a short time only, so that a request which needs several connections is refused soon.
 
 use std::ops::{Deref, DerefMut};
 use std::time::{Duration, Instant};
@@ -18,6 +21,8 @@ use crate::store::{ConnectionCounts, StoreError};
 
 /// How long a caller waits for a free connection, and for a new one to open.
 const ACQUIRE: Duration = Duration::from_secs(2);
+/// How long a caller waits for a free connection where another one has waited in vain not long ago.
+const ACQUIRE_BEHIND: Duration = Duration::from_millis(300);
 /// The limit of one operation, a little over the server's `statement_timeout`.
 const OPERATION: Duration = Duration::from_secs(6);
 /// A connection that rested longer is asked whether it still lives.
@@ -28,6 +33,8 @@ pub(super) struct Connections {
     options: PgConnectOptions,
     max: usize,
     permits: Semaphore,
+    /// When a caller has last waited in vain for a free one.
+    exhausted_at: Mutex<Option<Instant>>,
     idle: Mutex<Vec<(PgConnection, Instant)>>,
 }
 
@@ -41,13 +48,22 @@ pub(super) struct PooledConnection<'p> {
 impl Connections {
     /// Opens nothing yet.
     pub(super) fn new(options: PgConnectOptions, max: usize) -> Self {
-        Self { options, max, permits: Semaphore::new(max), idle: Mutex::default() }
+        Self {
+            options,
+            max,
+            permits: Semaphore::new(max),
+            exhausted_at: Mutex::default(),
+            idle: Mutex::default(),
+        }
     }
 
     /// A connection, waiting for one at most two seconds.
     pub(super) async fn get(&self) -> Result<PooledConnection<'_>, StoreError> {
-        let permit = timeout(ACQUIRE, self.permits.acquire()).await;
-        let permit = permit.map_err(|_| unavailable("all connections are busy"))?;
+        let permit = timeout(self.patience(), self.permits.acquire()).await;
+        let permit = permit.map_err(|_| {
+            *self.exhausted_at.lock() = Some(Instant::now());
+            unavailable("all connections are busy")
+        })?;
         let permit = permit.map_err(|_| unavailable("it is closed"))?;
         let line = |connection| PooledConnection { connection, home: self, _permit: permit };
         let rested = self.idle().pop();
@@ -60,6 +76,11 @@ impl Connections {
             self.idle().clear();
         }
         Ok(line(self.open().await?))
+    }
+
+    fn patience(&self) -> Duration {
+        let exhausted_at = *self.exhausted_at.lock();
+        if exhausted_at.is_some_and(|at| at.elapsed() < ACQUIRE) { ACQUIRE_BEHIND } else { ACQUIRE }
     }
 
     pub(super) fn counts(&self) -> ConnectionCounts {
@@ -93,7 +114,9 @@ impl PooledConnection<'_> {
     /// Keeps the connection for others, unless the result casts doubt on it.
     pub(super) fn settle<T>(self, result: Result<T, StoreError>) -> Result<T, StoreError> {
         match &result {
-            Err(error) if error.is_transient() => self.home.idle().clear(),
+            Err(error) if error.is_transient() && !matches!(error, StoreError::Conflict(_)) => {
+                self.home.idle().clear();
+            }
             _ if self.home.permits.is_closed() => {}
             _ => self.home.idle().push((self.connection, Instant::now())),
         }

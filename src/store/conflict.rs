@@ -1,0 +1,62 @@
+//! Statements and transactions that the database gave up for the sake of others are begun anew.
+//!
+//! It decides how often and after which pauses; which failures are of this kind is in
+//! [`super::failure`].
+
+use std::time::Duration;
+
+use super::StoreError;
+
+/// How often something is tried, at most.
+const TRIES: u32 = 6;
+/// The pause after the first try, with jitter; it doubles.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+
+/// Does something that changes nothing where it fails, again and again while it fails because of
+/// others that wanted the same.
+///
+/// # Errors
+/// That of the last try.
+pub(super) async fn anew<T, F>(attempt: impl Fn() -> F) -> Result<T, StoreError>
+where
+    F: Future<Output = Result<T, StoreError>>,
+{
+    let mut pause = FIRST_PAUSE;
+    for _ in 1..TRIES {
+        match attempt().await {
+            Err(StoreError::Conflict(_)) => {}
+            done => return done,
+        }
+        let jitter = f64::from(getrandom::u32().unwrap_or(u32::MAX)) / f64::from(u32::MAX);
+        tokio::time::sleep(pause.mul_f64(0.5 + jitter / 2.0)).await;
+        pause *= 2;
+    }
+    attempt().await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_conflict_is_tried_again_a_few_times_and_nothing_else_is() {
+        let conflict = || StoreError::Conflict("deadlock".to_owned());
+        let away = || StoreError::Unavailable("away".to_owned());
+        for (failures, error, is_done, tried) in [
+            (0, conflict as fn() -> StoreError, true, 1),
+            (5, conflict, true, 6),
+            (6, conflict, false, 6),
+            (1, away, false, 1),
+        ] {
+            let tries = Cell::new(0);
+            let attempt = || {
+                tries.set(tries.get() + 1);
+                let fails = tries.get() <= failures;
+                async move { if fails { Err(error()) } else { Ok(()) } }
+            };
+            assert_eq!((anew(attempt).await.is_ok(), tries.get()), (is_done, tried));
+        }
+    }
+}

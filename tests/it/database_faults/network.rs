@@ -1,0 +1,62 @@
+//! The network between a service and its database loses answers, or carries nothing any more.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::site::{Site, Told, refused};
+use super::{RUNS, rounds, under_way};
+use crate::postgres_cluster;
+use crate::postgres_proxy::Proxy;
+
+/// A commit is stored and its connection breaks before the answer: it is repeated, and changes
+/// nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_whose_answer_is_lost_is_stored_once() {
+    let url = postgres_cluster::fresh_database().await;
+    let proxy = Proxy::to(&url).await;
+    let site = Arc::new(Site::start(&url, [&proxy.url, &proxy.url]).await);
+    let callers = site.call(4);
+    let mut told = Told::default();
+    proxy.lose_answers(4);
+    for round in 1..=rounds(2) {
+        told.add(site.begin(RUNS).await);
+        site.ended(&told).await;
+        assert!(proxy.lost() >= 5 * round, "only {} answers were lost", proxy.lost());
+    }
+    proxy.lose_answers(0);
+    told.add(callers.told().await);
+    assert_eq!(told.refused, Vec::<Duration>::new(), "no caller notices");
+    site.conclude("lost answers", proxy.lost(), &told).await;
+}
+
+/// All connections of one replica become half-open at once; another one could take its runs over.
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_that_go_silent_are_given_up_in_time() {
+    let url = postgres_cluster::fresh_database().await;
+    let proxy = Proxy::to(&url).await;
+    let mut site = Site::start(&url, [&proxy.url, &url]).await;
+    site.expect_reclaims(); // a claim may be stored whose answer never came
+    let site = Arc::new(site);
+    let callers = site.call(4);
+    let (mut told, mut injections) = (Told::default(), 0);
+    let mut slowest = Duration::ZERO;
+    for _ in 0..rounds(1) {
+        told.add(site.begin(RUNS).await);
+        under_way(&site).await;
+        let silent = proxy.silence_all();
+        assert!(silent >= 4, "only {silent} connections were open");
+        injections += silent;
+        let since = Instant::now();
+        // Each question is answered in time, and before long with what was asked for.
+        while let Some(waited) = refused(&site.services[0], "/v1/runs").await {
+            slowest = slowest.max(waited);
+            assert!(since.elapsed() < Duration::from_secs(15), "{}", site.logs());
+        }
+        site.ended(&told).await;
+    }
+    told.add(callers.told().await);
+    println!("half-open: the slowest question was refused after {slowest:?}");
+    assert!(slowest < Duration::from_secs(7), "one operation: {slowest:?}");
+    assert!(told.slowest() < Duration::from_millis(9500), "{:?}", told.slowest());
+    site.conclude("half-open", injections, &told).await;
+}

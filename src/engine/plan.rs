@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use self::given::only_given;
 use self::models::check_selected_model;
-use self::narrowing::{narrowed_budget, narrowed_limits, not_widened};
+use self::narrowing::{CapsOfTree, narrowed_budget, narrowed_limits, not_widened};
 use super::answer_call::AnswerCall;
 use super::client_tools::{self, ClientTools};
 use super::requirements::{self, Requirements};
@@ -90,6 +90,9 @@ pub struct Rules {
     pub limits: Limits,
     /// Consumption caps.
     pub budget: Budget,
+    /// The caps of files and lines that are what the run that started this one had left.
+    #[serde(default, skip_serializing_if = "CapsOfTree::are_none")]
+    pub caps_of_tree: CapsOfTree,
     /// Requests to the network (`governance.network.max_requests`).
     pub max_network_requests: Option<u64>,
     /// What becomes of the run at a limit.
@@ -186,6 +189,7 @@ impl Default for Rules {
             react: None,
             limits: Limits::default(),
             budget: Budget::default(),
+            caps_of_tree: CapsOfTree::default(),
             max_network_requests: None,
             on_limit: OnLimit::Fail,
             max_crashes: u32::MAX,
@@ -272,6 +276,7 @@ impl Plan {
                 react: is_react.then(|| definition.react.clone()),
                 limits: narrowed_limits(definition.limits, overrides)?,
                 budget,
+                caps_of_tree: CapsOfTree::default(),
                 max_network_requests: definition.governance.network.max_requests,
                 on_limit: match given {
                     Some(_) => OnLimit::Fail,

@@ -206,8 +206,8 @@ impl Runtime {
         };
         // A run can be ended without its plan.
         let planned = self.plan_of(&claimed, &journal);
-        let rules =
-            planned.as_ref().map_or_else(|_| Rules::default(), |(_, plan)| plan.rules.clone());
+        let is_child = row.parent_run_id.is_some();
+        let rules = planned.as_ref().map(|(_, plan)| plan.rules_of(is_child)).unwrap_or_default();
         let rules = Rules { max_crashes: self.inner.settings.max_crashes, ..rules };
         let mut state = State::new(rules);
         journal.iter().try_for_each(|event| state.apply(event))?;

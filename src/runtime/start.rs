@@ -428,7 +428,7 @@ impl Runtime {
         if slot.has_lost_its_place() {
             return Err(lost_place());
         }
-        let state = State::new(plan.rules.clone());
+        let state = State::new(plan.rules_of(new.parent_run_id.is_some()));
         let identity = RunIdentity {
             lineage,
             ..RunIdentity::new(Arc::new(new), caller, 1, self.inner.settings.sample_ratio)

@@ -23,7 +23,7 @@ use super::ownership::{OwnedRun, Reclaimed};
 use super::slots::RunSlot;
 use super::waiting::expiry;
 use super::worker::{DrivenRun, Notify, RunIdentity, write};
-use super::workspaces::OpenError;
+use super::workspaces::{OpenError, User};
 use crate::agents::prompt::ActiveSkill;
 use crate::clock;
 use crate::engine::{Disposal, Entry, FoldError, Plan, Rules, State, Stopped};
@@ -230,7 +230,7 @@ impl Runtime {
         let slot = slot.or_else(|| self.free_slot(was_begun)).ok_or(ResumeError::NoFreeSlot)?;
         let (loaded, plan) = planned?;
         let directory = loaded.agent.workspace_of(row.id, row.session_id.as_deref());
-        let workspace = self.inner.workspaces.open(&row.tenant, &directory).await?;
+        let workspace = self.inner.workspaces.open(&row.tenant, &directory, User::Run).await?;
         identity.lineage = self.lineage(row).await?;
         let Recovered { state, events, audit, .. } = recovered;
         let executor = loaded.executor;

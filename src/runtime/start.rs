@@ -19,7 +19,7 @@ use super::loaded::LoadedAgent;
 use super::slots::RunSlot;
 use super::uploads::{UploadError, Uploads};
 use super::worker::{DrivenRun, Notify, RunIdentity, write};
-use super::workspaces::OpenError;
+use super::workspaces::{OpenError, User};
 use super::{Follower, Runtime};
 use crate::agents::Agent;
 use crate::agents::prompt::{ActiveSkill, Background, Opening};
@@ -421,7 +421,8 @@ impl Runtime {
         let run_id = new.id;
         self.refuse_known(run_id)?;
         let directory = plan.agent.workspace_of(run_id, new.session_id.as_deref());
-        let workspace = match self.inner.workspaces.open(&caller.tenant, &directory).await {
+        let user = if new.parent_run_id.is_some() { User::Run } else { User::Caller };
+        let workspace = match self.inner.workspaces.open(&caller.tenant, &directory, user).await {
             Err(OpenError::NotHere(_)) => return Err(StartError::NoWorkspace),
             opened => opened.map_err(|e| broken(&new.agent, &e))?,
         };

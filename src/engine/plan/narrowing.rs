@@ -17,6 +17,7 @@ pub struct CapsOfTree {
 }
 
 impl CapsOfTree {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "what serde asks for")]
     pub(super) fn are_none(&self) -> bool {
         *self == Self::default()
     }

@@ -138,8 +138,8 @@ impl CallState<'_, '_> {
         self.report(route, tried, Some(&error), wait.is_none() && is_final(&error));
         if wait.is_none() {
             let (run_id, provider, model) = (run_id(self.request), route.provider, route.model);
-            let tries = self.call.failed;
-            tracing::warn!(run_id, provider, model, %error, tries, "model call failed");
+            let failed = self.call.failed;
+            tracing::warn!(run_id, provider, model, %error, tries = failed, "model call failed");
         }
         Err((error, wait))
     }
@@ -168,7 +168,7 @@ impl CallState<'_, '_> {
                 }
                 Err(Held::CoolsDown(refusal, cool_down)) => {
                     let wait = outlived(route, cool_down, is_last_model);
-                    return Err((refusal, wait.filter(|wait| self.has_time_for(*wait))));
+                    return Err((*refusal, wait.filter(|wait| self.has_time_for(*wait))));
                 }
                 Err(Held::Refused(refusal)) => return Err((refusal, None)),
             }

@@ -97,7 +97,7 @@ pub(super) struct Gates<'a> {
 /// Why a call may not ask the provider now.
 #[derive(Debug)]
 pub(super) enum Held<'a> {
-    CoolsDown(ProviderError, CoolDown),
+    CoolsDown(Box<ProviderError>, CoolDown),
     /// Others go first: [`Gate::settled`] tells when to enter again.
     IsProbed(&'a Gate, Instant),
     Refused(ProviderError),
@@ -197,7 +197,7 @@ impl Gate {
         let refusal = shut.refusal(left);
         let cool_down = CoolDown { wait: left, refused: shut.refused };
         Err(if shut.has_patience {
-            Held::CoolsDown(refusal, cool_down)
+            Held::CoolsDown(Box::new(refusal), cool_down)
         } else {
             Held::Refused(refusal)
         })

@@ -185,10 +185,11 @@ impl Link {
                 };
                 let found = tokio::time::timeout_at(latest, discovered).await;
                 return match (found, introduced) {
-                    (Ok(found @ Found::New { .. }), _) => Ok((found, None)),
-                    (_, Ok(introduced)) => Ok((Found::Old, Some(introduced))),
-                    (Ok(found @ Found::Neither(_)), Err(_)) => Ok((found, None)),
+                    (Ok(Found::Old | Found::Neither(_)) | Err(_), Ok(introduced)) => {
+                        Ok((Found::Old, Some(introduced)))
+                    }
                     (Ok(Found::Old) | Err(_), Err(why)) => Err(why),
+                    (Ok(found), _) => Ok((found, None)),
                 };
             }
         };

@@ -91,6 +91,11 @@ CREATE INDEX runs_by_reason ON runs (tenant, termination_reason, created_at DESC
 -- With the parent, so that the runs of a long session are counted without their rows.
 CREATE INDEX runs_by_session ON runs (tenant, session_id, created_at DESC, id DESC, parent_run_id)
     WHERE session_id IS NOT NULL;
+-- The lists of sessions, without the runs that have none.
+CREATE INDEX runs_of_sessions ON runs (tenant, created_at DESC, id DESC)
+    WHERE session_id IS NOT NULL AND parent_run_id IS NULL;
+CREATE INDEX runs_of_sessions_by_agent ON runs (tenant, agent, created_at DESC, id DESC)
+    WHERE session_id IS NOT NULL AND parent_run_id IS NULL;
 CREATE INDEX runs_by_parent ON runs (tenant, parent_run_id, created_at DESC, id DESC) WHERE parent_run_id IS NOT NULL;
 CREATE INDEX runs_mixed_usage ON runs (tenant, created_at) WHERE mixed_usage;
 CREATE UNIQUE INDEX runs_idempotency ON runs (tenant, idempotency_key) WHERE idempotency_key IS NOT NULL;

@@ -33,6 +33,7 @@ pub fn router(config: &Config) -> Result<Router, AppError> {
                     .map_err(|message| AppError::Provider { name: name.clone(), message })?,
                 kind: server.kind,
                 max_retries: server.max_retries,
+                rate_limit_patience: server.rate_limit_patience,
                 timeout: server.timeout,
                 max_concurrency: server.max_concurrency,
             },

@@ -141,6 +141,7 @@ fn provider_json(name: &str, model: &Model) -> Value {
             "first_byte_timeout_seconds": model.first_byte_timeout.as_secs_f64(),
             "idle_timeout_seconds": model.idle_timeout.as_secs_f64(),
             "max_retries": model.max_retries,
+            "rate_limit_patience_seconds": model.rate_limit_patience.as_secs_f64(),
             "max_concurrency": model.max_concurrency,
         }),
     }

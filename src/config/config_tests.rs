@@ -58,8 +58,13 @@ fn a_configured_provider_has_the_documented_defaults() {
     };
     assert_eq!(own.base_url, "http://127.0.0.1:1/v1");
     assert_eq!(
-        (own.timeout, own.connect_timeout, own.max_retries),
-        (documented.timeout, documented.connect_timeout, documented.max_retries)
+        (own.timeout, own.connect_timeout, own.max_retries, own.rate_limit_patience),
+        (
+            documented.timeout,
+            documented.connect_timeout,
+            documented.max_retries,
+            documented.rate_limit_patience
+        )
     );
 }
 

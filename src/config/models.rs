@@ -48,6 +48,8 @@ pub struct ModelServer {
     pub idle_timeout: Duration,
     /// Retries after the first try.
     pub max_retries: u32,
+    /// How long calls wait together for a provider that answers 429 and nothing else.
+    pub rate_limit_patience: Duration,
     /// Concurrent calls; `None`: no limit.
     pub max_concurrency: Option<usize>,
     /// Headers of every call; names and values are valid.
@@ -84,6 +86,10 @@ pub(super) struct ModelSettings {
     #[serde(default, deserialize_with = "some_count::<0, 20, _, _>")]
     #[schemars(schema_with = "super::values::count_schema::<0, 20>")]
     max_retries: Option<u32>,
+    /// How long calls wait together for a provider that answers 429 and nothing else, 0s to 1h.
+    #[serde(default, deserialize_with = "some_duration::<0, 3_600, _>")]
+    #[schemars(schema_with = "super::values::duration_schema")]
+    rate_limit_patience: Option<Duration>,
     /// Maximum number of concurrent calls; further calls wait.
     #[serde(default, deserialize_with = "some_count::<1, 100_000, _, _>")]
     #[schemars(schema_with = "super::values::count_schema::<1, 100_000>")]
@@ -136,6 +142,7 @@ pub(super) fn resolve(
             ("first_byte_timeout", model.first_byte_timeout.is_some()),
             ("idle_timeout", model.idle_timeout.is_some()),
             ("max_retries", model.max_retries.is_some()),
+            ("rate_limit_patience", model.rate_limit_patience.is_some()),
             ("max_concurrency", model.max_concurrency.is_some()),
             ("headers", !model.headers.is_empty()),
             ("num_ctx", model.num_ctx.is_some()),
@@ -176,6 +183,7 @@ pub(super) fn resolve(
         first_byte_timeout: model.first_byte_timeout.unwrap_or(Duration::from_mins(1)),
         idle_timeout: model.idle_timeout.unwrap_or(Duration::from_mins(1)),
         max_retries: model.max_retries.unwrap_or(5),
+        rate_limit_patience: model.rate_limit_patience.unwrap_or(Duration::from_mins(1)),
         max_concurrency: model.max_concurrency,
         headers: model.headers,
     }))

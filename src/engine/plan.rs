@@ -20,7 +20,7 @@ pub use self::contract::Contract;
 use self::contract::{contract, tool_choice};
 use self::given::only_given;
 use self::models::check_selected_model;
-use self::narrowing::{narrowed_budget, narrowed_limits, not_widened};
+use self::narrowing::{CapsOfTree, narrowed_budget, narrowed_limits, not_widened};
 pub use self::rules::{Rules, Window};
 use self::tools::{check_tool_names, client_tools, degraded, tools_of_run, unknown_tools};
 use super::answer_call::AnswerCall;
@@ -141,6 +141,7 @@ impl Plan {
                 react: is_react.then(|| definition.react.clone()),
                 limits: narrowed_limits(definition.limits, overrides)?,
                 budget,
+                caps_of_tree: CapsOfTree::default(),
                 max_network_requests: definition.governance.network.max_requests,
                 on_limit: match given {
                     Some(_) => OnLimit::Fail,

@@ -39,8 +39,11 @@ use crate::run::TraceSpan;
 pub struct ProviderEntry {
     pub provider: Arc<dyn Provider>,
     pub kind: ProviderKind,
-    /// Tries after the first one, per model.
+    /// Tries after the first one, per model, after faults; and after refusals where another model can
+    /// take over.
     pub max_retries: u32,
+    /// How long refusals (429) without an answer in between are outlived.
+    pub rate_limit_patience: Duration,
     /// Of one try, from the request to the end of the answer.
     pub timeout: Duration,
     /// Concurrent tries; further ones wait in order. Absent: no limit.
@@ -48,10 +51,16 @@ pub struct ProviderEntry {
 }
 
 impl ProviderEntry {
-    /// Chat Completions, two retries, ten minutes per try, no concurrency limit.
+    /// Chat Completions, two retries, a minute of refusals, ten minutes per try, no concurrency limit.
     pub fn new(provider: Arc<dyn Provider>) -> Self {
-        let (kind, timeout) = (ProviderKind::Openai, Duration::from_mins(10));
-        Self { provider, kind, max_retries: 2, timeout, max_concurrency: None }
+        Self {
+            provider,
+            kind: ProviderKind::Openai,
+            max_retries: 2,
+            rate_limit_patience: Duration::from_mins(1),
+            timeout: Duration::from_mins(10),
+            max_concurrency: None,
+        }
     }
 }
 
@@ -249,7 +258,6 @@ impl Router {
         let place = call.place(models);
         let model = call.model(models);
         let next = models.get(place + 1);
-        let failed_before = call.failed;
         let on_try = self.on_try.as_ref();
         let (error, wait) = match self.resolve(model) {
             Ok(route) => {
@@ -271,8 +279,6 @@ impl Router {
         match (wait, &fallback) {
             (Some(wait), _) => {
                 tracing::warn!(run_id, model, %error, ?wait, "model call is repeated");
-                // A wait for others to find out whether the provider still refuses is no retry.
-                call.retries += call.failed - failed_before;
             }
             (None, Some(next)) => {
                 tracing::warn!(run_id, model, next, %error, "a fallback model takes over");

@@ -287,12 +287,14 @@ async fn ask_at_once(router: &Router, calls: usize) -> Vec<Result<Answer, ModelF
 #[tokio::test(start_paused = true)]
 async fn calls_that_a_provider_refuses_wait_together() {
     let (second, ten) = (Some(Duration::from_secs(1)), Some(Duration::from_secs(10)));
-    // Refusals, with which wait, and what becomes of 64 calls at once: answers, requests, seconds.
+    // Refusals, with which wait, and what becomes of 64 calls at once: answers, requests, seconds. The
+    // last one goes a second after the probe.
     let table = [
-        (64, second, 64, 128, 1),
-        (65, second, 64, 129, 2),
-        (66, second, 0, 66, 2),
-        (64, ten, 64, 128, 10),
+        (64, second, 64, 128, 2),
+        (65, second, 64, 129, 3),
+        (69, second, 64, 133, 7),
+        (1000, second, 0, 64 + 17, 60),
+        (64, ten, 64, 128, 11),
         (1, second, 64, 65, 1),
     ];
     for (refusals, wait, answered, requests, seconds) in table {
@@ -307,22 +309,83 @@ async fn calls_that_a_provider_refuses_wait_together() {
     }
 }
 
+/// The same, with the time of each request.
+struct Clocked(Arc<Queue>, Mutex<Vec<Instant>>);
+
+#[async_trait]
+impl Provider for Clocked {
+    async fn complete(&self, request: &ModelRequest<'_>) -> Said {
+        self.1.lock().unwrap().push(Instant::now());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        self.0.complete(request).await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_follow_a_probe_in_growing_groups() {
+    let second = Duration::from_secs(1);
+    let provider = Arc::new(Clocked(refused(64, Some(second)), Mutex::default()));
+    let router = router(vec![("p", ProviderEntry::new(provider.clone()))]);
+    let began = Instant::now();
+    assert!(ask_at_once(&router, 64).await.iter().all(Result::is_ok));
+    let mut groups = [0; 6];
+    for at in provider.1.lock().unwrap().split_off(64) {
+        let after = at.duration_since(began).saturating_sub(second);
+        groups[usize::try_from(after.as_millis() / 200).unwrap()] += 1;
+    }
+    assert_eq!(groups, [1 + 2, 4, 8, 16, 32, 1]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_patience_that_is_at_an_end_is_at_an_end_for_all() {
-    let provider = refused(3, None);
-    let router = router(vec![("p", ProviderEntry::new(provider.clone()))]);
-    let asked = || provider.asked.lock().unwrap().len();
-    assert_eq!(ask(&router, &["p/a"], 0, None).await.unwrap_err().attempts, 3);
-    let failed = ask(&router, &["p/a"], 0, None).await.unwrap_err();
-    assert_eq!((failed.attempts, failed.error.kind, asked()), (0, FailureKind::RateLimited, 3));
-    assert_eq!(failed.error.message, "not asked for another 10 s: m");
+    let second = Duration::from_secs(1);
     let models = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-    assert!(router.refusal(&models(&["p/a"])).await.is_some());
-    assert!(router.refusal(&models(&["p/a", "p/b"])).await.is_none());
-    assert!(ask(&router, &["p/b"], 0, None).await.is_ok(), "limits are of models");
-    tokio::time::advance(Duration::from_secs(10)).await;
-    assert!(router.refusal(&models(&["p/a"])).await.is_none());
-    assert!(ask_at_once(&router, 9).await.iter().all(Result::is_ok));
+    // The patience, the wait that is asked for, how often it is refused, and for how long all fail.
+    for (rate_limit_patience, wait, times, quiet) in
+        [(2 * second, Some(second), 3, 1), (Duration::ZERO, None, 1, 10)]
+    {
+        let provider = refused(times, wait);
+        let entry = ProviderEntry { rate_limit_patience, ..ProviderEntry::new(provider.clone()) };
+        let router = router(vec![("p", entry)]);
+        let asked = || provider.asked.lock().unwrap().len();
+        let failed = ask(&router, &["p/a"], 0, None).await.unwrap_err();
+        assert_eq!(failed.attempts as usize, times);
+        let failed = ask(&router, &["p/a"], 0, None).await.unwrap_err();
+        let said = (failed.attempts, failed.error.kind, asked());
+        assert_eq!(said, (0, FailureKind::RateLimited, times));
+        assert_eq!(failed.error.message, format!("not asked for another {quiet} s: m"));
+        assert!(router.refusal(&models(&["p/a"])).await.is_some());
+        assert!(router.refusal(&models(&["p/a", "p/b"])).await.is_none());
+        assert!(ask(&router, &["p/b"], 0, None).await.is_ok(), "limits are of models");
+        tokio::time::advance(second * quiet).await;
+        assert!(router.refusal(&models(&["p/a"])).await.is_none());
+        assert!(ask_at_once(&router, 9).await.iter().all(Result::is_ok));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_renews_the_patience_and_a_fallback_is_not_kept_waiting() {
+    let second = Duration::from_secs(1);
+    let limited = || fault(FailureKind::RateLimited, Some(second));
+    let entry = |provider: &Arc<Queue>| ProviderEntry {
+        rate_limit_patience: 5 * second,
+        ..ProviderEntry::new(provider.clone())
+    };
+    let mut answers = Vec::new();
+    for _ in 0..4 {
+        answers.extend([limited(), limited(), limited(), limited(), Ok(completion())]);
+    }
+    let provider = queue(answers);
+    let router_of_one = router(vec![("p", entry(&provider))]);
+    for _ in 0..4 {
+        assert_eq!(ask(&router_of_one, &["p/a"], 0, None).await.unwrap().retries, 4);
+    }
+
+    let (first, other) = (queue(vec![limited(); 9]), queue(vec![Ok(completion())]));
+    let router = router(vec![("p", entry(&first)), ("q", entry(&other))]);
+    let began = Instant::now();
+    let answer = ask(&router, &["p/a", "q/b"], 0, None).await.unwrap();
+    assert_eq!((answer.fallback, answer.retries, began.elapsed().as_secs()), (true, 3, 2));
 }
 
 #[tokio::test(start_paused = true)]

@@ -10,6 +10,7 @@ use super::claimed::ResumeError;
 use super::identity::RunIdentity;
 use super::waiting::AnswerError;
 use super::worker::run_scope;
+use super::workspaces::User;
 use crate::clock;
 use crate::engine::{RunControl, State};
 use crate::event::{RunEvent, ValidationError, WaitKind};
@@ -70,7 +71,7 @@ impl Runtime {
         journal.iter().try_for_each(|event| state.apply(event)).map_err(ResumeError::from)?;
         let pending = state.open_call(asked.call_id).ok_or(AnswerError::NotAwaited)?;
         let directory = loaded.agent.workspace_of(run.id, run.session_id.as_deref());
-        let workspace = self.inner.workspaces.open(&run.tenant, &directory).await;
+        let workspace = self.inner.workspaces.open(&run.tenant, &directory, User::Caller).await;
         let workspace = workspace.map_err(ResumeError::from)?;
         let standing = RunControl::default().standing(Arc::clone(&self.inner.replica.lease));
         let scope =

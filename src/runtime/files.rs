@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::Runtime;
 use super::loaded::LoadedAgent;
-use super::workspaces::OpenError;
+use super::workspaces::{OpenError, User};
 use crate::agents::Agent;
 use crate::fairness;
 use crate::store::{RunRecord, StoreError};
@@ -324,7 +324,8 @@ impl Runtime {
         agent: LoadedAgent,
         users: FileUsers,
     ) -> Result<Option<Files>, FilesError> {
-        let workspace = match self.inner.workspaces.open(tenant, directory).await {
+        let opened = self.inner.workspaces.open(tenant, directory, User::Caller).await;
+        let workspace = match opened {
             Ok(workspace) => workspace,
             Err(OpenError::NotHere(error)) => return Err(io::Error::other(error).into()),
             Err(OpenError::Unusable(_)) => return Ok(None),

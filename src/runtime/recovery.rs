@@ -23,7 +23,7 @@ use super::ownership::{OwnedRun, Reclaimed};
 use super::slots::RunSlot;
 use super::waiting::expiry;
 use super::worker::{DrivenRun, Notify};
-use super::workspaces::OpenError;
+use super::workspaces::{OpenError, User};
 use crate::agents::prompt::ActiveSkill;
 use crate::clock;
 use crate::engine::{Disposal, Entry, FoldError, Plan, Rules, State, Stopped};
@@ -206,8 +206,8 @@ impl Runtime {
         };
         // A run can be ended without its plan.
         let planned = self.plan_of(&claimed, &journal);
-        let rules =
-            planned.as_ref().map_or_else(|_| Rules::default(), |(_, plan)| plan.rules.clone());
+        let is_child = row.parent_run_id.is_some();
+        let rules = planned.as_ref().map(|(_, plan)| plan.rules_of(is_child)).unwrap_or_default();
         let rules = Rules { max_crashes: self.inner.settings.max_crashes, ..rules };
         let mut state = State::new(rules);
         journal.iter().try_for_each(|event| state.apply(event))?;
@@ -230,7 +230,7 @@ impl Runtime {
         let slot = slot.or_else(|| self.free_slot(was_begun)).ok_or(ResumeError::NoFreeSlot)?;
         let (loaded, plan) = planned?;
         let directory = loaded.agent.workspace_of(row.id, row.session_id.as_deref());
-        let workspace = self.inner.workspaces.open(&row.tenant, &directory).await?;
+        let workspace = self.inner.workspaces.open(&row.tenant, &directory, User::Run).await?;
         identity.lineage = self.lineage(row).await?;
         let Recovered { state, events, audit, .. } = recovered;
         let executor = loaded.executor;

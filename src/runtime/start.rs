@@ -21,7 +21,7 @@ use super::identity::{Lineage, RunIdentity};
 use super::slots::RunSlot;
 use super::uploads::Uploads;
 use super::worker::{DrivenRun, Notify};
-use super::workspaces::OpenError;
+use super::workspaces::{OpenError, User};
 use super::{Follower, Runtime};
 use crate::agents::Agent;
 use crate::agents::prompt::{Background, Opening};
@@ -251,14 +251,15 @@ impl Runtime {
         let Checked { new, caller, loaded, plan, .. } = checked;
         let run_id = new.id;
         self.refuse_known(run_id)?;
-        let workspace = match self.inner.workspaces.open(&caller.tenant, &directory).await {
+        let user = if new.parent_run_id.is_some() { User::Run } else { User::Caller };
+        let workspace = match self.inner.workspaces.open(&caller.tenant, &directory, user).await {
             Err(OpenError::NotHere(_)) => return Err(StartError::NoWorkspace),
             opened => opened.map_err(|e| StartError::broken(&new.agent, &e))?,
         };
         if slot.has_lost_its_place() {
             return Err(StartError::lost_place());
         }
-        let state = State::new(plan.rules.clone());
+        let state = State::new(plan.rules_of(new.parent_run_id.is_some()));
         let identity = RunIdentity {
             lineage,
             ..RunIdentity::new(Arc::new(new), caller, 1, self.inner.settings.sample_ratio)

@@ -80,6 +80,15 @@ pub(super) struct Workspaces {
     fault: Mutex<Option<String>>,
 }
 
+/// For whom a directory is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum User {
+    /// It waits for files that cannot be brought or kept.
+    Run,
+    /// It is told soon.
+    Caller,
+}
+
 /// Why a directory cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum OpenError {
@@ -123,7 +132,12 @@ impl Workspaces {
     ///
     /// # Errors
     /// [`OpenError`].
-    pub(super) async fn open(&self, tenant: &str, directory: &str) -> Result<Workspace, OpenError> {
+    pub(super) async fn open(
+        &self,
+        tenant: &str,
+        directory: &str,
+        user: User,
+    ) -> Result<Workspace, OpenError> {
         match &self.shared {
             Shared::Volume(volume) if volume.is_elsewhere(&self.root) => {
                 self.look().await;
@@ -134,7 +148,7 @@ impl Workspaces {
                 let invalid = || WorkspaceError::InvalidDirectory(directory.to_owned());
                 let plain = normalise(directory).map_err(|_| OpenError::Unusable(invalid()))?;
                 // Known before the directory is opened, so that it is not taken for idle.
-                let keeper = kept.keeper(tenant, &plain);
+                let keeper = kept.keeper(tenant, &plain, user);
                 let workspace = self.local(tenant, &plain).await?.kept_by(keeper);
                 let refreshed = workspace.refresh().await;
                 refreshed.map_err(|error| OpenError::NotHere(error.into()))?;
@@ -164,7 +178,7 @@ impl Workspaces {
         }
     }
 
-    /// A directory that may not have been made yet. What is kept elsewhere is brought first.
+    /// A directory that may not have been made yet, for a caller. What is kept elsewhere is brought first.
     ///
     /// # Errors
     /// Where it cannot be looked at.
@@ -174,7 +188,7 @@ impl Workspaces {
         directory: &str,
     ) -> io::Result<Option<Workspace>> {
         if self.kept_files().is_some() {
-            let opened = self.open(tenant, directory).await;
+            let opened = self.open(tenant, directory, User::Caller).await;
             return opened.map(Some).map_err(|error| io::Error::other(error.to_string()));
         }
         let found = Workspace::find(&self.root, tenant, directory).map_err(io::Error::other)?;

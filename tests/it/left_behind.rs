@@ -21,6 +21,7 @@ on_both_stores! {
     what_only_observes_stays_and_is_told,
     changes_of_programs_are_told_and_counted,
     changes_of_programs_end_a_run_over_its_budget,
+    a_child_over_what_its_parent_has_left_shares_the_limit,
     many_changes_are_counted_and_not_listed,
     a_checkout_does_not_end_a_run_unless_a_bound_is_written,
     putting_aside_follows_no_link,
@@ -290,6 +291,46 @@ async fn changes_of_programs_end_a_run_over_its_budget(db: Db) {
     assert_eq!(completed(&service, &run).await.len(), 3, "the next call does not start");
     assert!(!is_there(&service, "g"));
     assert_eq!(used(&service, &run).await["files_modified"], 6);
+}
+
+async fn a_child_over_what_its_parent_has_left_shares_the_limit(db: Db) {
+    let lead = "model: scripted/lead\ntools: [file_ops, 'agent:worker']\nlimits: {error_threshold: 1}\n\
+                enable_double_confirmation: false\n\
+                governance: {autonomy: full, paths: {write: ['./**']}, budget: {max_files_modified: 3}}\n";
+    let write = |path: &str| json!({"operation": "write", "path": path, "content": "x"});
+    let steps = json!([
+        {"tool_calls": [{"tool": "file_ops", "arguments": write("first")}]},
+        {"tool_calls": [{"tool": "agent:worker", "arguments": {}}]},
+        {"text": "{{ results[0] }}"},
+    ]);
+    let by_program = lines(&["touch a b c"]);
+    let mut by_tool = lines(&["touch a b"]);
+    by_tool.push(("file_ops", write("c")));
+    // What the worker may change by its own definition, what it does, how much it has used, what holds.
+    for (own, calls, used, max) in [
+        ("", &by_program, 3, 2),
+        ("", &by_tool, 2, 2),
+        ("max_files_modified: 2", &by_program, 3, 2),
+        ("max_files_modified: 1", &by_program, 3, 1),
+    ] {
+        let governance = format!("paths: {{write: ['./**']}}, budget: {{{own}}}");
+        let setup = with(Setup::new(), "worker", &governance, calls);
+        let scenario = json!({"steps": steps}).to_string();
+        let service = setup.agent("lead", lead).scenario("lead", &scenario).start(db).await;
+        let run = service.run("lead", &json!({})).await;
+        let worker = service.get("/v1/runs?agent=worker").await.body["data"][0].clone();
+        let error = &worker["error"];
+        let mut expected = json!({"limit": "max_files_modified", "used": used, "max": max});
+        let is_own = !own.is_empty();
+        if !is_own {
+            expected["shared"] = true.into();
+        }
+        assert_eq!(error["context"], expected, "{own}: {worker:#}");
+        let told = error["message"].as_str().unwrap().contains("shares it with others");
+        assert_eq!(told, !is_own, "{own}: {worker:#}");
+        let lead_ends = if is_own { "failed" } else { "completed" };
+        assert_eq!(run["status"], lead_ends, "{own}: {run:#}");
+    }
 }
 
 async fn many_changes_are_counted_and_not_listed(db: Db) {

@@ -3,9 +3,9 @@
 //!
 //! | crossing | test |
 //! |---|---|
-//! | program: new, both, either and slow, old, old and strict, old and silent, old and mute once asked early, silent | `programs_are_asked_in_the_era_that_they_speak` |
+//! | program: new, both, either and slow, both and late, old, old and strict, old and silent, old and mute once asked early, silent | `programs_are_asked_in_the_era_that_they_speak` |
 //! | program: another era after a restart, changes of its list | `a_program_of_another_era_is_found_out_again` |
-//! | address: new, both, either and slow, old, none that is known | `addresses_are_asked_in_the_era_that_they_speak` |
+//! | address: new, both, either and slow, both and late, old, none that is known | `addresses_are_asked_in_the_era_that_they_speak` |
 //! | address: headers of requests, arguments in headers, broken streams, cancel | `requests_say_in_headers_what_they_are` |
 //! | address: another era while it is asked | `an_address_of_another_era_is_found_out_again` |
 //! | a person is asked: children, approvals, limits, crashes, replicas | `mcp_input.rs` |
@@ -79,7 +79,8 @@ async fn echoed(service: &Service, agent: &str) -> Value {
 }
 
 async fn programs_are_asked_in_the_era_that_they_speak(db: Db) {
-    let modes = ["new", "both", "slow-new", "slow-both", "old", "dies", "silent", "mute"];
+    let modes =
+        ["new", "both", "slow-new", "slow-both", "late-both", "old", "dies", "silent", "mute"];
     let names: Vec<String> = modes.iter().map(|mode| format!("mcp:{mode}/echo")).collect();
     let all: Vec<(&str, Value)> = names.iter().map(|name| (name.as_str(), json!({}))).collect();
     let mut setup = Setup::new();
@@ -89,9 +90,9 @@ async fn programs_are_asked_in_the_era_that_they_speak(db: Db) {
     let setup = with(setup, "['mcp:*/echo']", FULL, &all);
     let setup = calls(setup, "stuck", "mcp:hangs/echo", &json!({}));
     let setup = calls(setup, "odd", "mcp:new/odd", &json!({}));
-    let since = Instant::now();
+    let started = Instant::now();
     let service = setup.start(db).await;
-    assert!(since.elapsed() < Duration::from_secs(30), "a silent server stops no start");
+    assert!(started.elapsed() < Duration::from_secs(30), "a silent server stops no start");
     let since = Instant::now();
     let run = service.run("stuck", &json!({})).await;
     assert!(since.elapsed() < Duration::from_secs(5), "nor a run");
@@ -101,8 +102,15 @@ async fn programs_are_asked_in_the_era_that_they_speak(db: Db) {
         let servers = ready["mcp_servers"].as_array().unwrap();
         servers.len() == 1 && servers[0]["server"] == "hangs"
     };
+    let is_told = |ready: &Value| {
+        let servers = ready["mcp_servers"].as_array().unwrap();
+        let hangs = servers.iter().find(|it| it["server"] == "hangs");
+        hangs.is_some_and(|it| it.to_string().contains("does not answer initialize within 10 s"))
+    };
+    service.until("/readyz", is_told).await;
+    let took = started.elapsed();
+    assert!((10..16).contains(&took.as_secs()), "half a second and ten, and no more: {took:?}");
     service.until("/readyz", only_hangs).await;
-    service.until_logged("does not answer initialize within 10 s").await;
 
     let run = service.run("worker", &json!({})).await;
     let told = results(&service, &run).await;
@@ -173,6 +181,7 @@ async fn addresses_are_asked_in_the_era_that_they_speak(db: Db) {
         ("slow-new", Speaks::New, first),
         ("late-new", Speaks::New, &first[..1]),
         ("slow-both", Speaks::Both, first),
+        ("late-both", Speaks::Both, &first[..1]),
         ("old", Speaks::Old, &[]),
         ("slow-old", Speaks::Old, first),
         ("stateless", Speaks::OldWithoutSessions, &[]),

@@ -7,7 +7,7 @@
 //! | children | one workspace; what one keeps the other is brought before its next call |
 //! | parked runs | go on elsewhere with their files |
 //! | cancel | what a call did before is kept |
-//! | files of callers, uploads, copies | kept before they are answered; refused while they cannot be |
+//! | files of callers, uploads, copies | kept before they are answered; refused at once while they cannot be |
 //! | dry run | judges what is kept |
 //! | budgets, quotas | as with a directory: counted before the change |
 //! | deletion, retention | take the paths in their transaction; contents follow |
@@ -30,6 +30,7 @@ use crate::service::{Answer, Db, Service, Setup, answer, on_both_stores};
 on_both_stores! {
     a_crash_at_any_commit_loses_no_file,
     a_call_waits_for_the_object_store,
+    a_caller_does_not_wait_for_the_object_store,
     a_run_is_given_back_where_the_object_store_stays_away,
     what_is_written_while_the_directory_is_away_is_not_acknowledged,
     contents_of_deleted_runs_are_deleted,
@@ -491,6 +492,44 @@ async fn a_call_waits_for_the_object_store(db: Db) {
     std::fs::remove_file(objects.path()).unwrap();
     std::fs::rename(&aside, objects.path()).unwrap();
     service.until("/readyz", is_ready).await;
+    let ended = service.until(&run, has_ended).await;
+    assert_eq!(ended["status"], "completed", "{ended:#}");
+    assert_eq!(content(&service, &run, "deep/made.txt").await, "one\ntwo\nthree\n");
+    service.kill().await;
+}
+
+/// A run's call waits meanwhile.
+async fn a_caller_does_not_wait_for_the_object_store(db: Db) {
+    let objects = place();
+    let mut service = kept(&objects).start(db).await;
+    assert_eq!(put(&service, "/v1/agents/shared", "before", "a").await.status, 201);
+    let run = service.enqueue("writer").await;
+    until_called(&service, &run, 2).await;
+    let aside = objects.path().with_extension("aside");
+    std::fs::rename(objects.path(), &aside).unwrap();
+    std::fs::write(objects.path(), "in the way").unwrap();
+    let send = |method: Method, path: &str| {
+        service.request(method, &format!("/v1/agents/shared/files/{path}"))
+    };
+    for request in [
+        send(Method::PUT, "while").body("b"),
+        send(Method::PUT, "before").body("b"),
+        send(Method::DELETE, "before"),
+    ] {
+        let asked = std::time::Instant::now();
+        let refused = answer(request).await;
+        let told = (refused.status.as_u16(), &refused.body["code"]);
+        assert_eq!(told, (503, &json!("WORKSPACE_UNAVAILABLE")), "{:#}", refused.body);
+        assert_eq!(refused.headers["retry-after"], "5");
+        assert!(asked.elapsed() < std::time::Duration::from_secs(3), "{:?}", asked.elapsed());
+    }
+    until_started(&service, &run, 4).await;
+    assert_eq!(service.get(&run).await.body["status"], "running");
+    std::fs::remove_file(objects.path()).unwrap();
+    std::fs::rename(&aside, objects.path()).unwrap();
+    service.until("/readyz", is_ready).await;
+    assert_eq!(content(&service, "/v1/agents/shared", "before").await, "a");
+    assert_eq!(put(&service, "/v1/agents/shared", "while", "b").await.status, 201);
     let ended = service.until(&run, has_ended).await;
     assert_eq!(ended["status"], "completed", "{ended:#}");
     assert_eq!(content(&service, &run, "deep/made.txt").await, "one\ntwo\nthree\n");

@@ -3,6 +3,7 @@
 //! | crossing | here |
 //! |---|---|
 //! | children | `a_fan_out_asks_a_refusing_provider_little`, `a_parent_elsewhere_starts_no_more_children` |
+//! | runs at the same time | `a_burst_of_runs_outlives_refusals`, `a_provider_that_stays_away_ends_all` |
 //! | cancel, deadline, budgets | `who_waits_for_a_provider_can_be_cancelled`: no iteration is counted |
 //! | fallbacks, other providers and models | `others_are_not_held_up` |
 //! | crash | what is known of a provider is forgotten with the process: a repeated call asks again |
@@ -21,12 +22,18 @@ use crate::service::{Db, Service, Setup, on_both_stores};
 on_both_stores! {
     a_fan_out_asks_a_refusing_provider_little,
     a_provider_that_recovers_serves_all,
+    a_burst_of_runs_outlives_refusals,
+    a_provider_that_stays_away_ends_all,
     a_parent_elsewhere_starts_no_more_children,
     others_are_not_held_up,
     who_waits_for_a_provider_can_be_cancelled,
 }
 
 const CHILDREN: usize = 64;
+/// Runs that are started at once.
+const RUNS: usize = 20;
+/// In a second.
+const PROBES: usize = 8;
 
 const PARENT: &str = "
 model: mock/one
@@ -46,7 +53,8 @@ enable_double_confirmation: false
 /// The provider, under the name by which agents know it.
 fn provider(name: &str, mock: &MockModel) -> String {
     format!(
-        "[models.{name}]\nkind = \"openai\"\nbase_url = \"{}\"\nmax_retries = 2\n",
+        "[models.{name}]\nkind = \"openai\"\nbase_url = \"{}\"\nmax_retries = 2\n\
+         rate_limit_patience = \"1s\"\n",
         mock.base_url()
     )
 }
@@ -75,13 +83,13 @@ async fn a_fan_out_asks_a_refusing_provider_little(db: Db) {
     let limited = |wait| Reply::error(429, "rate_limit_exceeded", wait);
     let spent = Reply::error(429, "insufficient_quota", None);
     // What is answered, whether the children go side by side, and the most requests: the parent's
-    // first, those that are under way before the first refusal, two probes of a common patience,
+    // first, those that are under way before the first refusal, the probes of a common patience,
     // and what the parent asks for itself.
     let table = [
-        ("rate_limit_exceeded", limited(None), true, 1 + 64 + 2 + 3),
-        ("rate_limit_exceeded", limited(Some(200)), true, 1 + 64 + 2 + 3),
+        ("rate_limit_exceeded", limited(None), true, 1 + 64 + PROBES + 1),
+        ("rate_limit_exceeded", limited(Some(200)), true, 1 + 64 + PROBES + 1),
         ("insufficient_quota", spent.clone(), true, 1 + 64 + 1),
-        ("rate_limit_exceeded", limited(None), false, 1 + 3 + 3),
+        ("rate_limit_exceeded", limited(None), false, 1 + 1 + PROBES + 1),
         ("insufficient_quota", spent, false, 1 + 1 + 1),
     ];
     for (code, reply, at_once, most) in table {
@@ -127,6 +135,57 @@ async fn a_provider_that_recovers_serves_all(db: Db) {
     let asked = mock.requests().len();
     assert!(asked <= 1 + CHILDREN + 1 + CHILDREN + 1, "{asked}");
     println!("{asked} requests");
+}
+
+/// Runs that are started at once; what becomes of them, and how long that takes.
+async fn burst(service: &Service) -> (Vec<Value>, Duration) {
+    let (began, nothing) = (Instant::now(), json!({}));
+    let runs = (0..RUNS).map(|_| service.run("asker", &nothing));
+    let runs = futures::future::join_all(runs).await;
+    (runs, began.elapsed())
+}
+
+async fn a_burst_of_runs_outlives_refusals(db: Db) {
+    let mock = MockModel::start().await;
+    let began = OnceLock::new();
+    mock.decides(move |_| {
+        if began.get_or_init(Instant::now).elapsed() < Duration::from_secs(5) {
+            Reply::error(429, "rate_limit_exceeded", Some(1000))
+        } else {
+            Reply::text("done")
+        }
+    });
+    // What `max_retries` allows is for faults.
+    let config = provider("mock", &mock).replace("\"1s\"", "\"30s\"");
+    let setup = Setup::new().config(&config.replace("max_retries = 2", "max_retries = 0"));
+    let service = setup.agent("asker", "model: mock/one\n").start(db).await;
+    let (runs, took) = burst(&service).await;
+    for run in &runs {
+        assert_eq!(run["status"], "completed", "{run:#}");
+    }
+    let asked = mock.requests().len();
+    assert!(took < Duration::from_secs(12), "{took:?}");
+    assert!(asked <= RUNS + 6 + RUNS, "{asked} requests");
+    println!("{asked} requests, {took:?}");
+}
+
+async fn a_provider_that_stays_away_ends_all(db: Db) {
+    let mock = MockModel::start().await;
+    mock.always(Reply::error(429, "rate_limit_exceeded", Some(1000)));
+    let config = provider("mock", &mock).replace("\"1s\"", "\"3s\"");
+    let setup = Setup::new().config(&config).agent("asker", "model: mock/one\n");
+    let service = setup.start(db).await;
+    let (runs, took) = burst(&service).await;
+    for run in &runs {
+        let context = &run["error"]["context"];
+        assert_eq!(run["error"]["code"], "MODEL_ERROR", "{run:#}");
+        assert_eq!(context["provider_code"], "rate_limit_exceeded", "{run:#}");
+        assert_eq!((&run["status"], &run["iterations"]), (&json!("failed"), &json!(0)), "{run:#}");
+    }
+    let asked = mock.requests().len();
+    assert!((3..8).contains(&took.as_secs()), "{took:?}");
+    assert!(asked <= RUNS + 3 + 1, "{asked} requests");
+    println!("{asked} requests, {took:?}");
 }
 
 async fn a_parent_elsewhere_starts_no_more_children(db: Db) {

@@ -2,8 +2,39 @@
 
 use std::fmt::Display;
 
-use super::{PlanError, refused};
+use serde::{Deserialize, Serialize};
+
+use super::{Plan, PlanError, Rules, refused};
 use crate::run::{Budget, Limits, Overrides, Usd};
+
+/// Which caps of a run are what the run that started it had left of its own.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CapsOfTree {
+    /// `max_files_modified`
+    pub files: bool,
+    /// `max_lines_changed`
+    pub lines: bool,
+}
+
+impl CapsOfTree {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "what serde asks for")]
+    pub(super) fn are_none(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl Plan {
+    /// The rules of a run. What narrows the budget of one that another run started is that one's.
+    pub fn rules_of(&self, is_child: bool) -> Rules {
+        let (own, now) = (&self.agent.definition.governance.budget, &self.rules.budget);
+        let files = now.max_files_modified;
+        let caps_of_tree = CapsOfTree {
+            files: is_child && files.is_some() && files != own.max_files_modified,
+            lines: is_child && now.max_lines_changed < own.max_lines_changed,
+        };
+        Rules { caps_of_tree, ..self.rules.clone() }
+    }
+}
 
 /// Refuses what a request may not ask for.
 fn at_least<T: PartialOrd + Copy + Display>(

@@ -29,6 +29,9 @@ pub struct Rules {
     pub limits: Limits,
     /// Consumption caps.
     pub budget: Budget,
+    /// The caps of files and lines that are what the run that started this one had left.
+    #[serde(default, skip_serializing_if = "CapsOfTree::are_none")]
+    pub caps_of_tree: CapsOfTree,
     /// Requests to the network (`governance.network.max_requests`).
     pub max_network_requests: Option<u64>,
     /// What becomes of the run at a limit.
@@ -81,6 +84,7 @@ impl Default for Rules {
             react: None,
             limits: Limits::default(),
             budget: Budget::default(),
+            caps_of_tree: CapsOfTree::default(),
             max_network_requests: None,
             on_limit: OnLimit::Fail,
             max_crashes: u32::MAX,

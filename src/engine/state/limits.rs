@@ -271,10 +271,11 @@ impl State {
         let files = budget.counted_files(used).saturating_add(self.new_files(consumes));
         let lines = used.lines_changed.saturating_add(consumes.lines_changed);
         let limit = if files > budget.files() && !consumes.files_modified.is_empty() {
-            let used = budget.counted_files(used);
-            over_budget("max_files_modified", used, Some(budget.files()))
+            self.over_files()
         } else if lines > budget.max_lines_changed && consumes.lines_changed > 0 {
-            over_budget("max_lines_changed", used.lines_changed, Some(budget.max_lines_changed))
+            let max = Some(budget.max_lines_changed);
+            let limit = over_budget("max_lines_changed", used.lines_changed, max);
+            if self.rules.caps_of_tree.lines { of_tree(limit) } else { limit }
         } else if let Some(max) = self.rules.max_network_requests
             && consumes.network_requests > 0
             && used.network_requests.saturating_add(consumes.network_requests) > max
@@ -317,8 +318,14 @@ impl State {
         if used <= max || matches!(self.phase, Phase::Ended { .. }) {
             return None;
         }
-        let limit = over_budget("max_files_modified", used, Some(max));
-        Some(self.end_mid_turn("the budget is used up", self.ended_at(&limit, now)))
+        Some(self.end_mid_turn("the budget is used up", self.ended_at(&self.over_files(), now)))
+    }
+
+    fn over_files(&self) -> LimitReached {
+        let budget = &self.rules.budget;
+        let used = budget.counted_files(&self.totals.consumption);
+        let limit = over_budget("max_files_modified", used, Some(budget.files()));
+        if self.rules.caps_of_tree.files { of_tree(limit) } else { limit }
     }
 
     /// The end of the calls of a response, and of the run, when the budget for calls is used up.

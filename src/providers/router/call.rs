@@ -7,7 +7,7 @@ use tokio::sync::SemaphorePermit;
 use tokio::time::{Instant, timeout};
 
 use super::breaker::Call;
-use super::gate::{Held, Hope, Passes};
+use super::gate::{CoolDown, Held, Hope, Passes};
 use super::route::Route;
 use super::{OnTry, Try, adapt, retry};
 use crate::providers::{Completion, FailureKind, ModelRequest, ProviderError};
@@ -17,8 +17,8 @@ use crate::providers::{Completion, FailureKind, ModelRequest, ProviderError};
 pub struct ModelCall {
     /// Index of the model to ask.
     place: usize,
-    /// Failed tries of that model.
-    pub(super) retries: u32,
+    /// Failed tries of that model, without refusals that all calls outlive together.
+    retries: u32,
     /// Failed tries so far, of all models.
     pub(super) failed: u32,
     /// Whether a provider that is known to refuse is asked even so, where there is no other.
@@ -115,7 +115,7 @@ impl CallState<'_, '_> {
         let outcome = outcome.unwrap_or_else(|_| Err(route.timed_out()));
         let outcome = outcome.and_then(|completion| route.bounded(completion));
         admission.ended(&outcome, Instant::now());
-        let hope = passes.ended(&outcome, entry.max_retries, Instant::now());
+        let hope = passes.ended(&outcome, entry.rate_limit_patience, Instant::now());
         drop(slot);
         let error = match outcome {
             Ok(completion) => {
@@ -127,15 +127,19 @@ impl CallState<'_, '_> {
         self.call.failed += 1;
         let retries = self.call.retries;
         let wait = match hope {
-            Hope::Own => retry::delay(&error, retries, None),
-            Hope::After(cool_down) => Some(cool_down),
+            Hope::Own => {
+                self.call.retries += 1;
+                retry::delay(&error, retries, None).filter(|_| retries < entry.max_retries)
+            }
+            Hope::After(cool_down) => outlived(route, cool_down, is_last_model),
             Hope::Nothing => None,
         };
-        let wait = wait.filter(|wait| retries < entry.max_retries && self.has_time_for(*wait));
+        let wait = wait.filter(|wait| self.has_time_for(*wait));
         self.report(route, tried, Some(&error), wait.is_none() && is_final(&error));
         if wait.is_none() {
             let (run_id, provider, model) = (run_id(self.request), route.provider, route.model);
-            tracing::warn!(run_id, provider, model, %error, tries = retries + 1, "model call failed");
+            let failed = self.call.failed;
+            tracing::warn!(run_id, provider, model, %error, tries = failed, "model call failed");
         }
         Err((error, wait))
     }
@@ -143,27 +147,28 @@ impl CallState<'_, '_> {
     /// A slot of the provider, and the permission to ask it: where it is being probed, afterwards.
     /// With the error: the wait before the call may want to enter again, if it may.
     async fn enter<'g>(
-        &self,
+        &mut self,
         route: &Route<'g>,
         breaker: &'g Call,
         is_last_model: bool,
     ) -> Result<(Option<SemaphorePermit<'g>>, Passes<'g>), (ProviderError, Option<Duration>)> {
         let gates = route.state.gates(breaker);
-        let mut insists = self.call.insists && is_last_model && self.call.retries == 0;
         loop {
             let slot = match &route.state.slots {
                 Some(slots) => slots.acquire().await.ok(),
                 None => None,
             };
+            // Where it waits for others, what they find out holds for this call too.
+            let insists = is_last_model && std::mem::take(&mut self.call.insists);
             match gates.enter(Instant::now(), insists) {
                 Ok(passes) => return Ok((slot, passes)),
                 Err(Held::IsProbed(gate, until)) => {
                     drop(slot);
-                    insists = false; // what the probe finds out holds for this call too
                     gate.settled(until).await;
                 }
-                Err(Held::CoolsDown(refusal, wait)) => {
-                    return Err((refusal, Some(wait).filter(|wait| self.has_time_for(*wait))));
+                Err(Held::CoolsDown(refusal, cool_down)) => {
+                    let wait = outlived(route, cool_down, is_last_model);
+                    return Err((*refusal, wait.filter(|wait| self.has_time_for(*wait))));
                 }
                 Err(Held::Refused(refusal)) => return Err((refusal, None)),
             }
@@ -188,6 +193,13 @@ impl CallState<'_, '_> {
         let (took, call_took) = (tried.elapsed(), self.call.started.elapsed());
         on_try(&Try { provider, model, trace, took, call_took, error, is_last });
     }
+}
+
+/// The wait for a provider that refuses. Where another model can take over, it is refused no more
+/// often than it is retried.
+fn outlived(route: &Route<'_>, cool_down: CoolDown, is_last_model: bool) -> Option<Duration> {
+    let is_waited_for = is_last_model || cool_down.refused <= route.state.entry.max_retries;
+    is_waited_for.then_some(cool_down.wait)
 }
 
 /// Whether a fallback model may succeed: not if our request or key was rejected, nor if a content

@@ -1,10 +1,11 @@
 //! What a provider is known to refuse, for all calls of this process together.
 //!
 //! After a 429 a model is left alone for one cool-down, which all its calls wait for; then one probe
-//! is made, and the others follow when it is answered. After as many refused probes as a call has
-//! retries, their common patience is at an end: all calls fail at once for a while with what the
-//! provider said, and then it begins anew with a probe. An exhausted quota leaves no patience at
-//! all. A call may insist, and is a probe even then: the router says which.
+//! is made, and when it is answered the others follow, first few and then twice as many at a time.
+//! Where the provider has refused for as long as their common patience lasts, without an answer in
+//! between, all calls fail at once for a while with what it said, and then it begins anew with a
+//! probe. An exhausted quota leaves no patience at all. A call may insist, and is a probe even then:
+//! the router says which.
 //!
 //! What is said of the account holds for all models of the provider, a 429 for its model only:
 //! providers limit each model by itself. Faults are the [`super::breaker`]'s; the router decides
@@ -27,6 +28,12 @@ const LONGEST_QUIET: Duration = Duration::from_secs(30);
 const PROBE_PATIENCE: Duration = Duration::from_secs(5);
 /// What a cool-down is followed by before it is forgotten that there was one.
 const FORGOTTEN: Duration = Duration::from_secs(10);
+/// Calls that follow a probe at first.
+const FIRST_FOLLOWERS: u32 = 2;
+/// Between two groups of calls that follow a probe.
+const STEP: Duration = Duration::from_millis(200);
+/// A group of so many is the last one.
+const MOST_FOLLOWERS: u32 = 64;
 /// How long those who start runs leave those that wait already to go first.
 const PRECEDENCE: Duration = Duration::from_millis(200);
 
@@ -43,6 +50,29 @@ struct State {
     /// How often it was opened or shut: what was asked before says nothing of now.
     turn: u64,
     shut: Option<Shut>,
+    /// While the calls that waited follow a probe.
+    opening: Option<Opening>,
+    /// Refusals since the provider last answered.
+    row: Option<Row>,
+}
+
+/// How many calls may be made now.
+#[derive(Debug)]
+struct Opening {
+    group: u32,
+    /// Of the group.
+    left: u32,
+    next_at: Instant,
+}
+
+/// Refusals without an answer in between.
+#[derive(Debug, Clone, Copy)]
+struct Row {
+    since: Instant,
+    /// Each after its cool-down.
+    refused: u32,
+    /// The end of the last cool-down.
+    until: Instant,
 }
 
 #[derive(Debug)]
@@ -67,9 +97,8 @@ pub(super) struct Gates<'a> {
 /// Why a call may not ask the provider now.
 #[derive(Debug)]
 pub(super) enum Held<'a> {
-    /// After the wait it may want to enter again.
-    CoolsDown(ProviderError, Duration),
-    /// A probe is under way: [`Gate::settled`] tells when to enter again.
+    CoolsDown(Box<ProviderError>, CoolDown),
+    /// Others go first: [`Gate::settled`] tells when to enter again.
     IsProbed(&'a Gate, Instant),
     Refused(ProviderError),
 }
@@ -88,13 +117,21 @@ struct Pass<'a> {
     is_probe: bool,
 }
 
+/// What calls wait for together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct CoolDown {
+    pub(super) wait: Duration,
+    /// Refusals in a row so far, each after its cool-down.
+    pub(super) refused: u32,
+}
+
 /// What a call that was refused by the provider may hope for.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Hope {
     /// What its own retries allow.
     Own,
     /// Another try after this cool-down.
-    After(Duration),
+    After(CoolDown),
     Nothing,
 }
 
@@ -139,12 +176,15 @@ impl Gate {
     fn enter(&self, now: Instant, insists: bool) -> Result<Pass<'_>, Held<'_>> {
         let mut state = self.state.lock();
         if state.shut.as_ref().is_some_and(|shut| shut.is_over(now)) {
-            state.open();
+            state.open(now);
             self.changed.notify_waiters();
         }
         let turn = state.turn;
         let Some(shut) = &mut state.shut else {
-            return Ok(Pass { gate: self, turn, is_probe: false });
+            return match state.follow(now) {
+                Some(next_at) => Err(Held::IsProbed(self, next_at)),
+                None => Ok(Pass { gate: self, turn, is_probe: false }),
+            };
         };
         if let Some(probed) = shut.probed {
             return Err(Held::IsProbed(self, probed + PROBE_PATIENCE));
@@ -155,13 +195,18 @@ impl Gate {
             return Ok(Pass { gate: self, turn, is_probe: true });
         }
         let refusal = shut.refusal(left);
-        Err(if shut.has_patience { Held::CoolsDown(refusal, left) } else { Held::Refused(refusal) })
+        let cool_down = CoolDown { wait: left, refused: shut.refused };
+        Err(if shut.has_patience {
+            Held::CoolsDown(Box::new(refusal), cool_down)
+        } else {
+            Held::Refused(refusal)
+        })
     }
 
-    /// Resolves when the probe under way has ended, or at this instant.
+    /// Resolves when those that go first have gone, or at this instant.
     pub(super) async fn settled(&self, at: Instant) {
         let changed = self.changed.notified();
-        if self.state.lock().shut.as_ref().is_some_and(|shut| shut.probed.is_some()) {
+        if self.state.lock().lets_others_go_first() {
             let _ = timeout_at(at, changed).await;
         }
     }
@@ -194,29 +239,65 @@ impl Gate {
 }
 
 impl State {
-    fn open(&mut self) {
+    /// The calls that wait may follow.
+    fn open(&mut self, now: Instant) {
         self.turn += 1;
         self.shut = None;
+        let group = FIRST_FOLLOWERS;
+        self.opening = Some(Opening { group, left: group, next_at: now + STEP });
     }
 
-    /// After another refusal; `retries` of them are outlived.
-    fn shut(&mut self, refusal: &ProviderError, retries: u32, now: Instant) {
+    /// Takes a place in the group that may go now; when the next one may, where this is complete.
+    fn follow(&mut self, now: Instant) -> Option<Instant> {
+        let opening = self.opening.as_mut()?;
+        if opening.next_at <= now {
+            if opening.left > 0 || opening.group >= MOST_FOLLOWERS {
+                self.opening = None; // no more are waiting, or enough have been answered
+                return None;
+            }
+            let group = opening.group * 2;
+            *opening = Opening { group, left: group, next_at: now + STEP };
+        }
+        match opening.left.checked_sub(1) {
+            Some(left) => {
+                opening.left = left;
+                None
+            }
+            None => Some(opening.next_at),
+        }
+    }
+
+    fn lets_others_go_first(&self) -> bool {
+        self.shut.as_ref().is_some_and(|shut| shut.probed.is_some())
+            || self.opening.as_ref().is_some_and(|opening| opening.left == 0)
+    }
+
+    /// After another refusal. They are outlived for so long.
+    fn shut(&mut self, refusal: &ProviderError, patience: Duration, now: Instant) {
         self.turn += 1;
-        let earlier = self.shut.take().filter(|shut| shut.has_patience);
-        let refused = earlier.map_or(0, |shut| shut.refused);
-        let cool_down = (refused < retries).then(|| retry::delay(refusal, refused, None)).flatten();
+        self.opening = None;
+        let is_at_end = self.shut.take().is_some_and(|shut| !shut.has_patience && shut.until > now);
+        let earlier = self.row.take().filter(|row| now <= row.until + FORGOTTEN);
+        let (since, refused) = earlier.map_or((now, 0), |row| (row.since, row.refused));
+        let waited = now.saturating_duration_since(since);
+        let left = if is_at_end { Duration::ZERO } else { patience.saturating_sub(waited) };
+        let cool_down = retry::cool_down(refusal, refused, waited, left);
         let quiet = || refusal.retry_after.unwrap_or(QUIET).min(LONGEST_QUIET);
+        let refused = refused + 1;
         tracing::warn!(
             provider = refusal.provider,
             error = %refusal,
             ?cool_down,
-            refused = refused + 1,
+            refused,
             "the provider refuses: its calls wait together"
         );
+        let until = now + cool_down.unwrap_or_else(quiet);
+        // Where the patience is at an end, another one begins after that.
+        self.row = cool_down.map(|_| Row { since, refused, until });
         self.shut = Some(Shut {
             refusal: refusal.clone(),
-            until: now + cool_down.unwrap_or_else(quiet),
-            refused: refused + 1,
+            until,
+            refused,
             has_patience: cool_down.is_some(),
             probed: None,
         });
@@ -256,51 +337,64 @@ impl<'a> Gates<'a> {
 }
 
 impl Passes<'_> {
-    /// Records what came of the try. `retries` is what a call has.
+    /// Records what came of the try. `patience` is how long refusals are outlived.
     pub(super) fn ended(
         self,
         outcome: &Result<Completion, ProviderError>,
-        retries: u32,
+        patience: Duration,
         now: Instant,
     ) -> Hope {
         let refusal = outcome.as_ref().err().filter(|error| is_refusal(error));
-        let (of_account, of_model) = (
-            refusal.filter(|refusal| is_of_account(refusal)),
-            refusal.filter(|refusal| !is_of_account(refusal)),
-        );
-        let hope = self.account.ended(of_account, retries, now);
-        let hope_of_model = self.model.ended(of_model, retries, now);
-        if of_account.is_some() { hope } else { hope_of_model }
+        let told = |is_of_this: bool| match refusal.filter(|_| is_of_this) {
+            Some(refusal) => Told::Refusal(refusal),
+            None if outcome.is_ok() => Told::Answer,
+            None => Told::Nothing,
+        };
+        let is_of_account = refusal.is_some_and(is_of_account);
+        let hope = self.account.ended(told(is_of_account), patience, now);
+        let hope_of_model = self.model.ended(told(!is_of_account), patience, now);
+        if is_of_account { hope } else { hope_of_model }
     }
 }
 
+/// What a try tells a gate.
+#[derive(Clone, Copy)]
+enum Told<'a> {
+    Answer,
+    Refusal(&'a ProviderError),
+    Nothing,
+}
+
 impl Pass<'_> {
-    fn ended(self, refusal: Option<&ProviderError>, retries: u32, now: Instant) -> Hope {
+    fn ended(self, told: Told<'_>, patience: Duration, now: Instant) -> Hope {
         let mut state = self.gate.state.lock();
         let is_current = state.turn == self.turn;
-        match refusal {
-            Some(refusal) if is_current => {
-                state.shut(refusal, retries, now);
-                self.gate.changed.notify_waiters();
-            }
-            None if is_current && self.is_probe => {
-                state.open();
-                self.gate.changed.notify_waiters();
-            }
-            Some(refusal) => {
-                let asked = refusal.retry_after.unwrap_or_default().min(LONGEST_QUIET);
-                if let Some(shut) = state.shut.as_mut().filter(|shut| shut.probed.is_none()) {
-                    shut.until = shut.until.max(now + asked);
+        let refusal = match told {
+            Told::Refusal(refusal) => refusal,
+            Told::Answer | Told::Nothing => {
+                if matches!(told, Told::Answer) {
+                    state.row = None;
                 }
+                if is_current && self.is_probe {
+                    state.open(now);
+                    self.gate.changed.notify_waiters();
+                }
+                return Hope::Own;
             }
-            None => {}
+        };
+        if is_current || state.shut.is_none() {
+            state.shut(refusal, patience, now);
+            self.gate.changed.notify_waiters();
+        } else if let Some(shut) = state.shut.as_mut().filter(|shut| shut.probed.is_none()) {
+            let asked = refusal.retry_after.unwrap_or_default().min(LONGEST_QUIET);
+            shut.until = shut.until.max(now + asked);
         }
         match &state.shut {
-            Some(shut) if refusal.is_some() && shut.has_patience => {
-                Hope::After(shut.until.saturating_duration_since(now))
-            }
-            Some(_) if refusal.is_some() => Hope::Nothing,
-            _ => Hope::Own,
+            Some(shut) if shut.has_patience => Hope::After(CoolDown {
+                wait: shut.until.saturating_duration_since(now),
+                refused: shut.refused,
+            }),
+            _ => Hope::Nothing,
         }
     }
 }

@@ -35,6 +35,23 @@ pub(super) fn delay(
     left.is_none_or(|left| wait < left).then_some(wait)
 }
 
+/// The delay before a provider that refuses is asked again, by one call for all; `None`: it is not.
+/// There were `refused` earlier refusals in the time `waited`; `left` is what is left of the patience.
+/// It is asked as soon as it says at first, and less and less often.
+pub(super) fn cool_down(
+    error: &ProviderError,
+    refused: u32,
+    waited: Duration,
+    left: Duration,
+) -> Option<Duration> {
+    if left.is_zero() {
+        return None;
+    }
+    let wait = delay(error, refused, None)?;
+    let seldom = wait.max((waited / 4).min(LONGEST_WAIT));
+    Some(seldom.min(left).max(error.retry_after.unwrap_or_default()))
+}
+
 fn unit_interval(random: u32) -> f64 {
     f64::from(random) / f64::from(u32::MAX)
 }

@@ -27,6 +27,7 @@ use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
 use self::gate::Gate;
+use super::User;
 use crate::objects::{Objects, ObjectsError};
 use crate::store::{KeptContent, Store, StoreError};
 use crate::tools::Workspace;
@@ -40,6 +41,9 @@ const NAME: &str = "object_store";
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Contents that are put or brought at the same time, for all runs.
 const TRANSFERS: usize = 16;
+/// How long a caller waits for an object store that is away, and between two looks whether it is.
+const CALLERS_PATIENCE: Duration = Duration::from_secs(2);
+const CALLERS_LOOK: Duration = Duration::from_millis(200);
 /// The pause before something is tried again; it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LAST_PAUSE: Duration = Duration::from_secs(2);
@@ -61,6 +65,8 @@ pub(super) struct KeptFiles {
     id: OnceLock<String>,
     /// Whether the object store failed when it was used last.
     is_failing: AtomicBool,
+    /// Whether it was not there at the last look.
+    is_away: AtomicBool,
 }
 
 /// The files of one tenant, as they are on this replica.
@@ -103,6 +109,7 @@ struct Scope {
 struct ScopeKeeper {
     scope: Arc<Scope>,
     run: Option<(Uuid, i64)>,
+    user: User,
 }
 
 /// Why something is tried again, or not.
@@ -154,6 +161,7 @@ impl KeptFiles {
             lock: OnceLock::new(),
             id: OnceLock::new(),
             is_failing: AtomicBool::new(false),
+            is_away: AtomicBool::new(false),
         })
     }
 
@@ -172,7 +180,17 @@ impl KeptFiles {
             }
             self.difference().await
         };
-        in_time(&self.objects, look).await.err()
+        let fault = in_time(&self.objects, look).await.err();
+        self.is_away.store(fault.is_some(), Ordering::Relaxed);
+        fault
+    }
+
+    /// Resolves when a caller has waited for long enough, once the object store is known to be away.
+    async fn tells_callers(&self) {
+        tokio::time::sleep(CALLERS_PATIENCE).await;
+        while !(self.is_failing.load(Ordering::Relaxed) || self.is_away.load(Ordering::Relaxed)) {
+            tokio::time::sleep(CALLERS_LOOK).await;
+        }
     }
 
     /// Whether it is the object store that all replicas use, and takes what it is given.
@@ -206,9 +224,14 @@ impl KeptFiles {
         has_marker(&self.objects, id).await.map_err(ObjectsError::Unavailable)
     }
 
-    /// Who keeps the files of a directory of a tenant, on behalf of callers.
-    pub(super) fn keeper(self: &Arc<Self>, tenant: &str, directory: &str) -> Arc<dyn Keeper> {
-        Arc::new(ScopeKeeper { scope: self.scope(tenant, directory), run: None })
+    /// Who keeps the files of a directory of a tenant, of no run yet.
+    pub(super) fn keeper(
+        self: &Arc<Self>,
+        tenant: &str,
+        directory: &str,
+        user: User,
+    ) -> Arc<dyn Keeper> {
+        Arc::new(ScopeKeeper { scope: self.scope(tenant, directory), run: None, user })
     }
 
     fn scope(self: &Arc<Self>, name: &str, directory: &str) -> Arc<Scope> {
@@ -345,14 +368,31 @@ async fn in_time(
     timeout(PATIENCE, look).await.unwrap_or_else(|_| late())
 }
 
+impl ScopeKeeper {
+    /// A run waits as long as it may, a caller not for an object store that is away.
+    async fn in_time<T>(
+        &self,
+        work: impl Future<Output = Result<T, NotKept>>,
+    ) -> Result<T, NotKept> {
+        match self.user {
+            User::Run => work.await,
+            User::Caller => tokio::select! {
+                done = work => done,
+                () = self.scope.kept.tells_callers() => Err(NotKept::Unavailable),
+            },
+        }
+    }
+}
+
 #[async_trait]
 impl Keeper for ScopeKeeper {
     fn of_run(&self, run: Uuid, epoch: i64) -> Arc<dyn Keeper> {
-        Arc::new(Self { scope: Arc::clone(&self.scope), run: Some((run, epoch)) })
+        let (scope, run) = (Arc::clone(&self.scope), Some((run, epoch)));
+        Arc::new(Self { scope, run, user: User::Run })
     }
 
     async fn refresh(&self) -> Result<(), NotKept> {
-        self.scope.refresh().await
+        self.in_time(self.scope.refresh()).await
     }
 
     async fn begun(&self) {
@@ -367,6 +407,6 @@ impl Keeper for ScopeKeeper {
     }
 
     async fn keep(&self, touched: Touched) -> Result<Vec<String>, NotKept> {
-        self.scope.keep(self.run, touched).await
+        self.in_time(self.scope.keep(self.run, touched)).await
     }
 }

@@ -22,6 +22,8 @@ pub(super) enum Era {
 pub(super) const DISCOVER: &str = "server/discover";
 /// How long a server may be silent before it is asked as one of the old era is, too.
 pub(super) const PATIENCE: Duration = Duration::from_millis(500);
+/// How long a server that has answered as one of the old era does may take to answer the first question.
+pub(super) const LATE: Duration = Duration::from_secs(2);
 /// The headers of a request are not what its body says.
 pub(super) const HEADER_MISMATCH: i64 = -32020;
 /// The server needs a client that can do more.

@@ -178,13 +178,18 @@ impl Link {
             biased; // both may have been answered
             found = discovered.as_mut() => found,
             introduced = introduced.as_mut() => {
-                let why = match introduced {
-                    Ok(introduced) => return Ok((Found::Old, Some(introduced))),
-                    Err(why) => why,
+                let latest = if introduced.is_ok() {
+                    latest.min(Instant::now() + era::LATE)
+                } else {
+                    latest
                 };
-                return match tokio::time::timeout_at(latest, discovered).await {
-                    Ok(Found::Old) | Err(_) => Err(why),
-                    Ok(found) => Ok((found, None)),
+                let found = tokio::time::timeout_at(latest, discovered).await;
+                return match (found, introduced) {
+                    (Ok(Found::Old | Found::Neither(_)) | Err(_), Ok(introduced)) => {
+                        Ok((Found::Old, Some(introduced)))
+                    }
+                    (Ok(Found::Old) | Err(_), Err(why)) => Err(why),
+                    (Ok(found), _) => Ok((found, None)),
                 };
             }
         };

@@ -22,6 +22,7 @@ use super::era::Era;
 use super::http::Address;
 use super::link::{Entries, Link, Way};
 use super::listing::{self, Described, Effects};
+use super::messages::PATIENCE;
 use super::pipes::{self, Pipes};
 use crate::bounds::secrets::redacted;
 use crate::outbound::Client;
@@ -270,9 +271,13 @@ impl Server {
     }
 
     async fn ran(&self) -> String {
+        let since = Instant::now();
         let why = self.ran_once(true).await;
         if self.is_probing.swap(false, Ordering::Relaxed) {
             // Some of the old era end, or are silent for good, when something comes before `initialize`.
+            if since.elapsed() >= PATIENCE {
+                self.down(&why); // known before the second try has taken as long
+            }
             return self.ran_once(false).await;
         }
         why

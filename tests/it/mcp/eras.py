@@ -1,4 +1,4 @@
-import json, os, sys, time
+import json, os, sys, threading, time
 
 NEW = "2026-07-28"
 META = "io.modelcontextprotocol/"
@@ -7,6 +7,9 @@ if mode == "file":
     mode = open("era.txt").read() if os.path.exists("era.txt") else sys.argv[2]
 if mode.startswith("slow-"):
     time.sleep(1.5)
+    mode = mode[5:]
+is_late = mode.startswith("late-")
+if is_late:
     mode = mode[5:]
 has_session = is_mute = False
 
@@ -108,6 +111,9 @@ for line in sys.stdin:
     if mode == "hangs" or asked.get("id") is None:
         continue
     result = answered(asked.get("method"), asked.get("params") or {}, asked["id"])
+    if is_late and asked["method"] == "server/discover":
+        threading.Timer(1.5, say, [{"jsonrpc": "2.0", "id": asked["id"], "result": result}]).start()
+        continue
     if is_mute:
         continue
     if isinstance(result, tuple):

@@ -13,6 +13,7 @@ use super::*;
 
 on_both! {
     no_list_sorts_or_looks_through_a_table,
+    sessions_are_listed_without_runs_that_have_none,
     usage_of_many_runs_is_read_from_sums,
     what_is_asked_every_second_passes_over_what_is_not_due,
     a_place_costs_what_its_own_tenant_has_under_way,
@@ -347,6 +348,35 @@ async fn no_list_sorts_or_looks_through_a_table(mut db: Db) {
     db.store.tool_calls(TENANT, run, &page(20, None)).await.unwrap();
     found("parts".into());
     assert!(faults.is_empty(), "{}", faults.join("\n\n"));
+}
+
+/// One of 5,000 runs has a session, and all of those the same.
+async fn sessions_are_listed_without_runs_that_have_none(mut db: Db) {
+    let many = many(&db);
+    fill(&db, many).await;
+    let (store, plans) = Arc::into_inner(db.store).unwrap().explaining();
+    db.store = Arc::new(store);
+    let newest =
+        RunCursor { at: DateTime::from_timestamp(4_000_000_000, 0).unwrap(), id: String::new() };
+    for (agent, index, sessions) in [
+        (None, "runs_of_sessions", 1),
+        (Some("agent"), "runs_of_sessions_by_agent", 1),
+        (Some("rare"), "runs_of_sessions_by_agent", 0),
+    ] {
+        for after in [None, Some(newest.clone())] {
+            let found = db.store.sessions(TENANT, agent, &page(20, after)).await.unwrap();
+            assert_eq!(found.len(), sessions, "{agent:?}");
+            let plans = std::mem::take(&mut *plans.lock());
+            let [plan] = plans.as_slice() else { panic!("one statement: {plans:?}") };
+            let uses = |word: &str| plan.split([' ', '\n']).any(|part| part == word);
+            assert!(uses(index), "{agent:?}: {plan}");
+            let most = plan.lines().filter_map(actual_rows).fold(0.0, f64::max);
+            let removed = plan.lines().filter_map(|line| line.split_once("Removed by Filter: "));
+            let removed = removed.filter_map(|(_, rows)| rows.parse().ok()).fold(0.0, f64::max);
+            assert!(most.max(removed) < 100.0, "{agent:?}: {plan}");
+            println!("{agent:?}\n{plan}");
+        }
+    }
 }
 
 async fn what_is_asked_every_second_passes_over_what_is_not_due(mut db: Db) {

@@ -100,14 +100,7 @@ impl Scope {
         }
         let mut undone = BTreeSet::new();
         if undoes {
-            self.is_tainted.store(false, Ordering::SeqCst);
-            match self.not_kept().await {
-                Ok(paths) => undone = paths,
-                Err(error) => {
-                    self.is_tainted.store(true, Ordering::SeqCst);
-                    return Err(error);
-                }
-            }
+            undone = self.not_kept().await?;
             let known = tenant.known.lock();
             for path in &undone {
                 let as_kept = |path: &String| match known.get(path) {
@@ -122,11 +115,10 @@ impl Scope {
             }
         }
         let forced: BTreeSet<String> = undone.union(&behind).cloned().collect();
-        let outcome = self.bring_all(due, &forced, alone).await;
-        if outcome.is_err() && undoes {
-            self.is_tainted.store(true, Ordering::SeqCst);
+        let has_changed = self.bring_all(due, &forced, alone).await?;
+        if undoes {
+            self.is_tainted.store(false, Ordering::SeqCst); // nothing is changed beside this
         }
-        let has_changed = outcome?;
         self.behind.lock().retain(|path| !behind.contains(path));
         *turn = Some(changed.version);
         if has_changed {

@@ -48,7 +48,7 @@ pub struct ModelServer {
     pub idle_timeout: Duration,
     /// Retries after the first try.
     pub max_retries: u32,
-    /// How long calls wait together for a provider that answers 429 and nothing else.
+    /// How long calls wait together for a provider that answers 429 with `Retry-After` and nothing else.
     pub rate_limit_patience: Duration,
     /// Concurrent calls; `None`: no limit.
     pub max_concurrency: Option<usize>,
@@ -86,7 +86,7 @@ pub(super) struct ModelSettings {
     #[serde(default, deserialize_with = "some_count::<0, 20, _, _>")]
     #[schemars(schema_with = "super::values::count_schema::<0, 20>")]
     max_retries: Option<u32>,
-    /// How long calls wait together for a provider that answers 429 and nothing else, 0s to 1h.
+    /// How long calls wait together for a provider that answers 429 with `Retry-After` and nothing else, 0s to 1h.
     #[serde(default, deserialize_with = "some_duration::<0, 3_600, _>")]
     #[schemars(schema_with = "super::values::duration_schema")]
     rate_limit_patience: Option<Duration>,
@@ -183,7 +183,7 @@ pub(super) fn resolve(
         first_byte_timeout: model.first_byte_timeout.unwrap_or(Duration::from_mins(1)),
         idle_timeout: model.idle_timeout.unwrap_or(Duration::from_mins(1)),
         max_retries: model.max_retries.unwrap_or(5),
-        rate_limit_patience: model.rate_limit_patience.unwrap_or(Duration::from_mins(1)),
+        rate_limit_patience: model.rate_limit_patience.unwrap_or(Duration::from_secs(30)),
         max_concurrency: model.max_concurrency,
         headers: model.headers,
     }))

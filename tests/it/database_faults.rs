@@ -14,18 +14,13 @@ use std::time::{Duration, Instant};
 
 use sqlx::PgConnection;
 
+use crate::fault_rounds::rounds;
 use crate::postgres_cluster::{self, OwnServer};
 use site::{LEASE, Site, Told, counted, execute, refused};
 
 const RUNNING: &str = "SELECT count(*) FROM runs WHERE status = 'running'";
 /// Runs that are under way when a fault begins.
 const RUNS: usize = 20;
-
-/// How often a fault is injected: `few` times where nothing else is asked for.
-pub(crate) fn rounds(few: usize) -> usize {
-    let asked = std::env::var("TOOLLOOP_FAULT_ROUNDS").ok().and_then(|rounds| rounds.parse().ok());
-    asked.unwrap_or(few)
-}
 
 async fn own_server() -> OwnServer {
     tokio::task::spawn_blocking(OwnServer::start).await.unwrap()

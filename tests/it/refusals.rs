@@ -155,9 +155,9 @@ async fn a_burst_of_runs_outlives_refusals(db: Db) {
             Reply::text("done")
         }
     });
-    // What `max_retries` allows is for faults.
+    // What `max_retries` allows is for faults and for refusals that do not say how long to wait.
     let config = provider("mock", &mock).replace("\"1s\"", "\"30s\"");
-    let setup = Setup::new().config(&config.replace("max_retries = 2", "max_retries = 0"));
+    let setup = Setup::new().config(&config.replace("max_retries = 2", "max_retries = 1"));
     let service = setup.agent("asker", "model: mock/one\n").start(db).await;
     let (runs, took) = burst(&service).await;
     for run in &runs {

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use super::contract::Contract;
+use super::narrowing::CapsOfTree;
 use crate::agents::definition::ReactSection;
 use crate::event::SkillActivated;
 use crate::providers::prices::Price;

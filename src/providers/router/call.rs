@@ -7,7 +7,7 @@ use tokio::sync::SemaphorePermit;
 use tokio::time::{Instant, timeout};
 
 use super::breaker::Call;
-use super::gate::{CoolDown, Held, Hope, Passes};
+use super::gate::{CoolDown, Held, Hope, Passes, Patience};
 use super::route::Route;
 use super::{OnTry, Try, adapt, retry};
 use crate::providers::{Completion, FailureKind, ModelRequest, ProviderError};
@@ -115,7 +115,8 @@ impl CallState<'_, '_> {
         let outcome = outcome.unwrap_or_else(|_| Err(route.timed_out()));
         let outcome = outcome.and_then(|completion| route.bounded(completion));
         admission.ended(&outcome, Instant::now());
-        let hope = passes.ended(&outcome, entry.rate_limit_patience, Instant::now());
+        let patience = Patience { retries: entry.max_retries, time: entry.rate_limit_patience };
+        let hope = passes.ended(&outcome, patience, Instant::now());
         drop(slot);
         let error = match outcome {
             Ok(completion) => {

@@ -117,6 +117,23 @@ struct Pass<'a> {
     is_probe: bool,
 }
 
+/// Which refusals without an answer in between are outlived.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Patience {
+    /// Of those that do not say when to come again. Where it is 0, none is outlived.
+    pub(super) retries: u32,
+    /// Since the first one.
+    pub(super) time: Duration,
+}
+
+impl Patience {
+    /// What is left of it after another refusal.
+    fn left(&self, refusal: &ProviderError, earlier: u32, waited: Duration) -> Duration {
+        let counted = if refusal.retry_after.is_some() { 0 } else { earlier };
+        if counted < self.retries { self.time.saturating_sub(waited) } else { Duration::ZERO }
+    }
+}
+
 /// What calls wait for together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct CoolDown {
@@ -272,15 +289,15 @@ impl State {
             || self.opening.as_ref().is_some_and(|opening| opening.left == 0)
     }
 
-    /// After another refusal. They are outlived for so long.
-    fn shut(&mut self, refusal: &ProviderError, patience: Duration, now: Instant) {
+    /// After another refusal.
+    fn shut(&mut self, refusal: &ProviderError, patience: Patience, now: Instant) {
         self.turn += 1;
         self.opening = None;
         let is_at_end = self.shut.take().is_some_and(|shut| !shut.has_patience && shut.until > now);
         let earlier = self.row.take().filter(|row| now <= row.until + FORGOTTEN);
         let (since, refused) = earlier.map_or((now, 0), |row| (row.since, row.refused));
         let waited = now.saturating_duration_since(since);
-        let left = if is_at_end { Duration::ZERO } else { patience.saturating_sub(waited) };
+        let left = if is_at_end { Duration::ZERO } else { patience.left(refusal, refused, waited) };
         let cool_down = retry::cool_down(refusal, refused, waited, left);
         let quiet = || refusal.retry_after.unwrap_or(QUIET).min(LONGEST_QUIET);
         let refused = refused + 1;
@@ -337,11 +354,11 @@ impl<'a> Gates<'a> {
 }
 
 impl Passes<'_> {
-    /// Records what came of the try. `patience` is how long refusals are outlived.
+    /// Records what came of the try.
     pub(super) fn ended(
         self,
         outcome: &Result<Completion, ProviderError>,
-        patience: Duration,
+        patience: Patience,
         now: Instant,
     ) -> Hope {
         let refusal = outcome.as_ref().err().filter(|error| is_refusal(error));
@@ -366,7 +383,7 @@ enum Told<'a> {
 }
 
 impl Pass<'_> {
-    fn ended(self, told: Told<'_>, patience: Duration, now: Instant) -> Hope {
+    fn ended(self, told: Told<'_>, patience: Patience, now: Instant) -> Hope {
         let mut state = self.gate.state.lock();
         let is_current = state.turn == self.turn;
         let refusal = match told {

@@ -6,9 +6,9 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection};
 
-use super::rounds;
 use super::site::{counted, execute};
 use crate::approvals::text;
+use crate::fault_rounds::rounds;
 use crate::postgres_cluster;
 use crate::service::{Service, Setup};
 

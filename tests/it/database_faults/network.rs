@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::site::{Site, Told, refused};
-use super::{RUNS, rounds, under_way};
+use super::{RUNS, under_way};
+use crate::fault_rounds::rounds;
 use crate::postgres_cluster;
 use crate::postgres_proxy::Proxy;
 

@@ -20,14 +20,14 @@ const PATIENCE: Duration = Duration::from_secs(40);
 /// What a run writes.
 const LINES: &str = "1\n2\n3\n4\n";
 
-const WORKER: &str = r#"
+const WORKER: &str = "
 model: scripted/worker
 instructions: Work.
 tools: [file_ops]
 inputs: {type: object, required: [name], properties: {name: {type: string}}}
 enable_double_confirmation: false
 governance: {autonomy: full, paths: {write: ['./**']}}
-"#;
+";
 
 /// Each step is a commit or more, and an effect that must not be repeated.
 fn working() -> String {

@@ -3,7 +3,7 @@
 use tokio::sync::Barrier;
 
 use super::*;
-use crate::database_faults::rounds;
+use crate::fault_rounds::rounds;
 
 on_both! {
     of_eight_who_claim_one_run_at_once_one_has_it,

@@ -6,6 +6,7 @@ use std::time::Duration;
 use reqwest::Method;
 use serde_json::{Value, json};
 
+use crate::fault_rounds::rounds;
 use crate::service::{Answer, Db, Service, Setup, answer, on_both_stores};
 
 on_both_stores! {
@@ -331,10 +332,10 @@ steps:
 
 async fn of_two_who_decide_one_is_late(db: Db) {
     let service = editor().start(db).await;
-    for _ in 0..5 {
+    for _ in 0..rounds(5) {
         service.write("workspace/default/notes.txt", "old\n"); // writing what stands there loses nothing
         let (run, calls) = paths(&parked(&service, "editor").await.body);
-        let decide = (0..8).map(|n| {
+        let decide = (0..16).map(|n| {
             let verb = if n % 2 == 0 { "approve" } else { "deny" };
             let (service, path) = (&service, format!("{}/{verb}", calls[0]));
             async move { (verb, service.post(&path, &json!({})).await) }
@@ -345,10 +346,12 @@ async fn of_two_who_decide_one_is_late(db: Db) {
             .iter()
             .filter(|(_, answer)| answer.body["code"] == "NOT_AWAITING_APPROVAL")
             .count();
-        assert_eq!((taken.len(), late), (1, 7), "{answers:?}");
+        assert_eq!((taken.len(), late), (1, 15), "{answers:?}");
         ended(&service, &run).await;
         let call = &service.get(&format!("{run}/tool-calls")).await.body["data"][0];
-        assert_eq!(call["state"], if taken[0].0 == "approve" { "succeeded" } else { "denied" });
+        let is_approved = taken[0].0 == "approve";
+        assert_eq!(call["state"], if is_approved { "succeeded" } else { "denied" });
+        assert_eq!(file(&service, "notes.txt"), if is_approved { "new\n" } else { "old\n" });
     }
 }
 
@@ -370,7 +373,7 @@ async fn cancelling_races_approving(db: Db) {
         1
     );
 
-    for _ in 0..10 {
+    for _ in 0..rounds(10) {
         service.write("workspace/default/notes.txt", "old\n");
         let (run, calls) = paths(&parked(&service, "editor").await.body);
         let (cancel, approve) = (format!("{run}/cancel"), format!("{}/approve", calls[0]));

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection, SqliteConnection};
 
 use crate::approvals::text;
+use crate::fault_rounds::rounds;
 use crate::service::{Db, Service, Setup, answer, on_both_stores};
 
 on_both_stores! {
@@ -183,8 +184,14 @@ async fn a_run_that_crashes_its_replica_takes_no_other_with_it(db: Db) {
     let poison = SLOW.replace("scripted/slow", "scripted/poison");
     let setup = setup.agent("poison", &poison).scenario("poison", WAITING);
     let mut service = setup.agent("slow", SLOW).scenario("slow", slowly).start(db).await;
+    for _ in 0..rounds(1) {
+        one_run_crashes_its_replica(&mut service).await;
+    }
+}
+
+async fn one_run_crashes_its_replica(service: &mut Service) {
     let guilty = service.enqueue("poison").await;
-    is(&service, &guilty, "running").await;
+    is(service, &guilty, "running").await;
     let mut innocent = Vec::new();
     for _ in 0..8 {
         innocent.push(service.enqueue("slow").await);
@@ -207,7 +214,7 @@ async fn a_run_that_crashes_its_replica_takes_no_other_with_it(db: Db) {
         };
         service.until(&driven, is_driven).await;
     }
-    let failed = is(&service, &guilty, "failed").await;
+    let failed = is(service, &guilty, "failed").await;
     assert_eq!((failed["error"]["code"].as_str(), resumed), (Some("INTERRUPTED"), 3), "{failed:#}");
     for run in &innocent {
         let done = service.until(run, |run| run["finished_at"].is_string()).await;

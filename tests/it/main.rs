@@ -12,6 +12,7 @@ mod bounds;
 mod browser;
 mod browser_pool;
 mod calling;
+mod cancels;
 mod changes;
 mod chaos;
 mod chromium;

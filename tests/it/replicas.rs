@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
 use crate::claims::change;
+use crate::fault_rounds::rounds;
 use crate::postgres_cluster;
 use crate::postgres_proxy::Proxy;
 use crate::service::{Answer, Db, Service, Setup, Signal, answer, command, on_both_stores};
@@ -55,7 +56,7 @@ async fn a_cancel_that_was_not_heard_of_is_found_by_the_next_commit(db: Db) {
                   {operation: append, path: log.txt, content: x}}]\n  - text: done\n";
     let agent = AGENT.replace("AGENT", "writer") + "governance: {paths: {write: ['**']}}\n";
     let service = Setup::new().agent("writer", &agent).scenario("writer", writes).start(db).await;
-    for _ in 0..6 {
+    for _ in 0..rounds(6) {
         let run = service.enqueue("writer").await;
         service.until(&run, |run| run["iterations"] == 0 && run["status"] == "running").await;
         let request = "UPDATE runs SET cancel_requested_at = created_at, cancel_reason = 'enough' \
@@ -172,7 +173,7 @@ async fn a_clock_that_jumps_takes_no_run_away() {
     let runs = running(&services[0], 2).await.into_iter().chain(running(&services[1], 2).await);
     let runs: Vec<String> = runs.collect();
     tokio::time::sleep(Duration::from_secs(4)).await; // both may sweep by now
-    for _ in 0..8 {
+    for _ in 0..rounds(8) {
         let jump = "UPDATE replicas SET heartbeat_at = heartbeat_at - interval '60 s'";
         execute(&url, jump).await;
         tokio::time::sleep(Duration::from_millis(700)).await;

@@ -35,6 +35,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
+use crate::fault_rounds::rounds;
 use crate::postgres_cluster;
 use crate::service::{Answer, Db, Service, Setup, Signal, answer, on_both_stores};
 
@@ -593,20 +594,22 @@ async fn a_crash_loses_nothing(db: Db) {
     let mut service = local().config("[runtime]\nlease = \"2s\"").start(db).await;
     let receiver = Receiver::start([Does::Answers(200)]).await;
     // Between an event and its delivery, at each commit of a run in turn.
-    for nth in 1..=2 {
-        service.kill().await;
-        service.restart_to_crash(&format!("after_commit:{nth}")).await;
-        let id = uuid::Uuid::now_v7().to_string();
-        let body = json!({"run_id": id, "webhook": {"url": receiver.url}});
-        let path = "/v1/agents/answerer/invoke-iterative";
-        let request = service.request(Method::POST, path).header("prefer", "respond-async");
-        let _ = request.json(&body).send().await;
-        service.exit_code().await;
-        service.restart().await;
-        let path = format!("/v1/runs/{id}");
-        service.until(&path, |run| run["status"] == "completed").await;
-        receiver.until_ended(nth).await;
-        assert_all_told(&service, &id, &receiver).await;
+    for round in 0..rounds(1) {
+        for nth in 1..=2 {
+            service.kill().await;
+            service.restart_to_crash(&format!("after_commit:{nth}")).await;
+            let id = uuid::Uuid::now_v7().to_string();
+            let body = json!({"run_id": id, "webhook": {"url": receiver.url}});
+            let path = "/v1/agents/answerer/invoke-iterative";
+            let request = service.request(Method::POST, path).header("prefer", "respond-async");
+            let _ = request.json(&body).send().await;
+            service.exit_code().await;
+            service.restart().await;
+            let path = format!("/v1/runs/{id}");
+            service.until(&path, |run| run["status"] == "completed").await;
+            receiver.until_ended(2 * round + nth).await;
+            assert_all_told(&service, &id, &receiver).await;
+        }
     }
     // While the receiver has it and has not answered.
     receiver.now_does([Does::Hangs]);

@@ -337,6 +337,23 @@ async fn calls_follow_a_probe_in_growing_groups() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn refusals_that_do_not_say_when_to_come_again_count_as_retries() {
+    let second = Some(Duration::from_secs(1));
+    for (max_retries, wait, requests) in [(2, None, 3), (0, None, 1), (0, second, 1)] {
+        let provider = refused(1000, wait);
+        let entry = ProviderEntry {
+            max_retries,
+            rate_limit_patience: Duration::from_hours(1),
+            ..ProviderEntry::new(provider.clone())
+        };
+        let router = router(vec![("p", entry)]);
+        let failed = ask(&router, &["p/a"], 0, None).await.unwrap_err();
+        assert_eq!(failed.error.kind, FailureKind::RateLimited);
+        assert_eq!(provider.asked.lock().unwrap().len(), requests, "{max_retries} {wait:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_patience_that_is_at_an_end_is_at_an_end_for_all() {
     let second = Duration::from_secs(1);
     let models = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();

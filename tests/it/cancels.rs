@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use reqwest::Method;
 use serde_json::json;
 
+use crate::claims::{ASKER, ASKING};
 use crate::fault_rounds::rounds;
 use crate::mock_model::{MockModel, Reply};
 use crate::script_tools::python;
@@ -25,18 +26,6 @@ governance: {autonomy: full}
 ";
 const RUNNING: &str =
     "steps: [{tool_calls: [{tool: 'script:slow/job', arguments: {}}]}, {text: done}]";
-const ASKER: &str = "
-model: scripted/asker
-instructions: Ask.
-tools: [file_ops]
-enable_double_confirmation: false
-governance: {paths: {write: ['**']}, tool_policies: {file_ops: ask}}
-";
-const ASKING: &str = "
-steps:
-  - tool_calls: [{tool: file_ops, arguments: {operation: append, path: log.txt, content: x}}]
-  - text: done
-";
 const CALLER: &str = "model: mock/any\ninstructions: Wait.\nenable_double_confirmation: false\n";
 
 async fn queued(service: &Service) -> String {

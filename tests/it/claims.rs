@@ -26,14 +26,14 @@ const BUSY: &str = "[runtime]\nlease = \"2s\"\nqueue_workers = 1";
 const SLOW: &str = "model: scripted/slow\ninstructions: Wait.\ntools: [file_ops]\nenable_double_confirmation: false\n";
 const WAITING: &str = "steps: [{delay_ms: 600000, text: late}]";
 
-const ASKER: &str = "
+pub(crate) const ASKER: &str = "
 model: scripted/asker
 instructions: Ask.
 tools: [file_ops]
 enable_double_confirmation: false
 governance: {paths: {write: ['**']}, tool_policies: {file_ops: ask}}
 ";
-const ASKING: &str = "
+pub(crate) const ASKING: &str = "
 steps:
   - tool_calls: [{tool: file_ops, arguments: {operation: append, path: log.txt, content: x}}]
   - text: done

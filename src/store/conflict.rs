@@ -27,11 +27,17 @@ where
             Err(StoreError::Conflict(_)) => {}
             done => return done,
         }
-        let jitter = f64::from(getrandom::u32().unwrap_or(u32::MAX)) / f64::from(u32::MAX);
-        tokio::time::sleep(pause.mul_f64(0.5 + jitter / 2.0)).await;
+        tokio::time::sleep(jittered(pause)).await;
         pause *= 2;
     }
     attempt().await
+}
+
+/// A pause of that length at most and half of it at least, so that those who failed together do not
+/// try together.
+pub(super) fn jittered(pause: Duration) -> Duration {
+    let share = f64::from(getrandom::u32().unwrap_or(u32::MAX)) / f64::from(u32::MAX);
+    pause.mul_f64(0.5 + share / 2.0)
 }
 
 #[cfg(test)]

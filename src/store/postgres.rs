@@ -127,19 +127,13 @@ async fn run(connection: &mut PgConnection, query: Query) -> Result<Vec<Row>, St
     ask(connection, &query.render(Dialect::Postgres)?, true).await
 }
 
-/// Runs the statement of a list. It is planned each time, for its own values: the plan for any values
-/// does not know which of two filters is the rare one, and can take a hundred times as long.
+/// Runs one statement. Where it is kept, the connection has before long one plan of it, for any values:
+/// which of two filters of a list is the rare one that does not know, and can take a hundred times as
+/// long. So lists are planned each time.
 ///
-/// It has no name then, and is gone where another connection of a pooler or another statement comes in
-/// between: also that by which sqlx asks for a column's type which it does not know, as of `tsvector`.
-async fn run_list(
-    connection: &mut PgConnection,
-    query: Query,
-    transaction_pooler: bool,
-) -> Result<Vec<Row>, StoreError> {
-    ask(connection, &query.render(Dialect::Postgres)?, transaction_pooler).await
-}
-
+/// What is not kept has no name, and is gone where another connection of a pooler or another statement
+/// comes in between: also that by which sqlx asks for a column's type which it does not know, as of
+/// `tsvector`.
 async fn ask(
     connection: &mut PgConnection,
     statement: &Rendered,
@@ -214,13 +208,13 @@ impl Backend for Postgres {
 
     async fn read(&self, work: Work, query: Query) -> Result<Vec<Row>, StoreError> {
         let _hold = hold(work).await;
+        let statement = query.render(Dialect::Postgres)?;
         if work == Work::Lists
             && let Some(standby) = &self.standby
-            && let Some(rows) = standby.read(&query).await
+            && let Some(rows) = standby.read(&statement).await
         {
             return Ok(rows);
         }
-        let statement = query.render(Dialect::Postgres)?;
         let is_kept = work != Work::Lists || self.transaction_pooler;
         anew(|| async {
             let mut line = self.connections(work).get().await?;

@@ -19,6 +19,7 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior};
 use uuid::Uuid;
 
+use super::conflict::jittered;
 use super::{Cancelling, Commit, RunWrite, Store, StoreError, WriteOutcome};
 
 /// Writes in one commit, at most.
@@ -420,9 +421,7 @@ impl Committer {
                     if writes.is_empty() {
                         return Vec::new();
                     }
-                    let jitter =
-                        f64::from(getrandom::u32().unwrap_or(u32::MAX)) / f64::from(u32::MAX);
-                    tokio::time::sleep(pause.mul_f64(0.5 + jitter / 2.0)).await;
+                    tokio::time::sleep(jittered(pause)).await;
                     pause = LAST_PAUSE.min(pause * 2);
                 }
                 Err(error) => {

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use super::ask;
 use super::connections::Connections;
-use super::run_list;
 use crate::store::StoreError;
-use crate::store::sql::{Query, Row};
+use crate::store::sql::{Rendered, Row};
 
 /// How long a copy that failed is left alone.
 const REST: Duration = Duration::from_secs(10);
@@ -31,12 +31,12 @@ impl Standby {
     }
 
     /// What it has; `None` where it cannot be asked.
-    pub(super) async fn read(&self, query: &Query) -> Option<Vec<Row>> {
+    pub(super) async fn read(&self, statement: &Rendered) -> Option<Vec<Row>> {
         let rests = self.rests_until.lock().is_some_and(|until| Instant::now() < until);
         if rests {
             return None;
         }
-        match self.ask(query).await {
+        match self.ask(statement).await {
             Ok(rows) => Some(rows),
             Err(error) => {
                 tracing::warn!(%error, "database.read_url cannot be asked; lists come from database.url");
@@ -46,9 +46,9 @@ impl Standby {
         }
     }
 
-    async fn ask(&self, query: &Query) -> Result<Vec<Row>, StoreError> {
+    async fn ask(&self, statement: &Rendered) -> Result<Vec<Row>, StoreError> {
         let mut line = self.connections.get().await?;
-        let rows = run_list(&mut line, query.clone(), self.transaction_pooler).await;
+        let rows = ask(&mut line, statement, self.transaction_pooler).await;
         line.settle(rows)
     }
 }

@@ -243,33 +243,16 @@ impl Tool for Browser {
     ) -> Result<String, ToolError> {
         let operation = Operation::parse(&arguments)?;
         let run = context.run_id;
-        let _turn = self.pool.turn(run).await;
-        let mut abandoned = Abandoned { pool: &self.pool, run: Some(run) };
+        let turn = self.pool.turn(run).await;
         let work = self.perform(operation, permit, context, Instant::now());
         let performed = tokio::time::timeout(self.settings.timeout, work).await;
-        abandoned.run = None;
-        performed.unwrap_or_else(|_elapsed| {
-            abandoned.run = Some(run);
+        let Ok(performed) = performed else {
             let seconds = self.settings.timeout.as_secs_f64();
             let message = format!("It took longer than {seconds} seconds; the page was closed.");
-            Err(ToolError::ForModel(message))
-        })
-    }
-}
-
-/// Tells that a call is done with its page, and closes it where the call did not come to its end.
-struct Abandoned<'a> {
-    pool: &'a Arc<Pool>,
-    run: Option<Uuid>,
-}
-
-impl Drop for Abandoned<'_> {
-    fn drop(&mut self) {
-        self.pool.is_freed();
-        if let (Some(run), Ok(runtime)) = (self.run, tokio::runtime::Handle::try_current()) {
-            let pool = Arc::clone(self.pool);
-            runtime.spawn(async move { pool.close(run).await });
-        }
+            return Err(ToolError::ForModel(message));
+        };
+        turn.end();
+        performed
     }
 }
 

@@ -454,7 +454,7 @@ async fn hostile_pages_reach_nothing_and_hide_nothing() {
         late += usize::from(is_late);
         // Of a page that never rests, the browser may give up first.
         let is_given_up = row.told == "longer than"
-            && told.contains("cannot be opened: Not attached to an active page");
+            && told.contains("does not stay as it is for long enough, and was closed");
         let is_told = told.contains(row.told) || is_late || is_given_up;
         if !is_told || told.contains(row.never) {
             wrong.push(format!(

@@ -33,8 +33,10 @@ const RESTLESS: Duration = Duration::from_secs(10);
 const PART: u32 = 2;
 /// Between two looks at a page that has not settled.
 const LOOK: Duration = Duration::from_millis(25);
-/// Tries to run our script in a page that is loaded anew meanwhile.
-const EVALUATIONS: usize = 5;
+/// Tries to ask a page that is loaded anew meanwhile.
+const TRIES: usize = 5;
+/// The browser's answer where a page has no document at the moment.
+const DETACHED: &str = "Not attached to an active page";
 /// Bytes of its text.
 const MAX_TEXT: usize = 256 * 1024;
 
@@ -258,7 +260,20 @@ impl Page {
             }
         };
         let _ = tokio::time::timeout(self.settles_within, settled).await; // it is taken as it is then
-        self.tab.call("Page.getNavigationHistory", json!({})).await.map(|_| ())
+        self.check_attached().await
+    }
+
+    /// That the browser still has the page. While one document replaces another it may say otherwise;
+    /// a page of which it keeps saying so is closed.
+    async fn check_attached(&self) -> Result<(), String> {
+        for _ in 0..TRIES {
+            match self.tab.call("Page.getNavigationHistory", json!({})).await {
+                Err(why) if why == DETACHED => tokio::time::sleep(LOOK).await,
+                asked => return asked.map(|_| ()),
+            }
+        }
+        self.tab.close();
+        Err("it does not stay as it is for long enough, and was closed".into())
     }
 
     /// Whether a file is on its way, or was answered a moment ago and the browser has not told of it.
@@ -271,7 +286,7 @@ impl Page {
     /// The value of a function of our script in the page, which may be replaced by another one
     /// meanwhile.
     async fn evaluate(&self, call: &str) -> Result<Value, String> {
-        for _ in 0..EVALUATIONS {
+        for _ in 0..TRIES {
             match self.evaluate_once(call).await {
                 Err(why) if why.contains("context") => tokio::time::sleep(LOOK).await,
                 evaluated => return evaluated,

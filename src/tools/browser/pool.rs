@@ -107,6 +107,36 @@ impl Kept {
     }
 }
 
+/// A run's call may use the run's page. Where the call does not come to its end, the page is closed,
+/// and the next call begins after that.
+pub(super) struct Turn<'a> {
+    pool: &'a Arc<Pool>,
+    run: Uuid,
+    /// None once the call came to its end.
+    held: Option<OwnedMutexGuard<()>>,
+}
+
+impl Turn<'_> {
+    /// The call came to its end: its page stays.
+    pub(super) fn end(mut self) {
+        self.held = None;
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.pool.freed.notify_one();
+        if let (Some(held), Ok(runtime)) = (self.held.take(), tokio::runtime::Handle::try_current())
+        {
+            let (pool, run) = (Arc::clone(self.pool), self.run);
+            runtime.spawn(async move {
+                pool.close(run).await;
+                drop(held);
+            });
+        }
+    }
+}
+
 impl Pool {
     pub(super) fn new(client: Client, settings: BrowserSettings) -> Arc<Self> {
         let used = Instant::now();
@@ -145,7 +175,7 @@ impl Pool {
     }
 
     /// Waits for the calls of this run that came before.
-    pub(super) async fn turn(&self, run: Uuid) -> OwnedMutexGuard<()> {
+    pub(super) async fn turn(self: &Arc<Self>, run: Uuid) -> Turn<'_> {
         let turn = {
             let mut turns = self.turns.lock();
             turns.retain(|_, turn| turn.strong_count() > 0);
@@ -156,7 +186,7 @@ impl Pool {
                 turn
             })
         };
-        turn.lock_owned().await
+        Turn { pool: self, run, held: Some(turn.lock_owned().await) }
     }
 
     /// The page of a run, if one is open.
@@ -227,11 +257,6 @@ impl Pool {
             drop(state);
             let _ = timeout(LOOK_AGAIN, self.freed.notified()).await;
         }
-    }
-
-    /// A call is done with its page.
-    pub(super) fn is_freed(&self) {
-        self.freed.notify_one();
     }
 
     /// The running browser, or a new one.
@@ -337,15 +362,33 @@ async fn close_what_is_idle(pool: Weak<Pool>, chromium: Weak<Chromium>) {
 mod tests {
     use super::*;
 
-    #[tokio::test(start_paused = true)]
-    async fn a_run_waits_for_a_page_as_long_as_it_may() {
+    fn pool() -> Arc<Pool> {
         let settings = BrowserSettings {
             path: PathBuf::new(),
             timeout: Duration::from_secs(30),
             pages: 0,
             viewport: Viewport { width: 800, height: 600 },
         };
-        let pool = Pool::new(Client::new(), settings);
+        Pool::new(Client::new(), settings)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_page_of_a_call_that_did_not_end_is_closed_before_the_next_call() {
+        let (pool, run) = (pool(), Uuid::nil());
+        let soon = Duration::from_secs(1);
+        let state = pool.state.lock().await;
+        drop(pool.turn(run).await);
+        assert!(timeout(soon, pool.turn(run)).await.is_err(), "the page is not closed yet");
+        drop(state);
+        let turn = timeout(soon, pool.turn(run)).await.expect("the page is closed");
+        let _state = pool.state.lock().await;
+        turn.end();
+        assert!(timeout(soon, pool.turn(run)).await.is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_run_waits_for_a_page_as_long_as_it_may() {
+        let pool = pool();
         let since = Instant::now();
         let refused = pool.page_or_new(Uuid::nil(), since + Duration::from_secs(27)).await;
         assert_eq!(refused.err().as_deref(), Some("all 0 pages are in use; try again in a moment"));

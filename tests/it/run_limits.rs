@@ -35,7 +35,7 @@ fn setup(mock: &MockModel, limits: &str) -> Setup {
     );
     Setup::new()
         .agent("worker", "model: mock/gpt-4.1-mini\ninstructions: Work.\n")
-        .config(&format!("{provider}[runtime]\nlease = \"2s\"\n{limits}\n"))
+        .config(&format!("{provider}[runtime]\nlease = \"4s\"\n{limits}\n"))
 }
 
 /// A model that takes its time.

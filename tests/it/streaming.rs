@@ -6,6 +6,7 @@ use futures::StreamExt;
 use reqwest::Method;
 use serde_json::{Value, json};
 
+use crate::fault_rounds::rounds;
 use crate::service::{Db, Service, Setup, on_both_stores};
 
 on_both_stores! {
@@ -311,11 +312,12 @@ async fn concurrent_streams_of_a_run_are_the_same(db: Db) {
     // One that never reads does not hold up the others, or the run.
     let _stalled = follow(&service, &run, None).await;
     let readers = futures::future::join_all(
-        (0..200).map(async |_| follow(&service, &run, None).await.rest().await),
+        (0..rounds(200)).map(async |_| follow(&service, &run, None).await.rest().await),
     )
     .await;
     assert!(readers[0].last().unwrap().event == "run.completed");
     assert!(readers.iter().all(|frames| *frames == readers[0]));
+    println!("{} readers: {} MiB at most", readers.len(), service.peak_memory_mib());
 }
 
 async fn deltas_are_streamed_while_the_model_responds(db: Db) {

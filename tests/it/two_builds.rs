@@ -3,9 +3,11 @@
 
 use std::path::PathBuf;
 
+use futures::future::join_all;
 use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection};
 
+use crate::fault_rounds::rounds;
 use crate::service::{Db, Service, Setup};
 
 const SLOW: &str = "steps: [{delay_ms: 3000, text: done}]";
@@ -95,16 +97,29 @@ async fn the_previous_build_and_this_one_fail_none_of_each_others_runs() {
     new.until(&unknown, is("completed")).await;
 
     // Each goes on with what the other one has begun.
-    for round in 0..2 {
-        let (dying, staying) = if round == 0 { (&mut old, &new) } else { (&mut new, &old) };
-        let started = dying.request(reqwest::Method::POST, "/v1/agents/slow/invoke-iterative");
-        let started = started.header("prefer", "wait=0").json(&json!({}));
-        let started = crate::service::answer(started).await;
-        let run = format!("/v1/runs/{}", started.body["run_id"].as_str().unwrap());
-        staying.until(&run, is("running")).await;
+    let mut interrupted = 0;
+    for round in 0..rounds(2) {
+        let (dying, staying) = if round % 2 == 0 { (&mut old, &new) } else { (&mut new, &old) };
+        let runs = join_all((0..8).map(|_| begin(dying))).await;
+        for run in &runs {
+            staying.until(run, is("running")).await;
+        }
         dying.kill().await;
-        let ended = staying.until(&run, |run| run["finished_at"].is_string()).await;
-        assert_eq!(ended["status"], "completed", "{ended:#}");
+        for run in &runs {
+            let ended = staying.until(run, |run| run["finished_at"].is_string()).await;
+            assert_eq!(ended["status"], "completed", "{ended:#}");
+            let events = staying.get(&format!("{run}/events")).await.body;
+            let mut events = events["data"].as_array().unwrap().iter();
+            interrupted += usize::from(events.any(|event| event["type"] == "run.resumed"));
+        }
         dying.restart().await;
     }
+    println!("{interrupted} runs of one build were ended by the other");
+}
+
+/// A run that this replica drives; its path.
+async fn begin(service: &Service) -> String {
+    let started = service.request(reqwest::Method::POST, "/v1/agents/slow/invoke-iterative");
+    let started = crate::service::answer(started.header("prefer", "wait=0").json(&json!({}))).await;
+    format!("/v1/runs/{}", started.body["run_id"].as_str().unwrap())
 }

@@ -17,6 +17,7 @@ on_both! {
     usage_of_many_runs_is_read_from_sums,
     what_is_asked_every_second_passes_over_what_is_not_due,
     a_place_costs_what_its_own_tenant_has_under_way,
+    calls_are_counted_once_for_those_who_ask_at_once,
 }
 
 /// SQLite's planner does not ask how many there are.
@@ -505,4 +506,18 @@ async fn usage_of_many_runs_is_read_from_sums(mut db: Db) {
         let looks_through = ["Seq Scan on runs", "Seq Scan on usage_sums", "SCAN runs", "SCAN s"];
         assert!(!looks_through.iter().any(|scan| plan.contains(scan)), "{plan}");
     }
+}
+
+async fn calls_are_counted_once_for_those_who_ask_at_once(mut db: Db) {
+    stats::called(&db, Script::owned(), "file_ops", 3).await;
+    let filters = [stats::all(), StatsFilter { agent: Some("unused".into()), ..stats::all() }];
+    let (store, plans) = Arc::into_inner(db.store).unwrap().explaining();
+    db.store = Arc::new(store);
+    let ask = async |filter: &StatsFilter| db.store.tool_stats(TENANT, filter).await.unwrap();
+    let same = futures::future::join_all((0..24).map(|_| ask(&filters[0]))).await;
+    assert!(same.iter().all(|stats| stats[0].calls == 3), "{same:?}");
+    assert!(plans.lock().len() <= 2, "{}", plans.lock().len());
+    assert_eq!(ask(&filters[1]).await, []);
+    stats::called(&db, Script::owned(), "file_ops", 2).await;
+    assert_eq!(ask(&filters[0]).await[0].calls, 5, "nothing old is told");
 }

@@ -9,16 +9,15 @@ on_both! {
     calls_are_counted_by_tool,
     tokens_are_counted_by_day_agent_and_model,
     only_what_is_asked_for_is_counted,
-    calls_are_counted_once_for_those_who_ask_at_once,
 }
 
-fn all() -> StatsFilter {
+pub(super) fn all() -> StatsFilter {
     let (since, until) = (now() - TimeDelta::days(30), now() + TimeDelta::days(1));
     StatsFilter { since, until, agent: None }
 }
 
 /// A run in which a tool was called so often, taking 1, 2, 3 … milliseconds.
-async fn called(db: &Db, mut script: Script, tool: &str, times: u64) {
+pub(super) async fn called(db: &Db, mut script: Script, tool: &str, times: u64) {
     db.commit("me", &script.start()).await;
     let calls: Vec<ToolCall> = (0..times).map(|_| call(tool, "{}")).collect();
     let mut events = vec![responded(1, &calls.iter().collect::<Vec<_>>())];
@@ -127,18 +126,4 @@ async fn only_what_is_asked_for_is_counted(db: Db) {
         db.store.usage_stats("other", &filter(-9, 9, None), &page(9999, None)).await.unwrap(),
         []
     );
-}
-
-async fn calls_are_counted_once_for_those_who_ask_at_once(mut db: Db) {
-    called(&db, Script::owned(), "file_ops", 3).await;
-    let filters = [all(), StatsFilter { agent: Some("unused".into()), ..all() }];
-    let (store, plans) = Arc::into_inner(db.store).unwrap().explaining();
-    db.store = Arc::new(store);
-    let ask = async |filter: &StatsFilter| db.store.tool_stats(TENANT, filter).await.unwrap();
-    let same = futures::future::join_all((0..24).map(|_| ask(&filters[0]))).await;
-    assert!(same.iter().all(|stats| stats[0].calls == 3), "{same:?}");
-    assert!(plans.lock().len() <= 2, "{}", plans.lock().len());
-    assert_eq!(ask(&filters[1]).await, []);
-    called(&db, Script::owned(), "file_ops", 2).await;
-    assert_eq!(ask(&filters[0]).await[0].calls, 5, "nothing old is told");
 }

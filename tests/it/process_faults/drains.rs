@@ -1,0 +1,71 @@
+//! A replica is told to end while it drives runs: whoever waits for one of them is answered, and what
+//! outlives its grace goes on elsewhere, as no crash.
+
+use futures::future::join_all;
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use super::site::{LEASE, Site, agent, counted, until_completed};
+use crate::fault_rounds::rounds;
+use crate::service::{Answer, Db, Service, Signal, answer};
+
+/// Callers that wait for a run, which ends within the grace.
+const SHORT: usize = 40;
+/// Runs that outlive it.
+const LONG: usize = 12;
+const LONG_STEPS: usize = 40;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_that_ends_drops_no_run_and_no_request() {
+    let steps = |count| {
+        let step = "{delay_ms: 150, tool_calls: [{tool: 'http:effects/look', arguments: {hold: never, \
+                    name: '{{ inputs.name }} {{ step }}'}}]}, ";
+        format!("steps: [{}{{text: done}}]", step.repeat(count))
+    };
+    let setup = |setup, _| {
+        let setup = agent(agent(setup, "short", &steps(6)), "long", &steps(LONG_STEPS));
+        setup.config("[server]\nshutdown_grace = \"3s\"\n")
+    };
+    let mut site = Site::start(Db::Postgres, 2, LEASE * 2, setup).await;
+    let (mut driven, mut given_back) = (0, 0);
+    for round in 0..rounds(1) {
+        let (at, other) = (round % 2, (round + 1) % 2);
+        let inputs = json!({"name": format!("{round}")});
+        let long: Vec<String> = (0..LONG).map(|_| site.call(at, "long", &inputs)).collect();
+        let calls: Vec<_> = (0..SHORT).map(|_| call(&site.replicas[at], &inputs)).collect();
+        let goes = |run: &Value| run["iterations"].as_u64().is_some_and(|done| done >= 2);
+        join_all(long.iter().map(|run| site.replicas[other].until(run, goes))).await;
+        driven += count(&site, "status = 'running'").await;
+        site.replicas[at].signal(Signal::TERM);
+        site.replicas[at].until("/readyz", |ready| ready["status"] == "draining").await;
+        let late = call(&site.replicas[at], &inputs).await.unwrap();
+        assert_eq!((late.status.as_u16(), &late.body["code"]), (503, &json!("DRAINING")));
+        for call in calls {
+            let told = call.await.unwrap();
+            let told = (told.status.as_u16(), told.body["status"].clone());
+            assert_eq!(told, (200, json!("completed")));
+        }
+        assert_eq!(site.replicas[at].exit_code().await, Some(0), "{}", site.logs());
+        given_back += site.replicas[at].log().matches("run is given back").count();
+        for run in &long {
+            let ended = until_completed(&site.replicas[other], run).await;
+            assert_eq!(ended["iterations"], json!(LONG_STEPS + 1), "{ended:#}");
+        }
+        site.replicas[at].restart().await;
+    }
+    assert!(given_back > 0, "no run outlived the grace");
+    assert_eq!(count(&site, "crash_count > 0").await, 0);
+    println!(
+        "{driven} runs were driven by replicas that ended, {given_back} of them went on elsewhere"
+    );
+}
+
+async fn count(site: &Site, condition: &str) -> i64 {
+    let sql = format!("SELECT count(*) FROM runs WHERE {condition}");
+    counted(&site.replicas[0].database_url, &sql).await
+}
+
+fn call(service: &Service, inputs: &Value) -> tokio::task::JoinHandle<Answer> {
+    let request = service.request(Method::POST, "/v1/agents/short/invoke-iterative");
+    tokio::spawn(answer(request.json(&json!({ "inputs": inputs }))))
+}

@@ -41,6 +41,9 @@ const LIMITS: Limits = Limits {
     file_size: 0,
     open_files: 16,
 };
+/// How much of the address space the reader's allocator takes at a time, in KiB. What it took before its
+/// memory is limited stays without a limit, and where that is more than the limit it gets nothing more.
+const RESERVED: (&str, &str) = ("MIMALLOC_ARENA_RESERVE", "65536");
 /// Readers of all runs at the same time.
 static READERS: Semaphore = Semaphore::const_new(2);
 
@@ -72,6 +75,7 @@ pub(super) async fn text(document: std::fs::File) -> Result<String, String> {
     let mut reader = Command::new("/proc/self/exe")
         .arg(READER)
         .env_clear()
+        .env(RESERVED.0, RESERVED.1)
         .stdin(Stdio::from(document))
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -127,6 +127,19 @@ async fn the_text_of_a_pdf_document_is_read_page_by_page(db: Db) {
     assert!(results[4].contains("an image (PNG, 640 x 480 pixels)"), "{}", results[4]);
 }
 
+/// Whatever addresses its reader was given.
+#[tokio::test]
+async fn a_document_is_read_every_time() {
+    let files = [("report.pdf".to_owned(), pdf(&[&["Annual report"]]))];
+    let (service, _) = reading(Db::Sqlite, &files, &[read("report.pdf")]).await;
+    for _ in 0..200 {
+        let call = json!({"tool": "file_ops", "arguments": read("report.pdf")});
+        let run = service.post("/v1/agents/reader/call", &call).await.body;
+        let told = run["output"].to_string();
+        assert!(told.contains("Annual report"), "{run:#}");
+    }
+}
+
 async fn hostile_documents_are_refused_and_the_service_goes_on(db: Db) {
     let page =
         "<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 4 0 R /Resources << >> >>";

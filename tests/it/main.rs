@@ -25,6 +25,7 @@ mod concurrent_runs;
 mod console;
 mod console_access;
 mod console_files;
+mod console_input;
 mod console_live;
 mod console_session;
 mod console_work;

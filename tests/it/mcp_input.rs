@@ -11,7 +11,8 @@
 //! | children, calls side by side | `children_and_neighbours_ask_as_well` |
 //! | crash while parked, and between rounds of a `once` call | `answers_survive_crashes` |
 //! | another replica | `another_replica_makes_the_call_again` |
-//! | streaming, sessions, webhooks, console | as of client tools |
+//! | console | `console_input` |
+//! | streaming, sessions, webhooks | as of client tools |
 
 use std::time::Duration;
 
@@ -39,7 +40,7 @@ on_both_stores! {
 const FULL: &str = "governance: {autonomy: full}";
 
 /// An agent that makes these calls of `book`, each of which asks in these steps, one a turn.
-fn booking(setup: Setup, name: &str, more: &str, calls: &[Value]) -> Setup {
+pub fn booking(setup: Setup, name: &str, more: &str, calls: &[Value]) -> Setup {
     let call = |steps: &Value| {
         json!({"tool_calls": [{"tool": "mcp:odd/book", "arguments": {"steps": steps}}]}).to_string()
     };
@@ -53,7 +54,7 @@ fn booking(setup: Setup, name: &str, more: &str, calls: &[Value]) -> Setup {
         .scenario(name, &format!("steps: [{}, {{text: '{{{{ results[0] }}}}'}}]", calls.join(", ")))
 }
 
-fn asks(forms: &Value) -> Value {
+pub fn asks(forms: &Value) -> Value {
     let forms = forms.as_object().unwrap().iter().map(|(name, params)| {
         (name.clone(), json!({"method": "elicitation/create", "params": params}))
     });
@@ -70,11 +71,11 @@ fn accept(n: u32) -> Value {
     json!({"responses": {"how many": {"action": "accept", "content": {"n": n}}}})
 }
 
-fn setup() -> Setup {
+pub fn setup() -> Setup {
     Setup::new().config(&program("odd", &["new"], ""))
 }
 
-async fn parked(service: &Service, agent: &str) -> Value {
+pub async fn parked(service: &Service, agent: &str) -> Value {
     let parked = service.post(&format!("/v1/agents/{agent}/invoke-iterative"), &json!({})).await;
     assert_eq!(parked.status, 202, "{:#}\n{}", parked.body, service.log());
     assert_eq!(parked.body["status"], "awaiting_tool_results", "{:#}", parked.body);

@@ -65,6 +65,15 @@ function ask(form, call, { label, answers, isEditable, isOpen }, answered, signa
   form.hidden = false;
 }
 
+/** What was entered for a form. */
+function entered({ name, text }) {
+  try {
+    return JSON.parse(text.value);
+  } catch (problem) {
+    throw new Error(`The answer to ${JSON.stringify(name)} is not JSON: ${problem.message}`);
+  }
+}
+
 /** The forms of a tool that asks for input, each filled in as JSON. */
 function askForInput(form, call, answered) {
   const trouble = el("div", { role: "alert" });
@@ -79,7 +88,7 @@ function askForInput(form, call, answered) {
   const send = async (action) => {
     trouble.replaceChildren();
     try {
-      const given = ({ name, text }) => [name, action === "accept" ? { action, content: JSON.parse(text.value) } : { action }];
+      const given = (field) => [field.name, action === "accept" ? { action, content: entered(field) } : { action }];
       const body = { round: call.input.round, responses: Object.fromEntries(fields.map(given)) };
       const run = await post(`runs/${part(call.run_id)}/tool-calls/${part(call.call_id)}/result`, body);
       announce("Answered");

@@ -11,6 +11,18 @@ async fn on(server: &OwnServer, statement: &str) {
     sqlx::raw_sql(AssertSqlSafe(statement.to_owned())).execute(&mut connection).await.unwrap();
 }
 
+/// Has a standby take over nothing more; what it is told is a wish until its state says so.
+async fn pause(standby: &OwnServer) {
+    let mut connection = PgConnection::connect(&standby.url()).await.unwrap();
+    on(standby, "SELECT pg_wal_replay_pause()").await;
+    let state = "SELECT pg_get_wal_replay_pause_state()";
+    while sqlx::query_scalar::<_, String>(state).fetch_one(&mut connection).await.unwrap()
+        != "paused"
+    {
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+}
+
 async fn listed(service: &Service) -> usize {
     service.get("/v1/runs").await.body["data"].as_array().unwrap().len()
 }
@@ -42,7 +54,7 @@ async fn lists_come_from_the_standby_and_what_must_be_fresh_does_not() {
     service.run("quick", &json!({})).await;
     shows(&service, 1).await;
 
-    on(&standby, "SELECT pg_wal_replay_pause()").await;
+    pause(&standby).await;
     let run = service.run("quick", &json!({})).await;
     assert_eq!(listed(&service).await, 1, "the list is not the standby's");
     let path = format!("/v1/runs/{}", run["run_id"].as_str().unwrap());

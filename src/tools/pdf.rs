@@ -41,8 +41,8 @@ const LIMITS: Limits = Limits {
     file_size: 0,
     open_files: 16,
 };
-/// How much of the address space the reader's allocator takes at a time, in KiB. What it took before its
-/// memory is limited stays without a limit, and where that is more than the limit it gets nothing more.
+/// How much address space the reader's allocator reserves at a time, in KiB. By default it is 1 GiB, and the
+/// first time is before the limit is set: the reader could use that in spite of the limit, and get no more.
 const RESERVED: (&str, &str) = ("MIMALLOC_ARENA_RESERVE", "65536");
 /// Readers of all runs at the same time.
 static READERS: Semaphore = Semaphore::const_new(2);

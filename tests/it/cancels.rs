@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use reqwest::Method;
 use serde_json::json;
 
+use crate::approvals::types;
 use crate::claims::{ASKER, ASKING};
 use crate::fault_rounds::rounds;
 use crate::mock_model::{MockModel, Reply};
@@ -71,15 +72,10 @@ async fn a_cancel_ends_a_run_wherever_it_is(db: Db) {
             took.push(since.elapsed());
             assert_eq!(ended["status"], "cancelled", "{ended:#}");
             assert_eq!(ended["pending"], json!([]), "{ended:#}");
-            let events = service.get(&format!("{run}/events?limit=200")).await.body;
-            let kinds: Vec<&str> = events["data"]
-                .as_array()
-                .unwrap()
-                .iter()
-                .filter_map(|e| e["type"].as_str())
-                .collect();
-            let ends = kinds.iter().filter(|kind| **kind == "run.cancelled").count();
-            assert_eq!((ends, kinds.last()), (1, Some(&"run.cancelled")), "{kinds:?}");
+            let types = types(&service, run).await;
+            let ends = types.iter().filter(|it| *it == "run.cancelled").count();
+            let last = types.last().map(String::as_str);
+            assert_eq!((ends, last), (1, Some("run.cancelled")), "{types:?}");
         }
         until_alive(seconds, false).await;
         mock.wait_until(|counts| counts.aborted >= round).await;

@@ -1,6 +1,6 @@
 //! What befalls processes, and what must be true of every run that was at that point: killed around the
-//! effect of a call and around the answer of a model, all together, while they write; told to end; suspended, and
-//! without a thread to spare, for longer than their lease.
+//! effect of a call and around the answer of a model, all together, while they write; told to end;
+//! suspended, and without a thread to spare, for longer than their lease.
 //!
 //! `TOOLLOOP_FAULT_ROUNDS=50 cargo test --test it process_faults -- --nocapture` repeats each fault that often, and says
 //! how many runs it met.

@@ -233,7 +233,7 @@ async fn retry_after_is_kept_exactly_or_not_at_all() {
         let started = Instant::now();
         let failure = client.ask(deadline).await.unwrap_err();
         assert_eq!((failure.attempts, failure.error.kind), (1, FailureKind::RateLimited));
-        assert!(started.elapsed() < Duration::from_secs(30));
+        assert!(started.elapsed() < Duration::from_secs(5));
     }
 }
 

@@ -11,7 +11,7 @@ async fn on(server: &OwnServer, statement: &str) {
     sqlx::raw_sql(AssertSqlSafe(statement.to_owned())).execute(&mut connection).await.unwrap();
 }
 
-/// Has a standby take over nothing more; what it is told is a wish until its state says so.
+/// Stops the replay of a standby. The function only requests it, so the state is waited for.
 async fn pause(standby: &OwnServer) {
     let mut connection = PgConnection::connect(&standby.url()).await.unwrap();
     on(standby, "SELECT pg_wal_replay_pause()").await;

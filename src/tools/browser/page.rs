@@ -273,7 +273,7 @@ impl Page {
             }
         }
         self.tab.close();
-        Err("it does not stay as it is for long enough, and was closed".into())
+        Err("the page does not stay as it is for long enough, and was closed".into())
     }
 
     /// Whether a file is on its way, or was answered a moment ago and the browser has not told of it.

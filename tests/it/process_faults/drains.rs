@@ -1,11 +1,13 @@
-//! A replica is told to end while it drives runs: whoever waits for one of them is answered, and what
-//! outlives its grace goes on elsewhere, as no crash.
+//! A replica is told to end while it drives runs: callers that wait for them are answered, and runs that
+//! outlive its grace go on elsewhere, which counts as no crash.
 
 use futures::future::join_all;
 use reqwest::Method;
 use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+use uuid::Uuid;
 
-use super::site::{LEASE, Site, agent, counted, until_completed};
+use super::site::{LEASE, Site, agent, counted, id_of, until_completed};
 use crate::fault_rounds::rounds;
 use crate::service::{Answer, Db, Service, Signal, answer};
 
@@ -30,20 +32,32 @@ async fn a_replica_that_ends_drops_no_run_and_no_request() {
     let (mut driven, mut given_back) = (0, 0);
     for round in 0..rounds(1) {
         let (at, other) = (round % 2, (round + 1) % 2);
-        let inputs = json!({"name": format!("{round}")});
-        let long: Vec<String> = (0..LONG).map(|_| site.call(at, "long", &inputs)).collect();
-        let calls: Vec<_> = (0..SHORT).map(|_| call(&site.replicas[at], &inputs)).collect();
+        let inputs = json!({"name": round.to_string()});
+        let (long, long_calls): (Vec<String>, Vec<_>) = (0..LONG)
+            .map(|_| {
+                let id = Uuid::now_v7();
+                let body = json!({"run_id": id, "inputs": inputs});
+                (format!("/v1/runs/{id}"), call(&site.replicas[at], "long", &body))
+            })
+            .unzip();
+        let body = json!({ "inputs": inputs });
+        let calls: Vec<_> = (0..SHORT).map(|_| call(&site.replicas[at], "short", &body)).collect();
         let goes = |run: &Value| run["iterations"].as_u64().is_some_and(|done| done >= 2);
         join_all(long.iter().map(|run| site.replicas[other].until(run, goes))).await;
         driven += count(&site, "status = 'running'").await;
         site.replicas[at].signal(Signal::TERM);
         site.replicas[at].until("/readyz", |ready| ready["status"] == "draining").await;
-        let late = call(&site.replicas[at], &inputs).await.unwrap();
+        let late = call(&site.replicas[at], "short", &body).await.unwrap();
         assert_eq!((late.status.as_u16(), &late.body["code"]), (503, &json!("DRAINING")));
         for call in calls {
             let told = call.await.unwrap();
             let told = (told.status.as_u16(), told.body["status"].clone());
             assert_eq!(told, (200, json!("completed")));
+        }
+        for (run, call) in long.iter().zip(long_calls) {
+            let told = call.await.unwrap();
+            assert_eq!((told.status.as_u16(), &told.body["code"]), (503, &json!("DRAINING")));
+            assert_eq!(told.body["run_id"], id_of(run), "it goes on and is found by its id");
         }
         assert_eq!(site.replicas[at].exit_code().await, Some(0), "{}", site.logs());
         given_back += site.replicas[at].log().matches("run is given back").count();
@@ -65,7 +79,7 @@ async fn count(site: &Site, condition: &str) -> i64 {
     counted(&site.replicas[0].database_url, &sql).await
 }
 
-fn call(service: &Service, inputs: &Value) -> tokio::task::JoinHandle<Answer> {
-    let request = service.request(Method::POST, "/v1/agents/short/invoke-iterative");
-    tokio::spawn(answer(request.json(&json!({ "inputs": inputs }))))
+fn call(service: &Service, agent: &str, body: &Value) -> JoinHandle<Answer> {
+    let path = format!("/v1/agents/{agent}/invoke-iterative");
+    tokio::spawn(answer(service.request(Method::POST, &path).json(body)))
 }

@@ -421,7 +421,10 @@ impl Committer {
                     if writes.is_empty() {
                         return Vec::new();
                     }
-                    tokio::time::sleep(jittered(pause)).await;
+                    let left = writes.iter().zip(&waiting).map(|(write, w)| {
+                        self.patience_of(write).saturating_sub(w.since.elapsed())
+                    });
+                    tokio::time::sleep(left.fold(jittered(pause), Duration::min)).await;
                     pause = LAST_PAUSE.min(pause * 2);
                 }
                 Err(error) => {

@@ -221,14 +221,14 @@ async fn two_replicas_share_one_quarantine() {
 
 async fn a_cancel_and_a_crash_lose_nothing(db: Db) {
     let governance = format!("paths: {{write: ['./**'], {DENY}}}");
-    let calls = lines(&["cp a.txt sub/.env && sleep 94"]);
+    let calls = lines(&["cp a.txt sub/.env && touch copied && sleep 94"]);
     let mut service = with(Setup::new(), "worker", &governance, &calls)
         .file("a.txt", "a")
         .file("sub/x", "x")
         .start(db)
         .await;
     let path = service.enqueue("worker").await;
-    until_there(&service, "sub/.env").await;
+    until_there(&service, "copied").await;
     service.post(&format!("{path}/cancel"), &json!({})).await;
     service.until(&path, |run| run["status"] == "cancelled").await;
     assert_eq!(aside(&service), pairs(&[("sub/.env", "a")]));

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use chrono::TimeDelta;
 use tokio::sync::OwnedMutexGuard;
 use uuid::Uuid;
 
@@ -10,10 +9,7 @@ use super::key_locks::KeyLocks;
 use super::start::StartError;
 use crate::clock;
 use crate::run::Caller;
-use crate::store::{Idempotency, Store};
-
-/// For how long a repeated idempotency key finds its run.
-const KEY_KEPT: TimeDelta = TimeDelta::hours(24);
+use crate::store::{IDEMPOTENCY_KEYS_KEPT, Idempotency, Store};
 
 /// What is known of the keys that requests have.
 pub(super) struct IdempotencyKeys {
@@ -41,7 +37,7 @@ impl IdempotencyKeys {
         let Some(known) = store.idempotent_run(tenant, &idempotency.key).await? else {
             return Ok(None);
         };
-        let expired = clock::now() - KEY_KEPT;
+        let expired = clock::now() - IDEMPOTENCY_KEYS_KEPT;
         if known.created_at < expired {
             store.forget_idempotency_key(tenant, &idempotency.key, expired).await?;
             return Ok(None);

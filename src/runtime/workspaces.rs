@@ -11,16 +11,19 @@ mod kept_files;
 mod shared_volume;
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard, Semaphore};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use self::kept_files::KeptFiles;
 use self::shared_volume::SharedVolume;
+use crate::fairness;
 use crate::objects::Objects;
 use crate::store::Store;
 use crate::tools::Workspace;
@@ -36,6 +39,8 @@ pub use shared_volume::shared_volume_fault;
 const LOOK: Duration = Duration::from_secs(2);
 /// A file system that takes longer for one small file hangs.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Directories of a volume that are opened at the same time: each keeps a thread while the volume hangs.
+const OPENINGS: usize = 32;
 
 /// Where the files of runs are.
 #[derive(Debug, Clone)]
@@ -64,8 +69,14 @@ pub enum Sharing {
 /// What is known of how they share them.
 enum Shared {
     No,
-    Volume(SharedVolume),
+    Volume(Volume),
     Objects(Arc<KeptFiles>),
+}
+
+/// A volume that all replicas see. It may hang, and who asks it then hangs with it.
+struct Volume {
+    marker: Arc<SharedVolume>,
+    openings: Arc<Semaphore>,
 }
 
 /// The directories of all runs, as this replica has them.
@@ -76,6 +87,8 @@ pub(super) struct Workspaces {
     quarantine_retention: Option<Duration>,
     stored: Arc<StoredFiles>,
     store: Arc<Store>,
+    /// Held while it is looked whether files can be written, also by a look that hangs.
+    looking: Arc<AsyncMutex<()>>,
     /// Why no runs can be driven here, as of the last look.
     fault: Mutex<Option<String>>,
 }
@@ -109,7 +122,10 @@ impl Workspaces {
         let WorkspaceSettings { root, sharing, quota, quarantine_retention } = settings.clone();
         let shared = match sharing {
             Sharing::None => Shared::No,
-            Sharing::Volume => Shared::Volume(SharedVolume::default()),
+            Sharing::Volume => Shared::Volume(Volume {
+                marker: Arc::default(),
+                openings: Arc::new(Semaphore::new(OPENINGS)),
+            }),
             Sharing::Objects(objects) => {
                 let (store, owner) = (Arc::clone(&store), Arc::clone(owner));
                 let quota = Arc::clone(&quota);
@@ -124,6 +140,7 @@ impl Workspaces {
             quarantine_retention,
             stored: Arc::default(),
             store,
+            looking: Arc::default(),
             fault: Mutex::default(),
         }
     }
@@ -139,10 +156,6 @@ impl Workspaces {
         user: User,
     ) -> Result<Workspace, OpenError> {
         match &self.shared {
-            Shared::Volume(volume) if volume.is_elsewhere(&self.root) => {
-                self.look().await;
-                Err(OpenError::NotHere(WorkspaceError::NotShared))
-            }
             Shared::No | Shared::Volume(_) => self.local(tenant, directory).await,
             Shared::Objects(kept) => {
                 let invalid = || WorkspaceError::InvalidDirectory(directory.to_owned());
@@ -169,9 +182,13 @@ impl Workspaces {
         if self.kept_files().is_some_and(|kept| !kept.is_ready()) {
             return Err(OpenError::NotHere(NotKept::Unavailable.into()));
         }
-        match Workspace::open(&self.root, tenant, directory) {
+        let (owner, path) = (tenant.to_owned(), directory.to_owned());
+        let opened = self.on_disk(move |root| Workspace::open(root, &owner, &path)).await;
+        match opened {
             Ok(workspace) => Ok(workspace.within(&self.quota)),
-            Err(error @ WorkspaceError::Io { .. }) if !self.look().await => {
+            Err(error @ (WorkspaceError::NotShared | WorkspaceError::Io { .. }))
+                if !self.is_usable().await =>
+            {
                 Err(OpenError::NotHere(error))
             }
             Err(error) => Err(OpenError::Unusable(error)),
@@ -191,8 +208,39 @@ impl Workspaces {
             let opened = self.open(tenant, directory, User::Caller).await;
             return opened.map(Some).map_err(|error| io::Error::other(error.to_string()));
         }
-        let found = Workspace::find(&self.root, tenant, directory).map_err(io::Error::other)?;
+        let (owner, path) = (tenant.to_owned(), directory.to_owned());
+        let found = self.on_disk(move |root| Workspace::find(root, &owner, &path)).await;
+        let found = found.map_err(io::Error::other)?;
         Ok(found.map(|workspace| workspace.within(&self.quota)))
+    }
+
+    /// Opens something beneath the root; on a volume beside the threads of the runtime, and for
+    /// [`PATIENCE`] at most.
+    async fn on_disk<T: Send + 'static>(
+        &self,
+        open: impl FnOnce(&Path) -> Result<T, WorkspaceError> + Send + 'static,
+    ) -> Result<T, WorkspaceError> {
+        let Shared::Volume(Volume { marker, openings }) = &self.shared else {
+            return open(&self.root);
+        };
+        let failed = |source| WorkspaceError::Io { path: self.root.display().to_string(), source };
+        if let Some(fault) = self.fault() {
+            return Err(failed(io::Error::other(fault)));
+        }
+        let (marker, root) = (Arc::clone(marker), self.root.clone());
+        let opened = async {
+            let place = Arc::clone(openings).acquire_owned().await;
+            let opened = fairness::blocking(move || {
+                let _place = place;
+                if marker.is_elsewhere(&root) {
+                    return Err(WorkspaceError::NotShared);
+                }
+                open(&root)
+            });
+            opened.await.unwrap_or_else(|error| Err(failed(io::Error::other(error.to_string()))))
+        };
+        let opened = timeout(PATIENCE, opened).await;
+        opened.unwrap_or_else(|_| Err(failed(io::ErrorKind::TimedOut.into())))
     }
 
     pub(super) fn quota(&self) -> &Quota {
@@ -220,12 +268,14 @@ impl Workspaces {
     /// Makes the directory, and looks at it until the service stops. A volume that hangs is known
     /// afterwards, before the first run is driven.
     pub(super) async fn start(self: &Arc<Self>, stop: &CancellationToken) {
-        if let Err(error) = std::fs::create_dir_all(&self.root) {
+        let root = self.root.clone();
+        let made = tokio::task::spawn_blocking(move || std::fs::create_dir_all(root));
+        if let Ok(Ok(Err(error))) = timeout(PATIENCE, made).await {
             tracing::debug!(%error, "the workspace cannot be made");
         }
         match &self.shared {
             Shared::No => {}
-            Shared::Volume(_) => drop(timeout(2 * PATIENCE, self.look()).await),
+            Shared::Volume(_) => drop(self.is_usable().await),
             Shared::Objects(kept) => drop(tokio::spawn(Arc::clone(kept).collect(stop.clone()))),
         }
         tokio::spawn(Arc::clone(self).watch(stop.clone()));
@@ -244,28 +294,40 @@ impl Workspaces {
         }
     }
 
-    /// Whether files can be written now, where all replicas see them if they have to.
+    /// Whether files can be written now; not where that is not known soon.
+    async fn is_usable(&self) -> bool {
+        self.fault().is_none() && timeout(2 * PATIENCE, self.look()).await.unwrap_or(false)
+    }
+
+    /// Looks whether files can be written, where all replicas see them if they have to. One look at a
+    /// time: one that hangs is not repeated.
     async fn look(&self) -> bool {
-        let root = self.root.clone();
-        let mut look = tokio::task::spawn_blocking(move || Workspace::probe(&root));
-        let answer = if let Ok(answer) = timeout(PATIENCE, &mut look).await {
-            answer
+        let looking = Arc::clone(&self.looking).lock_owned().await;
+        let mut look = pin!(self.seen(looking));
+        let fault = if let Ok(fault) = timeout(PATIENCE, &mut look).await {
+            fault
         } else {
             self.found(Some("it does not answer".to_owned()));
-            look.await // one that hangs is not asked again and again
-        };
-        let fault = match answer {
-            Ok(Ok(())) => match &self.shared {
-                Shared::No => None,
-                Shared::Volume(volume) => volume.fault(&self.store, &self.root).await,
-                Shared::Objects(kept) => kept.fault().await,
-            },
-            Ok(Err(error)) => Some(error.to_string()),
-            Err(failed) => Some(failed.to_string()),
+            look.await
         };
         let is_usable = fault.is_none();
         self.found(fault);
         is_usable
+    }
+
+    /// Why files cannot be written, if they cannot.
+    async fn seen(&self, looking: OwnedMutexGuard<()>) -> Option<String> {
+        let root = self.root.clone();
+        let probe = move || (Workspace::probe(&root), looking);
+        match tokio::task::spawn_blocking(probe).await {
+            Ok((Ok(()), _looking)) => match &self.shared {
+                Shared::No => None,
+                Shared::Volume(volume) => volume.marker.fault(&self.store, &self.root).await,
+                Shared::Objects(kept) => kept.fault().await,
+            },
+            Ok((Err(error), _)) => Some(error.to_string()),
+            Err(failed) => Some(failed.to_string()),
+        }
     }
 
     fn found(&self, fault: Option<String>) {

@@ -2,6 +2,9 @@
 //! definitions that no run refers to. Files of the runs go along ([`GoesAlong`]). The audit log stays ([`super::audit`]), and so do the sums of
 //! what models took.
 //!
+//! Longer than that are kept: what runs took that another one started which goes on, a run whose
+//! idempotency key a client may still repeat, and one whose webhooks are not delivered yet.
+//!
 //! No index serves this alone: a run that ended before an instant was also created before it, so
 //! each tenant's list of runs, read from its old end, has what is looked for. What cannot be
 //! deleted there is what is still going on or parked, and that is little.
@@ -20,13 +23,22 @@ use super::sql::Query;
 use super::tables::ids;
 use super::usage::keep_usage;
 use super::workspaces::delete_beneath;
-use super::{DeletedRun, GoesAlong, LeftFiles, Store, StoreError};
+use super::{DeletedRun, GoesAlong, IDEMPOTENCY_KEYS_KEPT, LeftFiles, Store, StoreError};
 use crate::event::AuditAction;
 
 /// All tenants that have runs, by one look-up each; the last row is NULL.
 const TENANTS: &str = "WITH RECURSIVE tenants (tenant) AS (SELECT min(tenant) FROM runs UNION ALL \
     SELECT (SELECT min(tenant) FROM runs r WHERE r.tenant > t.tenant) FROM tenants t \
     WHERE t.tenant IS NOT NULL) ";
+
+/// That nothing needs an ended run `r` any more.
+const IS_NOT_NEEDED: &str = "(r.idempotency_key IS NULL OR r.created_at < {now} - :keys_kept) \
+    AND NOT EXISTS (SELECT 1 FROM webhook_outbox o WHERE o.run_id = r.id AND o.status = 'pending') \
+    AND (r.parent_run_id IS NULL OR NOT EXISTS (\
+    WITH RECURSIVE above (parent_run_id, finished_at) AS (\
+    SELECT p.parent_run_id, p.finished_at FROM runs p WHERE p.id = r.parent_run_id UNION ALL \
+    SELECT p.parent_run_id, p.finished_at FROM above a JOIN runs p ON p.id = a.parent_run_id) \
+    SELECT 1 FROM above WHERE finished_at IS NULL))";
 
 /// Where rows of a run are, and the column that names it. The runs themselves go last.
 const TABLES: [(&str, &str); 9] = [
@@ -53,17 +65,21 @@ impl Store {
     ) -> Result<u64, StoreError> {
         let mut tx = self.backend.begin(Work::Data).await?;
         // Rows that another replica deletes at the moment are left to it.
-        let ended = Query::new(TENANTS).push(
-            "SELECT id, tenant FROM runs WHERE tenant IN (SELECT tenant FROM tenants) \
-             AND created_at < :before AND finished_at < :before LIMIT :limit{skip_locked}",
-        );
+        let ended = Query::new(TENANTS)
+            .push(
+                "SELECT r.id FROM runs r WHERE r.tenant IN (SELECT tenant FROM tenants) \
+                 AND r.created_at < :before AND r.finished_at < :before AND ",
+            )
+            .push(IS_NOT_NEEDED)
+            .push(" LIMIT :limit{skip_locked}")
+            .bind("keys_kept", IDEMPOTENCY_KEYS_KEPT);
         let ended = tx.run(ended.bind("before", before).bind("limit", limit)).await?;
         let mut by_tenant = BTreeMap::<String, Vec<DeletedRun>>::new();
         for run in delete_runs(&mut *tx, &ids(&ended)?).await? {
             by_tenant.entry(run.tenant.clone()).or_default().push(run);
         }
         for (tenant, runs) in by_tenant {
-            let workspaces = leave_files(&mut *tx, goes_along(&runs)).await?;
+            let workspaces = leave_files(&mut *tx, goes_along(&runs).await).await?;
             let details = json!({"runs": runs.len(), "workspaces": workspaces, "before": before});
             note(&mut *tx, by_service(tenant, AuditAction::RunsDeleted, details)).await?;
         }

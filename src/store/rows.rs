@@ -4,8 +4,10 @@
 //! micro-dollars.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use chrono::{DateTime, Utc};
+use futures::future::BoxFuture;
 use serde_json::Value;
 use strum::IntoStaticStr;
 use uuid::Uuid;
@@ -107,8 +109,11 @@ pub struct DeletedRun {
     pub definition: Option<Arc<str>>,
 }
 
+/// For how long a repeated idempotency key finds its run.
+pub const IDEMPOTENCY_KEYS_KEPT: Duration = Duration::from_hours(24);
+
 /// What goes with runs, in the transaction that deletes them and before it is committed.
-pub type GoesAlong<'f> = &'f (dyn Fn(&[DeletedRun]) -> LeftFiles + Sync);
+pub type GoesAlong<'f> = &'f (dyn Fn(&[DeletedRun]) -> BoxFuture<'static, LeftFiles> + Sync);
 
 /// The files that deleted runs leave.
 #[derive(Debug, Default)]

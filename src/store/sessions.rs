@@ -1,6 +1,5 @@
 //! Sessions: the runs that share one, of which one at a time holds it.
 
-use chrono::{DateTime, Utc};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -80,21 +79,21 @@ impl Store {
         rows.first().map(Record::read).transpose()
     }
 
-    /// The runs of a session from a place on, the oldest first, without those that they started.
+    /// The runs that had their turn in a session, from one turn on, in the order of the turns.
     pub async fn session_runs(
         &self,
         tenant: &str,
         session: &str,
-        from: Option<(DateTime<Utc>, Uuid)>,
+        from: i64,
         limit: u32,
     ) -> Result<Vec<SessionRunRecord>, StoreError> {
-        let list = "SELECT id, created_at FROM runs WHERE tenant = :tenant \
-             AND session_id = :session AND parent_run_id IS NULL";
-        let mut list = Query::new(list).bind("tenant", tenant).bind("session", session);
-        if let Some((at, id)) = from {
-            list = list.push(" AND (created_at, id) >= (:at, :id)").bind("at", at).bind("id", id);
-        }
-        let list = list.push(" ORDER BY created_at, id LIMIT :limit").bind("limit", limit);
+        let list = Query::new(
+            "SELECT id, created_at, session_turn AS turn FROM runs WHERE tenant = :tenant \
+             AND session_id = :session AND session_turn >= :from \
+             ORDER BY session_turn LIMIT :limit",
+        );
+        let list = list.bind("tenant", tenant).bind("session", session);
+        let list = list.bind("from", from).bind("limit", limit);
         let rows = self.backend.read(Work::Data, list).await?;
         rows.iter().map(Record::read).collect()
     }
@@ -143,7 +142,7 @@ impl Store {
         );
         let rows = tx.run(family.bind("tenant", tenant).bind("runs", &*runs)).await?;
         let deleted = delete_runs(&mut *tx, &ids(&rows)?).await?;
-        let workspaces = leave_files(&mut *tx, goes_along(&deleted)).await?;
+        let workspaces = leave_files(&mut *tx, goes_along(&deleted).await).await?;
         let act = Act {
             tenant: tenant.to_owned(),
             subject: subject.to_owned(),

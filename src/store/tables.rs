@@ -489,6 +489,7 @@ table! {
     read SessionRunRecord {
         id: Uuid,
         created_at: DateTime<Utc>,
+        turn: i64,
     }
 }
 

@@ -11,15 +11,23 @@
 //! | console, generated clients | see the interface only |
 //! | command line | `doctor` tells what is wrong |
 
-use std::path::Path;
+use std::ffi::CString;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use futures::future::join_all;
 use reqwest::Method;
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
 use crate::service::{Db, Service, Setup, answer, command, on_both_stores};
 
 on_both_stores! {
     a_volume_that_goes_away_turns_readiness_off,
+    a_volume_that_hangs_keeps_only_those_who_need_it,
 }
 
 const WRITER: &str = "model: scripted/writer\ntools: [file_ops]\nworkspace: files\n\
@@ -139,6 +147,65 @@ async fn a_volume_that_goes_away_turns_readiness_off(db: Db) {
     std::fs::rename(&aside, &workspace).unwrap();
     service.until("/readyz", is_ready).await;
     assert_eq!(service.until(&run, has_ended).await["status"], "completed");
+}
+
+/// A file system over a directory that answers nothing, until it is dropped.
+struct SilentVolume {
+    directory: PathBuf,
+    _requests: File,
+}
+
+impl SilentVolume {
+    /// `None`, said on the terminal, where it cannot be mounted.
+    fn mount(directory: PathBuf) -> Option<Self> {
+        let mounted =
+            File::options().read(true).write(true).open("/dev/fuse").and_then(|requests| {
+                let options =
+                    format!("fd={},rootmode=40000,user_id=0,group_id=0", requests.as_raw_fd());
+                let options = CString::new(options).unwrap();
+                let flags = rustix::mount::MountFlags::empty();
+                rustix::mount::mount("silent", &directory, "fuse", flags, options.as_c_str())?;
+                Ok(Self { directory, _requests: requests })
+            });
+        if mounted.is_err() {
+            let _ = writeln!(
+                std::io::stderr(),
+                "NOT RUN: file_stores needs the right to mount a file system of the kind fuse"
+            );
+        }
+        mounted.ok()
+    }
+}
+
+impl Drop for SilentVolume {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(&self.directory, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+async fn a_volume_that_hangs_keeps_only_those_who_need_it(db: Db) {
+    let service = setup("store = \"shared\"").start(db).await;
+    assert_eq!(service.run("writer", &json!({})).await["status"], "completed");
+    let Some(volume) = SilentVolume::mount(service.dir.path().join("workspace")) else { return };
+    let files = (0..100).map(|_| service.get("/v1/agents/writer/files"));
+    let runs = (0..20)
+        .map(|_| async { service.post("/v1/agents/writer/invoke-iterative", &json!({})).await });
+    let asked = async { tokio::join!(join_all(files), join_all(runs)) };
+    let probed = async {
+        for _ in 0..20 {
+            let answer = timeout(Duration::from_secs(3), service.get("/healthz")).await;
+            assert_eq!(answer.expect("it hangs, too").status, 200);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let ((files, runs), ()) = tokio::join!(asked, probed);
+    for refused in files.iter().chain(&runs) {
+        assert_eq!(refused.body["code"], "WORKSPACE_UNAVAILABLE", "{:#}", refused.body);
+    }
+    takes_nothing(&service).await;
+    drop(volume);
+    service.until("/readyz", is_ready).await;
+    assert_eq!(service.run("writer", &json!({})).await["status"], "completed");
 }
 
 #[tokio::test]

@@ -8,6 +8,8 @@ use crate::service::{Db, Service, Setup, Signal, on_both_stores};
 on_both_stores! {
     ended_runs_are_deleted_and_others_are_not,
     audit_records_are_deleted_by_their_own_retention_only,
+    what_a_tree_took_is_known_until_its_root_has_ended,
+    a_run_is_kept_for_as_long_as_its_key_is,
 }
 
 const READER: &str = "
@@ -72,6 +74,60 @@ async fn ended_runs_are_deleted_and_others_are_not(db: Db) {
     assert_eq!(service.get(&sleeping).await.body["status"], "running");
     assert_eq!(service.post(&format!("{sleeping}/cancel"), &json!({})).await.status, 202);
     service.until("/v1/runs", is_empty).await;
+}
+
+/// Ends of runs that nothing keeps are waited for, so that the others would be gone too.
+async fn until_others_are_gone(service: &Service) {
+    let other = read_once(service).await;
+    service.until(&other, |answer| answer["code"] == "NOT_FOUND").await;
+}
+
+async fn what_a_tree_took_is_known_until_its_root_has_ended(db: Db) {
+    let parent = "model: scripted/parent\ninstructions: Delegate.\ntools: ['agent:middle', file_ops]\n\
+         enable_double_confirmation: false\ngovernance: {tool_policies: {file_ops: ask}}\n";
+    let middle = "model: scripted/middle\ninstructions: Delegate.\ntools: ['agent:leaf']\n\
+         enable_double_confirmation: false\n";
+    let delegates = |agent: &str, then: &str| {
+        format!(
+            "steps:\n  - tool_calls: [{{tool: 'agent:{agent}', arguments: {{}}}}]\n{then}  - {{text: done}}\n"
+        )
+    };
+    let lists = "  - tool_calls: [{tool: file_ops, arguments: {operation: list, path: '.'}}]\n";
+    let service = setup()
+        .agent("parent", parent)
+        .scenario("parent", &delegates("middle", lists))
+        .agent("middle", middle)
+        .scenario("middle", &delegates("leaf", ""))
+        .agent("leaf", "model: scripted/leaf\ninstructions: Answer.\n")
+        .scenario("leaf", "steps: [{text: answered}]")
+        .config("[runtime]\nretention = \"1s\"")
+        .start(db)
+        .await;
+    let path = service.enqueue("parent").await;
+    let parked = service.until(&path, |run| run["status"] == "awaiting_approval").await;
+    until_others_are_gone(&service).await;
+    let waiting = service.get(&path).await.body;
+    assert_eq!(waiting["tree_usage"], parked["tree_usage"], "{waiting:#}");
+    assert!(
+        waiting["tree_usage"]["total_tokens"].as_i64() > waiting["usage"]["total_tokens"].as_i64()
+    );
+    let call = waiting["pending"][0]["call_id"].as_str().unwrap();
+    service.post(&format!("{path}/tool-calls/{call}/approve"), &json!({})).await;
+    service.until("/v1/runs", is_empty).await;
+}
+
+async fn a_run_is_kept_for_as_long_as_its_key_is(db: Db) {
+    let service = setup().config("[runtime]\nretention = \"1s\"").start(db).await;
+    let ask = || async {
+        let request = service
+            .request(reqwest::Method::POST, "/v1/agents/reader/invoke-iterative")
+            .header("idempotency-key", "k")
+            .json(&json!({}));
+        crate::service::answer(request).await.body["run_id"].clone()
+    };
+    let first = ask().await;
+    until_others_are_gone(&service).await;
+    assert_eq!(ask().await, first);
 }
 
 async fn audit_records_are_deleted_by_their_own_retention_only(db: Db) {

@@ -317,7 +317,24 @@ async fn an_interruption_takes_the_place_of_the_other(db: Db) {
     let waiting = until_status(&service, &waiting, "completed").await;
     let urgent =
         service.get(&format!("/v1/runs/{}", urgent["run_id"].as_str().unwrap())).await.body;
-    assert_in_turn(&[first, urgent, waiting]);
+    assert_in_turn(&[first.clone(), urgent.clone(), waiting.clone()]);
+    // The conversation is told in the order in which the runs had it, page by page, too.
+    let session = service.get("/v1/sessions/s").await.body;
+    let ids = |runs: &Value, id: &str| -> Vec<Value> {
+        runs.as_array().unwrap().iter().map(|run| run[id].clone()).collect()
+    };
+    let in_turn = [&first, &urgent, &waiting].map(|run| run["run_id"].clone());
+    assert_eq!(ids(&session["runs"], "run_id"), in_turn);
+    let mut told = Vec::new();
+    let mut next = "/v1/sessions/s/messages?limit=1".to_owned();
+    loop {
+        let page = service.get(&next).await.body;
+        told.extend(ids(&page["data"], "run_id"));
+        let Some(cursor) = page["next_cursor"].as_str() else { break };
+        next = format!("/v1/sessions/s/messages?limit=1&cursor={cursor}");
+    }
+    told.dedup();
+    assert_eq!(told, in_turn);
     // Nobody to interrupt.
     let alone =
         service.run("chat", &with(said("alone", "s"), "on_session_busy", "interrupt")).await;

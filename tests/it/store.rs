@@ -28,6 +28,8 @@ mod workspaces;
 use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use serde_json::{Value, json};
 use sqlx::Connection;
 use tempfile::TempDir;
@@ -41,12 +43,17 @@ use toolloop::run::{
     Totals, TraceContext,
 };
 use toolloop::store::{
-    self, AuditRow, DefinitionSnapshot, Idempotency, LeftFiles, NewRun, Page, QueuePlace, RunWrite,
-    Store, StoreError, WriteOutcome,
+    self, AuditRow, DefinitionSnapshot, DeletedRun, Idempotency, LeftFiles, NewRun, Page,
+    QueuePlace, RunWrite, Store, StoreError, WriteOutcome,
 };
 use uuid::Uuid;
 
 use crate::postgres_cluster;
+
+/// Deleted runs that leave no files.
+fn no_files(_: &[DeletedRun]) -> BoxFuture<'static, LeftFiles> {
+    std::future::ready(LeftFiles::default()).boxed()
+}
 
 /// A migrated store of its own.
 pub(crate) struct Db {

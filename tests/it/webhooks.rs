@@ -13,7 +13,7 @@
 //! | crash between event and delivery, and in a delivery | `a_crash_loses_nothing` |
 //! | another replica | `another_replica_delivers` |
 //! | shutdown | `what_is_under_way_at_a_shutdown_is_sent_after_it` |
-//! | retention | `deliveries_go_with_their_run` |
+//! | retention | `a_run_is_kept_until_its_webhooks_are_delivered` |
 //! | console, streams, sessions, budgets, skills | nothing of a webhook differs there |
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -50,7 +50,7 @@ on_both_stores! {
     deliveries_are_their_tenants,
     a_crash_loses_nothing,
     what_is_under_way_at_a_shutdown_is_sent_after_it,
-    deliveries_go_with_their_run,
+    a_run_is_kept_until_its_webhooks_are_delivered,
 }
 
 const KEY: [u8; 32] = [42; 32];
@@ -676,10 +676,21 @@ async fn what_is_under_way_at_a_shutdown_is_sent_after_it(db: Db) {
     assert_all_told(&service, id, &receiver).await;
 }
 
-async fn deliveries_go_with_their_run(db: Db) {
+async fn a_run_is_kept_until_its_webhooks_are_delivered(db: Db) {
     let service = local().config("[runtime]\nretention = \"1s\"").start(db).await;
     let receiver = Receiver::start([Does::Answers(500)]).await;
-    run(&service, "answerer", &receiver.url).await;
-    receiver.until(|told| !told.is_empty()).await;
+    let answer = run(&service, "answerer", &receiver.url).await;
+    let id = answer["run_id"].as_str().unwrap();
+    let (told, events) = (format!("/v1/runs/{id}"), telling(&service, id).await.len());
+    let untold = service.run("answerer", &json!({})).await;
+    let untold = format!("/v1/runs/{}", untold["run_id"].as_str().unwrap());
+    service.until(&untold, |run| run["code"] == "NOT_FOUND").await;
+    assert_eq!(service.get(&told).await.status, 200);
+    let refused = receiver.told().len();
+    receiver.now_does([Does::Answers(200)]);
+    service.until(&told, |run| run["code"] == "NOT_FOUND").await;
+    let accepted = receiver.told().split_off(refused);
+    let seqs: BTreeSet<_> = accepted.iter().map(|told| told.event()["seq"].as_i64()).collect();
+    assert_eq!(seqs.len(), events, "{accepted:?}");
     service.until("/v1/webhooks/deliveries", |list| list["data"] == json!([])).await;
 }

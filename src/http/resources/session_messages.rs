@@ -1,8 +1,8 @@
 //! The conversation of a session, page by page: each message with its run, and the number and time
 //! of the event that brought it.
 //!
-//! Messages are told from the journals of the session's runs, oldest first. A cursor is a place in
-//! one run, so that a page costs the journals that it shows, however long the session is. A page of
+//! Messages are told from the journals of the session's runs, in the order in which the runs had their
+//! turns. A cursor is a place in one run, so that a page costs the journals that it shows, however long the session is. A page of
 //! large messages has fewer of them.
 
 use axum::Json;
@@ -65,14 +65,21 @@ pub(crate) async fn list_session_messages(
 /// A message of a run, by its number.
 #[derive(Clone, Copy)]
 struct Place {
+    /// Of the run in its session.
+    turn: i64,
     run: Uuid,
     index: usize,
 }
 
 impl Place {
     fn read(text: &str) -> Option<Self> {
-        let (run, index) = text.split_once('.')?;
-        Some(Self { run: Uuid::try_parse(run).ok()?, index: index.parse().ok()? })
+        let (turn, rest) = text.split_once('.')?;
+        let (run, index) = rest.split_once('.')?;
+        Some(Self {
+            turn: turn.parse().ok()?,
+            run: Uuid::try_parse(run).ok()?,
+            index: index.parse().ok()?,
+        })
     }
 }
 
@@ -85,7 +92,7 @@ async fn messages_from(
 ) -> Result<Listing<SessionMessage>, Problem> {
     let size = page.limit as usize - 1;
     let place = page.after.as_ref().and_then(|after| Place::read(&after.id));
-    let mut next = page.after.as_ref().zip(place).map(|(after, place)| (after.at, place.run));
+    let mut next = place.map_or(0, |place| place.turn);
     let (mut data, mut bytes, mut last) = (Vec::new(), 0, None);
     loop {
         let mut runs = app.store.session_runs(tenant, session, next, CHUNK).await?;
@@ -108,14 +115,15 @@ async fn messages_from(
                     return Ok(Listing::until(data, page.list, last));
                 }
                 bytes += message.message.size();
-                last = Some(time_position(run.created_at, &format!("{}.{}", run.id, index + 1)));
+                let place = format!("{}.{}.{}", run.turn, run.id, index + 1);
+                last = Some(time_position(run.created_at, &place));
                 data.push(message);
             }
         }
         let Some(seen) = runs.last().filter(|_| !is_end) else {
             return Ok(Listing::whole(data));
         };
-        next = Some((seen.created_at, Uuid::from_u128(seen.id.as_u128().saturating_add(1))));
+        next = seen.turn + 1;
     }
 }
 

@@ -171,7 +171,8 @@ pub(crate) async fn get_session(
     let mut runs =
         app.store.runs(&caller.tenant, &filter, &Page { limit: SHOWN, after: None }).await?;
     runs.retain(|run| run.parent_run_id.is_none());
-    runs.reverse();
+    // Those that have not had their turn come last.
+    runs.sort_by_key(|run| (run.session_turn.unwrap_or(i64::MAX), run.created_at, run.id));
     let told = newest_within(&app, &caller.tenant, &runs).await?;
     Ok(Json(SessionView {
         session_id: id,

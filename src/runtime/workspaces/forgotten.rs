@@ -10,6 +10,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
 
@@ -27,25 +29,29 @@ struct Kept {
 
 impl Workspaces {
     /// Takes the directories of runs out of their places.
-    pub(in crate::runtime) fn throw_away(&self, runs: &[DeletedRun]) -> LeftFiles {
-        let directories: BTreeSet<(&str, String)> =
-            runs.iter().filter_map(|run| Some((run.tenant.as_str(), left_by(run)?))).collect();
-        if let Some(kept) = self.kept_files() {
-            let dropped = |(tenant, directory): (&str, String)| {
-                kept.drop_directory(tenant, &directory);
-                (tenant.to_owned(), directory)
+    pub(in crate::runtime) fn throw_away(
+        &self,
+        runs: &[DeletedRun],
+    ) -> BoxFuture<'static, LeftFiles> {
+        let directories: BTreeSet<(String, String)> =
+            runs.iter().filter_map(|run| Some((run.tenant.clone(), left_by(run)?))).collect();
+        let (root, kept) = (self.root.clone(), self.kept_files().cloned());
+        let throw = move || {
+            let Some(kept) = kept else {
+                let thrown = directories.iter().filter(|(tenant, directory)| {
+                    Workspace::throw_away(&root, tenant, directory).unwrap_or_else(|error| {
+                        tracing::warn!(%error, "files of a deleted run are left");
+                        false
+                    })
+                });
+                return LeftFiles { directories: thrown.count(), kept: Vec::new() };
             };
-            let kept = directories.into_iter().map(dropped).collect();
-            return LeftFiles { directories: 0, kept };
-        }
-        let root = &self.root;
-        let thrown = directories.into_iter().filter(|(tenant, directory)| {
-            Workspace::throw_away(root, tenant, directory).unwrap_or_else(|error| {
-                tracing::warn!(%error, "files of a run that is forgotten are left");
-                false
-            })
-        });
-        LeftFiles { directories: thrown.count(), kept: Vec::new() }
+            for (tenant, directory) in &directories {
+                kept.drop_directory(tenant, directory);
+            }
+            LeftFiles { directories: 0, kept: directories.into_iter().collect() }
+        };
+        async { tokio::task::spawn_blocking(throw).await.unwrap_or_default() }.boxed()
     }
 
     /// Deletes what was thrown away.

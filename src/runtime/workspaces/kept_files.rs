@@ -235,8 +235,7 @@ impl KeptFiles {
     }
 
     fn scope(self: &Arc<Self>, name: &str, directory: &str) -> Arc<Scope> {
-        let mut tenants = self.tenants.lock();
-        let tenant = tenants.entry(name.to_owned()).or_insert_with(|| {
+        let tenant = Arc::clone(self.tenants.lock().entry(name.to_owned()).or_insert_with(|| {
             Arc::new(Tenant {
                 name: name.to_owned(),
                 known: Mutex::default(),
@@ -244,12 +243,12 @@ impl KeptFiles {
                 placing: Mutex::default(),
                 gate: Gate::default(),
             })
-        });
+        }));
         let mut scopes = tenant.scopes.lock();
         let scope = scopes.entry(directory.to_owned()).or_insert_with(|| {
             Arc::new(Scope {
                 kept: Arc::clone(self),
-                tenant: Arc::clone(tenant),
+                tenant: Arc::clone(&tenant),
                 directory: directory.to_owned(),
                 turn: tokio::sync::Mutex::default(),
                 behind: Mutex::default(),

@@ -229,10 +229,7 @@ async fn a_budget_goes_with_its_run(db: Db) {
     db.commit("me", &root.write(vec![completed(json!({}))])).await;
     assert!(db.store.shared_budget(root.id).await.unwrap().is_some());
     assert_eq!(
-        db.store
-            .delete_ended(now() + chrono::TimeDelta::seconds(5), 10, &|_| LeftFiles::default())
-            .await
-            .unwrap(),
+        db.store.delete_ended(now() + chrono::TimeDelta::seconds(5), 10, &no_files).await.unwrap(),
         1
     );
     assert_eq!(db.store.shared_budget(root.id).await.unwrap(), None);

@@ -142,16 +142,13 @@ async fn no_text_is_ever_syntax(db: Db) {
 async fn it_goes_with_its_run(db: Db) {
     remember(&db, "pelicans").await;
     assert_eq!(recalled(&db, "pelicans").await.len(), 1);
-    db.store
-        .delete_ended(now() + chrono::TimeDelta::hours(1), 10, &|_| LeftFiles::default())
-        .await
-        .unwrap();
+    db.store.delete_ended(now() + chrono::TimeDelta::hours(1), 10, &no_files).await.unwrap();
     assert_eq!(recalled(&db, "pelicans").await.len(), 0);
     let mut run = Script::with(|new| new.session_id = Some("s".into()));
     db.commit("me", &run.start()).await;
     db.commit("me", &observed(run.write(answered_with("herons")), "reader")).await;
     assert_eq!(recalled(&db, "herons").await.len(), 1);
-    db.store.delete_session(TENANT, "s", "key", &|_| LeftFiles::default()).await.unwrap();
+    db.store.delete_session(TENANT, "s", "key", &no_files).await.unwrap();
     assert_eq!(recalled(&db, "herons").await.len(), 0);
     remember(&db, "pelicans again").await;
     assert_eq!(recalled(&db, "pelicans").await, ["pelicans again"]);

@@ -74,11 +74,8 @@ async fn what_ended_before_goes_with_all_that_belongs_to_it(db: Db) {
     let old = [ended(&db, Script::owned()).await, ended(&db, of_tenant("other")).await];
     let before = now();
     let new = ended(&db, Script::owned()).await;
-    assert_eq!(
-        db.store.delete_ended(old_enough(), 10, &|_| LeftFiles::default()).await.unwrap(),
-        0
-    );
-    assert_eq!(db.store.delete_ended(before, 10, &|_| LeftFiles::default()).await.unwrap(), 2);
+    assert_eq!(db.store.delete_ended(old_enough(), 10, &no_files).await.unwrap(), 0);
+    assert_eq!(db.store.delete_ended(before, 10, &no_files).await.unwrap(), 2);
     assert_eq!(rows(&db).await, [1, 3, 1, 1, 1, 1]);
     for (tenant, run) in [(TENANT, old[0]), ("other", old[1])] {
         assert_eq!(db.store.run(tenant, run).await.unwrap(), None);
@@ -92,7 +89,7 @@ async fn what_ended_before_goes_with_all_that_belongs_to_it(db: Db) {
         db.store.audit("other", &AuditFilter::default(), &page(9, None)).await.unwrap().len(),
         2
     );
-    assert_eq!(db.store.delete_ended(before, 10, &|_| LeftFiles::default()).await.unwrap(), 0);
+    assert_eq!(db.store.delete_ended(before, 10, &no_files).await.unwrap(), 0);
 }
 
 /// Before everything that a test does.
@@ -117,7 +114,7 @@ async fn what_goes_on_or_is_parked_stays(db: Db) {
     db.commit("gone", &park).await;
     let before = rows(&db).await;
     ended(&db, Script::owned()).await;
-    assert_eq!(db.store.delete_ended(later(), 10, &|_| LeftFiles::default()).await.unwrap(), 1);
+    assert_eq!(db.store.delete_ended(later(), 10, &no_files).await.unwrap(), 1);
     assert_eq!(rows(&db).await, before);
     for (script, status) in [
         (&running, RunStatus::Running),
@@ -128,7 +125,7 @@ async fn what_goes_on_or_is_parked_stays(db: Db) {
     }
     // A cancelled one ends now, however old it is.
     db.cancel(queued.id).await;
-    assert_eq!(db.store.delete_ended(later(), 10, &|_| LeftFiles::default()).await.unwrap(), 1);
+    assert_eq!(db.store.delete_ended(later(), 10, &no_files).await.unwrap(), 1);
     assert_eq!(db.store.run(TENANT, queued.id).await.unwrap(), None);
 }
 
@@ -138,7 +135,7 @@ async fn a_batch_is_no_larger_than_asked_for(db: Db) {
     }
     let mut deleted = Vec::new();
     for _ in 0..4 {
-        deleted.push(db.store.delete_ended(later(), 3, &|_| LeftFiles::default()).await.unwrap());
+        deleted.push(db.store.delete_ended(later(), 3, &no_files).await.unwrap());
     }
     assert_eq!(deleted, [3, 3, 1, 0]);
 }
@@ -156,7 +153,7 @@ async fn two_that_delete_at_once_share_the_work(db: Db) {
         workers.spawn(async move {
             let mut deleted = 0;
             for _ in 0..40 {
-                deleted += store.delete_ended(later(), 2, &|_| LeftFiles::default()).await.unwrap();
+                deleted += store.delete_ended(later(), 2, &no_files).await.unwrap();
             }
             deleted
         });
@@ -175,15 +172,15 @@ async fn a_definition_goes_when_nobody_needs_it(db: Db) {
     let mut parked = script("a");
     db.commit("me", &parked.start()).await;
     ended(&db, script("b")).await;
-    assert_eq!(db.store.delete_ended(before, 10, &|_| LeftFiles::default()).await.unwrap(), 1);
+    assert_eq!(db.store.delete_ended(before, 10, &no_files).await.unwrap(), 1);
     assert_eq!(rows(&db).await[5], 2, "both were used a moment ago");
 
     db.age_definitions(before).await;
     ended(&db, script("a")).await;
     // Not while there may be more to delete.
-    assert_eq!(db.store.delete_ended(before, 1, &|_| LeftFiles::default()).await.unwrap(), 1);
+    assert_eq!(db.store.delete_ended(before, 1, &no_files).await.unwrap(), 1);
     assert_eq!(rows(&db).await[5], 2);
-    assert_eq!(db.store.delete_ended(before, 1, &|_| LeftFiles::default()).await.unwrap(), 0);
+    assert_eq!(db.store.delete_ended(before, 1, &no_files).await.unwrap(), 0);
     assert_eq!(db.sql("SELECT hash FROM definitions").await, "a".repeat(64));
 
     // Another process finds it gone and stores it again; a run that needs one always finds it.
@@ -192,7 +189,7 @@ async fn a_definition_goes_when_nobody_needs_it(db: Db) {
     assert_eq!(rows(&db).await[5], 2);
     db.age_definitions(before).await;
     db.store.release("me").await.unwrap();
-    db.store.delete_ended(before, 10, &|_| LeftFiles::default()).await.unwrap();
+    db.store.delete_ended(before, 10, &no_files).await.unwrap();
     assert_eq!(db.store.claim("you", 1, "").await.unwrap()[0].definition, r#"{"name":"a"}"#);
 
     // Whoever starts runs says so now and then: a definition in use is young.
@@ -227,7 +224,7 @@ async fn what_deleted_runs_took_is_still_counted(db: Db) {
     // One after the other, so that sums are added to sums.
     for left in [4, 3, 2, 1, 0] {
         assert_eq!(
-            db.store.delete_ended(later(), 1, &|_| LeftFiles::default()).await.unwrap(),
+            db.store.delete_ended(later(), 1, &no_files).await.unwrap(),
             u64::from(left > 0)
         );
         for (tenant, before) in [TENANT, "other"].iter().zip(&before) {

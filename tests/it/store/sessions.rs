@@ -291,9 +291,8 @@ async fn journals_come_in_one_piece(db: Db) {
 }
 
 async fn a_session_is_deleted_with_all_its_runs(db: Db) {
-    let delete = async |tenant: &str| {
-        db.store.delete_session(tenant, "s", "key", &|_| LeftFiles::default()).await.unwrap()
-    };
+    let delete =
+        async |tenant: &str| db.store.delete_session(tenant, "s", "key", &no_files).await.unwrap();
     assert_eq!(delete(TENANT).await, SessionDeleted::Unknown);
     let (mut first, mut kept) = (placed("s", HOLDS), placed("t", HOLDS));
     let read = call("file_ops", "{}");

@@ -172,7 +172,7 @@ async fn sums_are_what_runs_took_at_every_moment(db: Db) {
             _ => {
                 let limit = u32::try_from(dice.roll(3)).unwrap();
                 let later = now() + TimeDelta::hours(1);
-                db.store.delete_ended(later, limit, &|_| LeftFiles::default()).await.unwrap();
+                db.store.delete_ended(later, limit, &no_files).await.unwrap();
                 for run in &runs {
                     if db.store.run(TENANT, run.script.id).await.unwrap().is_none() {
                         deleted.push(run.script.id);

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use chrono::TimeDelta;
+use parking_lot::MutexGuard;
 use tokio_util::sync::CancellationToken;
 
 use super::{KeptFiles, Tenant, contains, known_beneath};
@@ -36,7 +37,8 @@ impl KeptFiles {
             if !self.is_ready() {
                 continue;
             }
-            self.forget_idle();
+            let kept = Arc::clone(&self);
+            let _ = tokio::task::spawn_blocking(move || kept.forget_idle()).await;
             if let Err(error) = self.delete_unused(&stop).await {
                 tracing::warn!(%error, "contents that are not needed are not deleted yet");
             }
@@ -79,6 +81,8 @@ impl KeptFiles {
     fn forget_idle(&self) {
         let tenants: Vec<Arc<Tenant>> = self.tenants.lock().values().cloned().collect();
         for tenant in tenants {
+            // Directories are opened meanwhile, which must not wait for what is placed.
+            let Some(placing) = tenant.placing.try_lock() else { continue };
             let mut scopes = tenant.scopes.lock();
             let idle: Vec<String> = scopes
                 .iter()
@@ -94,7 +98,7 @@ impl KeptFiles {
                 .collect();
             for directory in idle {
                 scopes.retain(|other, _| !contains(&directory, other));
-                self.drop_copies(&tenant, &directory);
+                self.drop_copies(&tenant, &directory, &placing);
                 scopes.values().filter(|it| it.overlaps(&directory)).for_each(|it| {
                     it.is_stale.store(true, Ordering::SeqCst);
                 });
@@ -106,8 +110,9 @@ impl KeptFiles {
     pub(in crate::runtime) fn drop_directory(&self, name: &str, directory: &str) -> bool {
         let tenant = self.tenants.lock().get(name).cloned();
         let Some(tenant) = tenant else { return false };
+        let placing = tenant.placing.lock();
         let scopes = tenant.scopes.lock();
-        let is_dropped = self.drop_copies(&tenant, directory);
+        let is_dropped = self.drop_copies(&tenant, directory, &placing);
         // Where the deletion is not committed, they are brought again.
         scopes.values().filter(|scope| scope.overlaps(directory)).for_each(|scope| {
             scope.is_stale.store(true, Ordering::SeqCst);
@@ -115,8 +120,7 @@ impl KeptFiles {
         is_dropped
     }
 
-    fn drop_copies(&self, tenant: &Tenant, directory: &str) -> bool {
-        let _alone = tenant.placing.lock();
+    fn drop_copies(&self, tenant: &Tenant, directory: &str, _: &MutexGuard<'_, ()>) -> bool {
         let mut known = tenant.known.lock();
         for path in known_beneath(&known, directory) {
             known.remove(&path);

@@ -10,7 +10,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use chrono::TimeDelta;
+use chrono::{DateTime, TimeDelta, Utc};
 use hmac::{Hmac, KeyInit, Mac};
 use parking_lot::Mutex;
 use serde_json::json;
@@ -137,54 +137,62 @@ impl AuditChain {
                 _ = look.tick() => {}
             }
             if let Err(error) = self.close_complete().await {
-                tracing::debug!(%error, "stretches of the audit log are closed later");
+                error.log_retry("stretches of the audit log are closed later");
             }
         }
     }
 
     async fn close_complete(&self) -> Result<(), StoreError> {
-        let (store, heads) = (&self.store, &self.heads);
-        let sign = |hash: &[u8]| self.key.as_ref().map(|key| key.sign(hash));
-        let now = store.now().await?;
+        let now = self.store.now().await?;
         let closing = Closing { records: RECORDS, settled: now - SETTLED, aged: now - AGE };
         let deleted_until = self.retention.and_then(|retention| now.checked_sub_signed(retention));
-        let mut tenants: BTreeSet<String> = heads.lock().keys().cloned().collect();
-        tenants.extend(store.audited_tenants().await?);
+        let mut tenants: BTreeSet<String> = self.heads.lock().keys().cloned().collect();
+        tenants.extend(self.store.audited_tenants().await?);
         for tenant in tenants {
-            loop {
-                let seen = heads.lock().get(&tenant).cloned();
-                let known = match seen {
-                    None => None,
-                    Some(Seen::Head(head)) => Some(KnownHead { head, deleted_until }),
-                    Some(Seen::Replaced(_, Told::Recorded)) => break,
-                    Some(Seen::Replaced(act, Told::NotYet)) => {
-                        store.record_act(act.clone()).await?;
-                        heads.lock().insert(tenant, Seen::Replaced(act, Told::Recorded));
-                        break;
-                    }
-                };
-                match store.close_stretch(&tenant, closing, known.as_ref(), &sign).await? {
-                    Closed::Stretch(closed) => {
-                        let (number, hash) = (closed.number, hex::encode(&closed.hash));
-                        tracing::info!(
-                            tenant,
-                            number,
-                            hash,
-                            "a stretch of the audit log is closed"
-                        );
-                        let head = Seen::Head(ChainHead::from(&closed));
-                        heads.lock().insert(tenant.clone(), head);
-                    }
-                    Closed::Nothing(Some(head)) => {
-                        heads.lock().insert(tenant, Seen::Head(head));
-                        break;
-                    }
-                    Closed::Nothing(None) | Closed::NotNow => break,
-                    Closed::Replaced(stored) => {
-                        let Some(KnownHead { head, .. }) = known else { break };
-                        let act = replaced(tenant.clone(), &head, stored.as_ref());
-                        heads.lock().insert(tenant.clone(), Seen::Replaced(act, Told::NotYet));
-                    }
+            if let Err(error) = self.close_of(&tenant, closing, deleted_until).await {
+                error.log_retry("stretches of the audit log of a tenant are closed later");
+            }
+        }
+        Ok(())
+    }
+
+    /// Closes the stretches of a tenant that are complete.
+    async fn close_of(
+        &self,
+        tenant: &str,
+        closing: Closing,
+        deleted_until: Option<DateTime<Utc>>,
+    ) -> Result<(), StoreError> {
+        let (store, heads) = (&self.store, &self.heads);
+        let sign = |hash: &[u8]| self.key.as_ref().map(|key| key.sign(hash));
+        let note = |seen| heads.lock().insert(tenant.to_owned(), seen);
+        loop {
+            let seen = heads.lock().get(tenant).cloned();
+            let known = match seen {
+                None => None,
+                Some(Seen::Head(head)) => Some(KnownHead { head, deleted_until }),
+                Some(Seen::Replaced(_, Told::Recorded)) => break,
+                Some(Seen::Replaced(act, Told::NotYet)) => {
+                    store.record_act(act.clone()).await?;
+                    note(Seen::Replaced(act, Told::Recorded));
+                    break;
+                }
+            };
+            match store.close_stretch(tenant, closing, known.as_ref(), &sign).await? {
+                Closed::Stretch(closed) => {
+                    let (number, hash) = (closed.number, hex::encode(&closed.hash));
+                    tracing::info!(tenant, number, hash, "a stretch of the audit log is closed");
+                    note(Seen::Head(ChainHead::from(&closed)));
+                }
+                Closed::Nothing(Some(head)) => {
+                    note(Seen::Head(head));
+                    break;
+                }
+                Closed::Nothing(None) | Closed::NotNow => break,
+                Closed::Replaced(stored) => {
+                    let Some(KnownHead { head, .. }) = known else { break };
+                    let act = replaced(tenant.to_owned(), &head, stored.as_ref());
+                    note(Seen::Replaced(act, Told::NotYet));
                 }
             }
         }

@@ -45,7 +45,7 @@ impl Runtime {
         }
         let definition = self.inner.store.definition(&run.definition_hash).await?;
         let definition =
-            definition.ok_or_else(|| AnswerError::Broken("it is not stored any more".into()))?;
+            definition.ok_or_else(|| AnswerError::Broken("it is no longer stored".into()))?;
         let claimed = ClaimedRun { definition, run: run.clone() };
         let journal = self.journal_of(&run.tenant, run.id).await?;
         let (loaded, plan) = self.plan_of(&claimed, &journal)?;
@@ -58,7 +58,7 @@ impl Runtime {
             let (tool, arguments) = (asked.tool.clone(), arguments.clone());
             let look = move || executor.argument_errors(&tool, &arguments);
             let looked = tokio::task::spawn_blocking(look).await;
-            looked.map_err(|_| AnswerError::Broken("its tool failed".into()))?
+            looked.map_err(|_| AnswerError::Unchecked)?
         };
         if !errors.is_empty() {
             let in_body = |error: ValidationError| ValidationError {

@@ -47,7 +47,7 @@ impl Runtime {
         }
         let given = responses.clone();
         let checked = tokio::task::spawn_blocking(move || errors(&input, &given)).await;
-        let errors = checked.map_err(|_| AnswerError::Broken("its input failed".into()))?;
+        let errors = checked.map_err(|_| AnswerError::Unchecked)?;
         if !errors.is_empty() {
             return Err(AnswerError::InvalidArguments(errors));
         }

@@ -130,7 +130,7 @@ impl Logins {
         if !used.is_empty()
             && let Err(error) = self.store.note_key_use(&used, PAUSE).await
         {
-            tracing::debug!(%error, "the use of keys could not be noted");
+            error.log_retry("the use of keys could not be noted");
         }
         let refused = self.refused.lock().take(now, is_last);
         for (group, count) in refused {

@@ -102,6 +102,7 @@ pub use heartbeat::HeartbeatStore;
 pub use history::{RunTurns, TurnSource, own_turns, turn_sources};
 pub use logins::{Logins, Refusal};
 pub use memory::recollection;
+pub use parents::MAX_DEPTH as MAX_ANCESTORS;
 pub use policy_cases::{Decided, PolicyBench, PolicyCase};
 pub use queue::Backlog;
 pub use rate_limits::{Allowance, RateLimits};

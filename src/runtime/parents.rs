@@ -25,7 +25,7 @@ use crate::tools::subagent::ChildFailed;
 use crate::tools::workspace;
 
 /// How many ancestors a run may have.
-const MAX_DEPTH: usize = 3;
+pub const MAX_DEPTH: usize = 3;
 
 /// A run under way here whose agent can leave work to others.
 pub(super) struct Parent {

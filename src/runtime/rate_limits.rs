@@ -15,8 +15,10 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio::sync::Mutex as AsyncMutex;
+use tokio_util::sync::CancellationToken;
 
 use super::patience::patiently;
+use crate::clock;
 use crate::engine::AppendFailed;
 use crate::engine::run::{Admission, Admitted};
 use crate::event::CallRate;
@@ -25,6 +27,10 @@ use crate::store::{RateLimit, Store, StoreError, Taken};
 
 /// How long tokens that were taken may wait here to be spent.
 const KEPT: Duration = Duration::from_secs(1);
+/// The pause between two looks for buckets in the store that are not used any more.
+const LOOK: Duration = Duration::from_hours(1);
+/// Buckets that are deleted by one statement, at most.
+const BATCH: u32 = 1000;
 /// Above this many, buckets of which nothing is known any more are forgotten.
 const TIDY_ABOVE: usize = 1024;
 
@@ -301,6 +307,23 @@ impl BucketView {
             retry_after: (!is_admitted).then(|| self.empty_until.saturating_duration_since(now)),
             remaining: self.remaining.saturating_add(self.tokens),
             reset: self.full_at.saturating_duration_since(now),
+        }
+    }
+}
+
+/// Deletes buckets of keys and subjects that make no requests any more, until the service stops.
+pub(super) async fn delete_full(store: Arc<Store>, stop: CancellationToken) {
+    let mut look = clock::every(LOOK);
+    while stop.run_until_cancelled(look.tick()).await.is_some() {
+        loop {
+            match store.delete_full_buckets(BATCH).await {
+                Ok(deleted) if deleted < u64::from(BATCH) => break,
+                Ok(_) => tokio::task::yield_now().await,
+                Err(error) => {
+                    error.log_retry("buckets of rate limits are deleted later");
+                    break;
+                }
+            }
         }
     }
 }

@@ -151,7 +151,7 @@ impl Runtime {
             tracing::debug!(run_id = %ownership.run(), "asked to cancel before its end was stored");
             self.requeue_uncounted(ownership, GivenBack::AtOnce).await;
             if let Err(error) = self.end_cancelled().await {
-                tracing::debug!(%error, "the run is cancelled later");
+                error.log_retry("the run is cancelled later");
             }
         })
     }

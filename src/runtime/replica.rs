@@ -4,10 +4,12 @@
 //! One loop claims, hears cancel requests and sweeps; hints wake it, a timer makes it right without
 //! them.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use futures::FutureExt;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -28,7 +30,8 @@ const POLL: Duration = Duration::from_secs(1);
 const RECONCILE: Duration = Duration::from_secs(2);
 /// How often it looks at the heartbeats of the others, at most; the same.
 const WATCH: Duration = Duration::from_millis(500);
-
+/// The pause before the loop begins again that has panicked.
+const RESTART: Duration = Duration::from_secs(1);
 /// How often all parked parents are looked at, in case the end of a child was not noticed.
 const PARENTS: Duration = Duration::from_secs(15);
 
@@ -96,7 +99,11 @@ impl Runtime {
         let runtime = self.clone();
         tokio::spawn(async move {
             runtime.decide(orphans).await;
-            runtime.run_loop().await;
+            // Its heartbeat goes on: without the loop nothing would drive or take over its runs.
+            while AssertUnwindSafe(runtime.run_loop()).catch_unwind().await.is_err() {
+                tracing::error!("the loop of the replica panicked, and begins again");
+                tokio::time::sleep(RESTART).await;
+            }
         });
         if let Some(retention) = inner.settings.retention {
             tokio::spawn(self.clone().forget_after(retention, Kept::Runs));
@@ -153,13 +160,13 @@ impl Runtime {
                 () = inner.replica.stop.cancelled() => return,
                 _ = reconcile.tick() => {
                     if let Err(error) = self.reconcile().await {
-                        tracing::debug!(%error, "runs that nothing drives are looked for later");
+                        error.log_retry("runs that nothing drives are looked for later");
                     }
                     continue;
                 }
                 _ = parents.tick() => {
                     if let Err(error) = inner.store.answer_parents(None).await {
-                        tracing::debug!(%error, "parents are told of ended children later");
+                        error.log_retry("parents are told of ended children later");
                     }
                     continue;
                 }
@@ -194,7 +201,7 @@ impl Runtime {
         match inner.store.silent_replicas(&inner.replica.id, &mut others.watch).await {
             Ok(silent) => others.silent = silent,
             Err(error) => {
-                tracing::debug!(%error, "heartbeats cannot be looked at");
+                error.log_retry("heartbeats cannot be looked at");
                 *others = Others {
                     watch: Watch::default(),
                     silent: Vec::new(),

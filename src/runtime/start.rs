@@ -160,7 +160,7 @@ impl Runtime {
             return Err(StartError::Draining);
         }
         if !inner.writer.is_available() {
-            inner.store.take_writes().await?; // writes are waiting: refuse at once, or be the first to find it back
+            inner.store.check_writable().await?; // writes are waiting: refuse at once, or be the first to find it back
         }
         let session_id = request.session_id.clone();
         let has_rival =

@@ -257,8 +257,11 @@ impl Runtime {
         let (source, _) = self.source(tenant, number, copy).await?;
         let (staged, file) = self.stage_file(tenant).await?;
         let max = self.max_file();
-        let _place = READS.acquire().await;
-        let copied = tokio::task::spawn_blocking(move || copied(&source, &file.into_std(), max));
+        let place = READS.acquire().await;
+        let copied = tokio::task::spawn_blocking(move || {
+            let _place = place;
+            copied(&source, &file.into_std(), max)
+        });
         let (size, etag) = copied.await.map_err(io::Error::other)??;
         Ok(Upload { path: copy.path.clone(), staged, size, etag })
     }

@@ -62,6 +62,9 @@ pub enum AnswerError {
     /// The run's definition cannot be made ready.
     #[error("the run's definition cannot be used: {0}")]
     Broken(String),
+    /// What checks answers failed.
+    #[error("the answer could not be checked")]
+    Unchecked,
     /// The store.
     #[error(transparent)]
     Store(#[from] StoreError),

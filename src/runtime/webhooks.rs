@@ -144,7 +144,7 @@ impl WebhookSender {
                 _ = poll.tick() => {}
             }
             if let Err(error) = sending.take_due().await {
-                tracing::debug!(%error, "the outbox is looked at later");
+                error.log_retry("the outbox is looked at later");
             }
         }
         sending.stop().await;
@@ -162,7 +162,7 @@ impl WebhookSender {
         for _ in 0..SETTLING {
             match self.store.settle_delivery(delivery, &tried).await {
                 Ok(()) => break,
-                Err(error) => tracing::debug!(%error, "what became of a delivery is written later"),
+                Err(error) => error.log_retry("what became of a delivery is written later"),
             }
             tokio::time::sleep(POLL).await;
         }
@@ -271,7 +271,7 @@ impl Sending {
         self.tries.shutdown().await;
         for delivery in self.under_way.values() {
             if let Err(error) = self.sender.store.release_delivery(delivery).await {
-                tracing::debug!(%error, "a delivery is due again later");
+                error.log_retry("a delivery is due again later");
             }
         }
     }

@@ -51,6 +51,7 @@ mod workspaces;
 pub mod writer;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
 use tokio::sync::Mutex;
@@ -88,6 +89,8 @@ pub use workspaces::{
 /// The format of definitions and journals that this version writes, and the newest that it reads.
 /// Raised with each change that an earlier version could not read.
 const FORMAT: u32 = 1;
+/// For how long it counts whether the database took a write.
+const WRITE_CHECKED: Duration = Duration::from_millis(250);
 
 /// What can go wrong with the store.
 #[derive(Debug, thiserror::Error)]
@@ -110,6 +113,16 @@ impl StoreError {
     /// Whether the same call may succeed later.
     pub fn is_transient(&self) -> bool {
         matches!(self, Self::Unavailable(_) | Self::Conflict(_))
+    }
+
+    /// Logs that something failed which is tried again: as a warning, unless the store is away, which is
+    /// logged where runs wait for it.
+    pub fn log_retry(&self, what: &str) {
+        if self.is_transient() {
+            tracing::debug!(error = %self, "{what}");
+        } else {
+            tracing::warn!(error = %self, "{what}");
+        }
     }
 }
 
@@ -177,6 +190,8 @@ pub struct Store {
     definitions: Definitions,
     /// Held by the request for which calls of tools are counted.
     counting: Mutex<Option<stats::Counted>>,
+    /// When it was last asked whether the database takes writes, and why it did not.
+    write_check: Mutex<Option<(Instant, Result<(), String>)>>,
 }
 
 impl Store {
@@ -185,7 +200,7 @@ impl Store {
     }
 
     fn on(backend: Box<dyn Backend>, definitions: Definitions) -> Self {
-        Self { backend, definitions, counting: Mutex::default() }
+        Self { backend, definitions, counting: Mutex::default(), write_check: Mutex::default() }
     }
 
     /// The same store, and the plans of what it reads from now on.
@@ -232,8 +247,24 @@ impl Store {
         Ok(())
     }
 
-    /// The same, and whether there is room: asked where commits fail.
-    pub async fn take_writes(&self) -> Result<(), StoreError> {
+    /// Whether the database takes writes and has room for them; asked where commits fail. The database
+    /// is asked for one request at a time, and what it said counts for [`WRITE_CHECKED`].
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] where it does not.
+    pub async fn check_writable(&self) -> Result<(), StoreError> {
+        let mut last = self.write_check.lock().await;
+        if let Some((at, outcome)) = &*last
+            && at.elapsed() < WRITE_CHECKED
+        {
+            return outcome.clone().map_err(StoreError::Unavailable);
+        }
+        let outcome = self.try_to_write().await;
+        *last = Some((Instant::now(), outcome.as_ref().map_err(ToString::to_string).copied()));
+        outcome
+    }
+
+    async fn try_to_write(&self) -> Result<(), StoreError> {
         self.ping().await?;
         if self.backend.only_replicas().is_none() {
             let mut tx = self.backend.begin(Work::Control).await?;

@@ -14,6 +14,9 @@ use super::{Store, StoreError};
 /// The time in which a bucket of any limit fills, at most: a hundred years.
 const LONGEST: i64 = 100 * 365 * 86_400 * 1_000_000_000;
 
+/// In nanoseconds.
+const DAY: i64 = 86_400 * 1_000_000_000;
+
 /// How often something may be done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RateLimit {
@@ -117,6 +120,17 @@ impl Store {
         let row =
             rows.first().ok_or_else(|| StoreError::Failed("a bucket gave no answer".to_owned()))?;
         Ok(Taken::read(limit, row.read("at")?, row.read("tat")?, row.read("granted")?))
+    }
+
+    /// Deletes up to so many buckets that have been full for a day, as one is that was never taken from;
+    /// how many.
+    pub async fn delete_full_buckets(&self, limit: u32) -> Result<u64, StoreError> {
+        let delete = Query::new(
+            "DELETE FROM rate_limits WHERE key IN (SELECT key FROM rate_limits \
+             WHERE tat < {nanos} - :day LIMIT :limit) RETURNING 1",
+        );
+        let delete = delete.bind("day", DAY).bind("limit", limit);
+        Ok(self.backend.write(Work::Data, delete).await?.len() as u64)
     }
 }
 

@@ -334,8 +334,9 @@ fn decoded(text: &str) -> Option<String> {
         bytes.push(match byte {
             b'+' => b' ',
             b'%' => {
-                let digits = [rest.next()?, rest.next()?];
-                u8::from_str_radix(std::str::from_utf8(&digits).ok()?, 16).ok()?
+                let digits = [rest.next()?, rest.next()?].map(char::from);
+                let [high, low] = digits.map(|digit| digit.to_digit(16));
+                u8::try_from(high? * 16 + low?).ok()?
             }
             other => other,
         });

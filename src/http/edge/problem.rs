@@ -400,7 +400,7 @@ impl From<AnswerError> for Problem {
             ),
             AnswerError::InvalidArguments(errors) => Self::invalid(Code::InvalidInputs, errors),
             AnswerError::MissingScope(_) | AnswerError::OwnApproval => Self::refused(&error),
-            AnswerError::Broken(_) => Self::internal(error.to_string()),
+            AnswerError::Broken(_) | AnswerError::Unchecked => Self::internal(error.to_string()),
             AnswerError::Store(error) => error.into(),
         }
     }

@@ -14,10 +14,8 @@ use super::extract::Params;
 use super::problem::{Code, Problem};
 use super::token_signer::{Action, Grant, Target};
 use crate::http::state::App;
+use crate::runtime::MAX_ANCESTORS;
 use crate::store::Store;
-
-/// A delegation is at most three deep.
-const MAX_ANCESTORS: usize = 4;
 
 /// Whether a bearer credential is a token, not an API key.
 pub(super) fn is_token(bearer: &str) -> bool {
@@ -117,7 +115,7 @@ pub(super) async fn check(
 /// Whether a run is the token's, is of its session, or was started by such a run.
 async fn reaches(target: &Target, store: &Store, tenant: &str, run: Uuid) -> Result<bool, Problem> {
     let mut next = Some(run);
-    for _ in 0..MAX_ANCESTORS {
+    for _ in 0..=MAX_ANCESTORS {
         let Some(id) = next else { return Ok(false) };
         if *target == Target::Run(id) {
             return Ok(true);

@@ -90,7 +90,7 @@ pub(crate) async fn readyz(State(app): State<App>) -> (StatusCode, Json<Readines
         if app.runtime.is_storing() {
             app.store.ping().await
         } else {
-            app.store.take_writes().await
+            app.store.check_writable().await
         }
     };
     let store = match tokio::time::timeout(STORE_PATIENCE, look).await {

@@ -15,6 +15,7 @@ on_both! {
     a_race_never_gives_more_than_there_is,
     a_changed_limit_does_not_wait_for_the_old_one,
     limits_at_the_edge_of_their_range_work,
+    buckets_that_have_been_full_for_long_are_deleted,
 }
 
 /// Nothing comes back while a test lasts.
@@ -22,6 +23,17 @@ const SLOW: RateLimit = RateLimit { per_minute: 1, burst: 5 };
 
 async fn take(db: &Db, limit: RateLimit, tokens: u32) -> Taken {
     db.store.take_tokens("k", limit, tokens).await.unwrap()
+}
+
+async fn buckets_that_have_been_full_for_long_are_deleted(db: Db) {
+    for bucket in ["old", "older", "in use"] {
+        db.store.take_tokens(bucket, SLOW, 1).await.unwrap();
+    }
+    db.sql("UPDATE rate_limits SET tat = 1 WHERE key <> 'in use'").await;
+    let deleted = || async { db.store.delete_full_buckets(1).await.unwrap() };
+    assert_eq!([deleted().await, deleted().await, deleted().await], [1, 1, 0]);
+    assert_eq!(db.store.take_tokens("in use", SLOW, 5).await.unwrap().granted, 4);
+    assert_eq!(db.store.take_tokens("old", SLOW, 5).await.unwrap().granted, 5);
 }
 
 async fn a_bucket_gives_its_burst_and_then_says_when(db: Db) {

@@ -157,11 +157,11 @@ pub enum Stopped {
     /// This replica may not act any more, and what it was doing was stopped.
     #[error("the lease of this replica ran out during a tool call")]
     LeaseOver,
-    /// What a call has changed could not be kept, or what others have changed not be brought.
-    #[error("the files of the run cannot be kept at the moment")]
+    /// The object store or the database was unavailable for too long.
+    #[error("the files of the run cannot be synchronised with the object store at the moment")]
     FilesNotKept,
-    /// What the run has said takes too much of the memory, beside what others have said.
-    #[error("there is no memory for a conversation of this size beside the others")]
+    /// The conversations in memory, this one included, would be too large.
+    #[error("there is not enough memory for a conversation of this size")]
     NoRoom,
     /// The state did not take an event: our own error.
     #[error("the journal does not fit the state: {0}")]
@@ -271,8 +271,8 @@ impl Run {
         }
     }
 
-    /// Applies what happened and keeps it for the next hand-over. An end is none where the run was asked
-    /// to cancel first.
+    /// Applies an event and keeps it for the next commit. A terminal event is ignored if cancellation
+    /// was requested first.
     pub fn record(&mut self, what: RunEvent) -> Result<(), FoldError> {
         let is_other_end = matches!(what, RunEvent::RunCompleted(_) | RunEvent::RunFailed(_));
         if is_other_end && !self.state.is_cancel_requested() && !self.control.end() {

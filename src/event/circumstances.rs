@@ -5,7 +5,7 @@ use utoipa::ToSchema;
 
 use crate::run::{Label, Labels, Usd};
 
-/// What else a call was judged by, besides what it would do. What is zero or unknown is absent.
+/// What else a call was judged by, in addition to its actions. What is zero or unknown is absent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Circumstances {

@@ -143,11 +143,11 @@ pub struct Resolved {
     pub decided_by: Option<String>,
     /// Given with the answer.
     pub reason: Option<String>,
-    /// When it was given, or the request expired; the run may go on later.
+    /// When the answer was given or the request expired; the run may continue later.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub decided_at: Option<DateTime<Utc>>,
-    /// How long the child run was under way that the call waited for, without its own waits.
+    /// How long the child run that the call waited for was in progress, without its own waits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub child_duration_ms: Option<u64>,
@@ -163,7 +163,7 @@ pub enum Resolution {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[schema(nullable = false)]
         arguments: Option<Value>,
-        /// Labels that the run has no more.
+        /// Labels that the run no longer has.
         #[serde(default, skip_serializing_if = "Labels::are_none")]
         #[schema(value_type = Vec<Label>)]
         clears: Labels,
@@ -191,7 +191,7 @@ pub enum Resolution {
     ChildEnded,
     /// The input that the tool asked for; the call is made again with it.
     Input {
-        /// By the names of what was asked for.
+        /// The answers, by the names of the requests.
         #[schema(value_type = BTreeMap<String, InputResponse>)]
         responses: InputResponses,
     },

@@ -45,7 +45,7 @@ impl Runtime {
         }
         let definition = self.inner.store.definition(&run.definition_hash).await?;
         let definition =
-            definition.ok_or_else(|| AnswerError::Broken("it is not stored any more".into()))?;
+            definition.ok_or_else(|| AnswerError::Broken("it is no longer stored".into()))?;
         let claimed = ClaimedRun { definition, run: run.clone() };
         let journal = self.journal_of(&run.tenant, run.id).await?;
         let (loaded, plan) = self.plan_of(&claimed, &journal)?;

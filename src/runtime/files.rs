@@ -212,7 +212,11 @@ impl Files {
             let touched = Touched { paths: paths(&done).into_iter().collect(), is_all: true };
             let refused = keeping.keep(touched).await.map_err(ChangeError::from)?;
             if let Some(path) = refused.into_iter().next() {
-                return Err(ChangeError::InTheWay(path, "was changed elsewhere meanwhile").into());
+                return Err(ChangeError::InTheWay(
+                    path,
+                    "was changed by another run in the meantime",
+                )
+                .into());
             }
         }
         Ok(done)

@@ -311,7 +311,7 @@ fn check_tool_settings(
             let there = names().collect::<Vec<_>>().join(", ");
             return Err(at(
                 &format!("interceptors.{key}.tool"),
-                format!("{name:?} is none of this agent's tools, which are: {there}"),
+                format!("{name:?} is not one of this agent's tools: {there}"),
             ));
         }
     }

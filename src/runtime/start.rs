@@ -82,7 +82,7 @@ pub struct StartRequest {
 pub enum WaitError {
     /// Another replica took over, the store went away, or the service is stopping. The run goes on
     /// or is recovered; ask for it by id.
-    #[error("run {0} goes on without this connection")]
+    #[error("run {0} continues in the background")]
     Detached(Uuid),
     /// The run is parked; it is read by its id.
     #[error("run {0} is parked")]
@@ -172,7 +172,7 @@ impl Runtime {
             return Err(StartError::RunIdTaken(id)); // before its files are replaced
         }
         if request.queue.available_at.is_some() && mode != Mode::Queued {
-            let why = "is for runs that are queued: with the header Prefer: respond-async";
+            let why = "needs a queued run: send `Prefer: respond-async`";
             return Err(StartError::InvalidOverride(at("/available_at", why.into())));
         }
         let busy = request.overrides.on_session_busy;

@@ -26,7 +26,7 @@ pub(super) async fn add_up(store: Arc<Store>, stop: CancellationToken) {
                 Ok(PORTION) => {}
                 Ok(_) => break,
                 Err(error) => {
-                    tracing::debug!(%error, "sums of usage are brought up to date later");
+                    tracing::debug!(%error, "usage sums could not be updated; retrying");
                     break;
                 }
             }

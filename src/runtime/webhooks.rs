@@ -182,19 +182,19 @@ impl WebhookSender {
             pause: Duration::ZERO,
         };
         if is_unwanted {
-            let why = "its receiver has answered 410: it wants no more of this run";
+            let why = "the receiver answered 410 Gone; no more events of this run are sent";
             return Some(not_sent(DeliveryStatus::Disabled, why));
         }
         let Delivery { tenant, run_id, seq, .. } = delivery;
         match self.store.events(tenant, *run_id, seq - 1, 1).await {
             Ok(events) => match events.first().filter(|event| event.seq == *seq) {
                 Some(event) => Some(attempt::attempt(webhooks, delivery, event).await),
-                None => Some(not_sent(DeliveryStatus::Failed, "its event is gone")),
+                None => Some(not_sent(DeliveryStatus::Failed, "the event was deleted")),
             },
             Err(error) if error.is_transient() => None,
             Err(error) => {
                 tracing::error!(%run_id, %error, "an event cannot be sent");
-                Some(not_sent(DeliveryStatus::Failed, "its event cannot be read"))
+                Some(not_sent(DeliveryStatus::Failed, "the event cannot be read"))
             }
         }
     }

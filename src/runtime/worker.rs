@@ -66,7 +66,7 @@ pub(super) struct Notify {
     pub(super) end: Option<oneshot::Sender<Option<RunRecord>>>,
 }
 
-/// By which the run's model calls tools.
+/// The tool-calling protocol of the run's model.
 fn driver(plan: &Plan) -> Box<dyn Driver> {
     let Some(react) = &plan.rules.react else { return Box::new(Native) };
     let described = react.decision_schema.clone();

@@ -371,7 +371,7 @@ pub(super) fn readable<T: Record>(rows: &[Row]) -> impl Iterator<Item = T> {
     rows.iter().filter_map(|row| match T::read(row) {
         Ok(record) => Some(record),
         Err(error) => {
-            tracing::error!(%error, "a row is left out");
+            tracing::error!(%error, "skipped an unreadable row");
             None
         }
     })

@@ -95,8 +95,9 @@ pub enum StoreError {
     /// It cannot be reached, timed out, or is restarting; the same call may succeed later.
     #[error("the store is unavailable: {0}")]
     Unavailable(String),
-    /// It gave this up for the sake of others that wanted the same; the same call may succeed at once.
-    #[error("the store gave up a transaction for another one: {0}")]
+    /// The database rolled the transaction back because of a concurrent one; the same call may succeed
+    /// at once.
+    #[error("the transaction was rolled back because of a conflict: {0}")]
     Conflict(String),
     /// Another process holds the embedded database.
     #[error("{0}")]

@@ -141,7 +141,7 @@ fn put_out(outcome: &Outcome) -> String {
 fn of_call(write: &RunWrite, call: &ToolCallCompleted) -> String {
     let audited = write.audit.iter().find(|record| record.call_id == call.call_id);
     let arguments = audited.map(|record| without_private(&record.arguments)).unwrap_or_default();
-    let outcome = if call.failure.is_some() { "failed" } else { "brought" };
+    let outcome = if call.failure.is_some() { "failed" } else { "returned" };
     format!("{} {} {outcome}: {}", call.tool, cut(&arguments, MAX_ARGUMENTS), call.content)
 }
 

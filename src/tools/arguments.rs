@@ -34,7 +34,7 @@ pub(super) fn parse(arguments: &str) -> Result<Value, String> {
         Ok(object @ Value::Object(_)) => Ok(object),
         Ok(_) => Err("The arguments must be a JSON object.".into()),
         Err(Unreadable::Malformed(e)) => Err(format!("The arguments are not valid JSON: {e}.")),
-        Err(beyond) => Err(format!("The arguments are too much to read: {beyond}.")),
+        Err(beyond) => Err(format!("The arguments are too complex: {beyond}.")),
     }
 }
 

@@ -78,7 +78,7 @@ impl Offered {
     }
 }
 
-/// A tool's input schema is none.
+/// A tool's input schema is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the input schema of {tool} is invalid: {message}")]
 pub struct SchemaError {
@@ -202,7 +202,7 @@ impl Executor {
     /// Compiles the tools' schemas.
     ///
     /// # Errors
-    /// The first schema that is none, or that refers to something outside itself.
+    /// The first schema that is invalid or has external references.
     pub fn new(
         tools: Vec<Arc<dyn Tool>>,
         gate: Gate,

@@ -23,8 +23,8 @@ pub struct Touched {
 /// Why a change is not kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NotKept {
-    /// It could not be kept for as long as a run waits.
-    #[error("the files of the workspace cannot be kept or brought at the moment")]
+    /// The object store or the database was unavailable for as long as a run waits.
+    #[error("the workspace files cannot be synchronised at the moment")]
     Unavailable,
     /// Another replica owns the run.
     #[error("another replica owns the run")]

@@ -155,7 +155,7 @@ fn extract() -> Result<String, String> {
         text.push_str(&line);
         if text.len() > MAX_TEXT {
             text.truncate(text.floor_char_boundary(MAX_TEXT));
-            text.push_str("\n[The document goes on; no more of it is read.]\n");
+            text.push_str("\n[The document continues; the rest was not read.]\n");
             break;
         }
     }

@@ -66,7 +66,7 @@ impl Recall {
         let info = ToolInfo {
             name: NAME.into(),
             description: "Looks up notes of your earlier runs: what you said, which tools you called and what they \
-                          brought, what was refused and what failed."
+                          returned, what was refused and what failed."
                 .into(),
             input_schema: ToolSchema::from(input_schema),
             effect: Effect::Read,

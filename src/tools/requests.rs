@@ -210,7 +210,7 @@ impl Requests {
                     (network.max_requests)"
                     .to_owned())
             }
-            None => Err("the budget that the run shares with others cannot be asked".to_owned()),
+            None => Err("the budget that the run shares with others could not be read".to_owned()),
         }
     }
 

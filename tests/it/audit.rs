@@ -267,7 +267,7 @@ async fn a_chain_that_is_replaced_under_a_service_is_not_signed(db: Db) {
     let found = service.until(path, |page| !page["data"].as_array().unwrap().is_empty()).await;
     let details = &found["data"][0]["arguments"];
     assert_eq!((&details["number"], &details["stored_number"]), (&json!(1), &Value::Null));
-    service.until_logged("a stretch that was closed is gone or another one").await;
+    service.until_logged("a closed stretch is missing or differs").await;
     assert_eq!(service.get(closed).await.body["data"], json!([]), "nothing is signed of it");
     let (code, said) = asked(&service, &["audit", "verify"]).await;
     assert_eq!(code, Some(1), "{said}");

@@ -372,10 +372,10 @@ async fn hostile_services_end_in_results(db: Db) {
     let expected = [
         "did not finish within 2 seconds",
         "did not finish within 2 seconds",
-        "too much to read",
-        "too much to read",
+        "too large; request less",
+        "too large; request less",
         "encoding that was not asked for",
-        "no text",
+        "not text",
         "not JSON",
         "proper HTTP",
         "not JSON",

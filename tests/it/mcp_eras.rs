@@ -216,7 +216,7 @@ async fn addresses_are_asked_in_the_era_that_they_speak(db: Db) {
     };
     service
         .until("/readyz", |it| {
-            down(it, "later", "none is known here") && down(it, "silent", "initialize")
+            down(it, "later", "none of which is supported") && down(it, "silent", "initialize")
         })
         .await;
     assert!(later.messages("initialize").is_empty(), "it has said that it speaks another version");

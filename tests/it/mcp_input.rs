@@ -421,7 +421,7 @@ async fn answers_survive_crashes(db: Db) {
     let happened = json!({"outcome": "happened", "result": "booked"});
     assert_eq!(service.post(&format!("{}/resolve", calls[0]), &happened).await.status, 200);
     let done = ended(&service, &path).await;
-    assert!(results(&service, &done).await[0].ends_with("It brought: booked"), "{done:#}");
+    assert!(results(&service, &done).await[0].ends_with("It returned: booked"), "{done:#}");
     assert_eq!(noted(&service, "odd", "book.txt").len(), 5, "it is not made again");
 }
 

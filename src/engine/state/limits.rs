@@ -70,7 +70,7 @@ impl State {
         if self.streak.times >= STUCK_END {
             let context = json!({"tool": self.streak.tool, "repetitions": self.streak.times});
             let message = format!(
-                "The same call of {} brought the same result over and over.",
+                "The same call of {} returned the same result every time.",
                 self.streak.tool
             );
             let end = self.failed(now, TerminationReason::Stuck, message, context);

@@ -215,7 +215,7 @@ impl State {
             Resolution::Happened { result } => {
                 let known = result
                     .as_deref()
-                    .map(|result| format!(" It brought: {result}"))
+                    .map(|result| format!(" It returned: {result}"))
                     .unwrap_or_default();
                 let content = format!(
                     "The service restarted during this call; it was found out that it took effect.{known}"

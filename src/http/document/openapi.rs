@@ -36,7 +36,7 @@ const TAGS: [(&str, &str); 12] = [
     ("agents", "List, describe and invoke agents."),
     ("runs", "List runs; get a run, its parts and its events; cancel a run."),
     ("approvals", "Approvals, client tool results and reviews that parked runs wait for."),
-    ("webhooks", "What receivers of webhooks were told of runs."),
+    ("webhooks", "Webhook deliveries."),
     ("sessions", "Runs that share a conversation."),
     ("memory", "What agents keep of their runs for later ones."),
     ("stats", "Token usage, cost, and latencies of tool calls."),

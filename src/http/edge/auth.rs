@@ -237,7 +237,7 @@ impl Identity {
                 tracing::warn!(error = %why, "a token of the identity provider cannot be verified");
                 Err(Problem::new(
                     Code::IdentityProviderUnavailable,
-                    "The keys of the identity provider are not known at the moment.",
+                    "The identity provider's keys are temporarily unavailable.",
                 ))
             }
         }

@@ -70,9 +70,7 @@ async fn turn(tenant: &str) -> Result<Turn, Problem> {
         Some(Turn { _place: SEARCHING.acquire().await.ok()?, _of_tenant: of_tenant })
     };
     let turn = tokio::time::timeout(TURN, both).await.ok().flatten();
-    turn.ok_or_else(|| {
-        Problem::new(Code::Overloaded, "Too many searches through runs are made at the moment.")
-    })
+    turn.ok_or_else(|| Problem::new(Code::Overloaded, "Too many searches of runs are in progress."))
 }
 
 /// What a search found.

@@ -83,7 +83,7 @@ impl From<Refusal> for StartError {
         match refusal {
             Refusal::Full => Self::Overloaded,
             Refusal::NotCounted => {
-                let why = "the length of the queue is not told in time";
+                let why = "the queue length could not be read in time";
                 Self::Store(StoreError::Unavailable(why.to_owned()))
             }
         }

@@ -70,7 +70,7 @@ impl Workspaces {
             match tokio::task::spawn_blocking(forget).await {
                 Ok(Ok(0)) | Err(_) => {}
                 Ok(Ok(deleted)) => {
-                    tracing::info!(deleted, "kept in the quarantine for long enough");
+                    tracing::info!(deleted, "deleted expired quarantine entries");
                 }
                 Ok(Err(error)) => tracing::warn!(%error, "the quarantine cannot be read"),
             }

@@ -280,10 +280,10 @@ impl KeptFiles {
             Failure::Fenced | Failure::NotAlone => false,
         };
         if !is_passing || since.elapsed() >= self.patience {
-            tracing::warn!(error = %failure, "files of a workspace cannot be kept or brought");
+            tracing::warn!(error = %failure, "workspace files could not be synchronised with the object store");
             return false;
         }
-        tracing::debug!(error = %failure, "files of a workspace wait");
+        tracing::debug!(error = %failure, "workspace file synchronisation will be retried");
         tokio::time::sleep(*pause).await;
         *pause = LAST_PAUSE.min(*pause * 2);
         true

@@ -39,7 +39,7 @@ impl Standby {
         match self.ask(statement).await {
             Ok(rows) => Some(rows),
             Err(error) => {
-                tracing::warn!(%error, "database.read_url cannot be asked; lists come from database.url");
+                tracing::warn!(%error, "the standby (database.read_url) failed; reading lists from database.url");
                 *self.rests_until.lock() = Some(Instant::now() + REST);
                 None
             }

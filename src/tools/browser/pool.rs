@@ -170,8 +170,9 @@ impl Pool {
     }
 
     fn program(&self) -> Result<PathBuf, String> {
-        chromium::program(&self.settings.path)
-            .ok_or_else(|| format!("there is none on this machine; the operator can {INSTALL}"))
+        chromium::program(&self.settings.path).ok_or_else(|| {
+            format!("Chromium is not installed on this machine; the operator can {INSTALL}")
+        })
     }
 
     /// Waits for the calls of this run that came before.

@@ -37,7 +37,7 @@ pub(super) fn picture_path(context: &ToolContext) -> String {
 }
 
 pub(super) fn check_standing(context: &ToolContext) -> Result<(), ToolError> {
-    let given_up = || ToolError::ForModel("The run was given up before the call.".into());
+    let given_up = || ToolError::ForModel("The call was cancelled before it began.".into());
     context.standing.holds().then_some(()).ok_or_else(given_up)
 }
 
@@ -155,7 +155,7 @@ impl Saving<'_> {
             }
             file.sync_data().map_err(system)?;
             if self.stop.is_cancelled() || !self.context.standing.holds() {
-                return Err("the call was given up".into());
+                return Err("the call was cancelled".into());
             }
             match staged.place(made.dir(), made.name()) {
                 Ok(()) => {

@@ -48,7 +48,7 @@ impl Shown {
         }
         if !is_whole {
             return Err(format!(
-                "The answer has more than {} bytes, which is too much to read; ask for less.",
+                "The answer has more than {} bytes, which is too large; request less.",
                 body.len()
             ));
         }
@@ -86,7 +86,7 @@ impl Shown {
                 Ok(self.cut(String::from_utf8_lossy(body).into_owned()))
             }
             _ => {
-                Err(format!("The answer is no text, but {} bytes of {}.", body.len(), named(kind)))
+                Err(format!("The answer is not text but {} bytes of {}.", body.len(), named(kind)))
             }
         }
     }

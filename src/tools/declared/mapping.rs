@@ -126,7 +126,7 @@ impl Mapping {
     ) -> Result<Self, Wrong> {
         let method = entry.method.as_deref().unwrap_or_default();
         let method = METHODS.iter().find(|known| known.as_str() == method).ok_or_else(|| {
-            Wrong::at("method", "is none of GET, HEAD, POST, PUT, PATCH and DELETE")
+            Wrong::at("method", "is not one of GET, HEAD, POST, PUT, PATCH and DELETE")
         })?;
         let path = entry.path.clone().ok_or_else(|| Wrong::at("path", "is missing"))?;
         if !path.starts_with('/')

@@ -93,7 +93,7 @@ pub(super) fn apply(
     changed: &Changed,
 ) -> Result<String, ToolError> {
     if actions(workspace, patch)? != permit.actions() {
-        let message = "files changed while the patch was about to be applied; look again";
+        let message = "files changed while the patch was about to be applied; read them again";
         return Err(ToolError::ForModel(message.into()));
     }
     let files = parse(patch).map_err(told)?;
@@ -216,7 +216,7 @@ impl Planned {
         };
         let message = || {
             ToolError::ForModel(format!(
-                "{:?} was changed by another writer meanwhile; nothing is patched, read it again",
+                "{:?} was changed by another writer in the meantime; nothing was patched, read it again",
                 self.path
             ))
         };

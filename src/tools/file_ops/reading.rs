@@ -186,7 +186,7 @@ fn page(
     let last = next - 1;
     Ok(whole(path, text)?
         + &note
-        + &format!("[Lines {first} to {last}. The file goes on: read it with offset {next}.]"))
+        + &format!("[Lines {first} to {last}. The file continues: read it with offset {next}.]"))
 }
 
 /// Some lines of a file, the last one perhaps cut.

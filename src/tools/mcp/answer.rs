@@ -63,7 +63,7 @@ fn part(part: &Value) -> String {
             let uri = shortened(resource["uri"].as_str().unwrap_or_default());
             match resource["text"].as_str() {
                 Some(text) => format!("[{uri}]\n{text}"),
-                None => format!("[{uri} is no text and is left out]"),
+                None => format!("[{uri} is not text and is omitted]"),
             }
         }
         Some("resource_link") => format!("[see {}]", word("uri")),

@@ -117,7 +117,7 @@ impl Link {
         })
     }
 
-    /// Gets acquainted: finds out the era, unless that is known to be the old one. `is_probing` is set
+    /// Performs the handshake: finds out the era, unless that is known to be the old one. `is_probing` is set
     /// while a server that may be of the old era has to take what it cannot know, and stays set where
     /// it has answered neither that nor, as it should, `initialize`.
     ///
@@ -244,7 +244,7 @@ impl Link {
             let page = self.ask_soon(self.era(), "tools/list", params).await;
             let mut page = page.map_err(|failure| failure.to_string())?;
             let Value::Array(more) = page["tools"].take() else {
-                return Err("its list of tools is none".to_owned());
+                return Err("the `tools/list` result has no valid `tools` array".to_owned());
             };
             fresh = fresh.min(page["ttlMs"].as_u64().unwrap_or(0));
             entries.extend(more.into_iter().take(MAX_ENTRIES.saturating_sub(entries.len())));

@@ -112,7 +112,7 @@ pub(super) fn initialized() -> String {
 
 /// The answer to a request is not needed any more.
 pub(super) fn cancellation(id: u64) -> String {
-    let params = json!({"requestId": id, "reason": "the caller does not wait for it any more"});
+    let params = json!({"requestId": id, "reason": "the caller no longer waits for it"});
     notification("notifications/cancelled", &params)
 }
 

@@ -218,7 +218,7 @@ impl Server {
         let _ = self.status.subscribe().wait_for(is_settled).await; // it lives as long as this
     }
 
-    /// Its whole life; to be dropped at its end.
+    /// Runs the connection until it is dropped.
     pub(super) async fn driven(self: Arc<Self>) {
         let mut pause = FIRST_PAUSE;
         loop {
@@ -359,7 +359,7 @@ impl Server {
         looked.await.unwrap_or_else(|_| Err("the service failed".to_owned()))
     }
 
-    /// Gets acquainted, lists the tools, and keeps the list fresh until the server cannot be asked any
+    /// Performs the handshake, lists the tools, and keeps the list fresh until the server cannot be asked any
     /// more; why not.
     async fn used(&self, link: Link, finds_out_era: bool) -> String {
         if let Err(why) = link.introduce(finds_out_era, &self.is_probing).await {
@@ -402,7 +402,7 @@ impl Server {
                 () = &mut look => return None,
                 () = self.suspicious.notified() => {
                     if !link.answers().await {
-                        return Some("it hangs, or does not answer any more".to_owned());
+                        return Some("it hangs or no longer answers".to_owned());
                     }
                 }
             }

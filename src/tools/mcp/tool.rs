@@ -104,7 +104,7 @@ impl Tool for McpTool {
         let told = |why: String| ToolError::ForModel(why);
         let link = self.server.link().map_err(told)?;
         if context.input.is_some() && link.era() == Era::Old {
-            let why = "it does not speak the version any more in which it asked for input";
+            let why = "it no longer speaks the protocol version in which it asked for input";
             return Err(self.incomplete(why));
         }
         let mut given = context.input.as_deref().cloned();

@@ -61,7 +61,7 @@ impl Drop for LooksThrough {
             let _ = ended.await; // the other side is dropped, nothing is sent
             let looking = move || look_through(&permit, &context, before);
             if let Err(error) = tokio::task::spawn_blocking(looking).await {
-                tracing::error!(%error, "what programs have left was not looked through");
+                tracing::error!(%error, "the files that programs left could not be inspected");
             }
             drop(until);
         });
@@ -89,7 +89,7 @@ fn look_through(permit: &Permit, context: &ToolContext, before: Before) {
         Ok(found) => tell(found, permit, context),
         Err(error) => context
             .changed
-            .object(format!("What the programs have left cannot be looked through: {error}.")),
+            .object(format!("The files that the programs left could not be inspected: {error}.")),
     }
 }
 

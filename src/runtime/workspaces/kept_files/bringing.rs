@@ -196,7 +196,9 @@ impl Scope {
             let directory = directory.clone();
             async move {
                 if !layout::is_path(&path.path) {
-                    return Err(Failure::Io(io::Error::other("a path is kept that can be none")));
+                    return Err(Failure::Io(io::Error::other(
+                        "the database holds an invalid path",
+                    )));
                 }
                 let file = match &path.content {
                     Some(KeptContent::File(file)) => {

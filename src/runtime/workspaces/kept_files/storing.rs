@@ -92,7 +92,7 @@ impl Scope {
             PathsWritten::Done { version, changed_by_others } => (version, changed_by_others),
             PathsWritten::Fenced => return Err(Failure::Fenced),
             PathsWritten::Lost => {
-                return Err(Failure::Overtaken("a content is being collected".to_owned()));
+                return Err(Failure::Overtaken("the object is being garbage-collected".to_owned()));
             }
         };
         crash::point("after_files");
@@ -241,7 +241,7 @@ impl KeptFiles {
                 return Ok((self.is_there(object).await?, hash, size));
             }
         }
-        Err(Failure::Overtaken("a file changes all the time".to_owned()))
+        Err(Failure::Overtaken("the file kept changing while it was read".to_owned()))
     }
 
     async fn is_there(&self, object: String) -> Result<String, Failure> {
@@ -249,7 +249,7 @@ impl KeptFiles {
         if self.store.object_stored(&object).await? {
             Ok(object)
         } else {
-            Err(Failure::Overtaken("a content came too late".to_owned()))
+            Err(Failure::Overtaken("the object was stored too late".to_owned()))
         }
     }
 

@@ -292,8 +292,8 @@ pub struct ReactSection {
     /// What differs from `sampling` where this answer is written.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub final_sampling: Option<Sampling>,
-    /// A JSON Schema 2020-12 of the fields that each decision has besides `thought`, `type`, `tool`,
-    /// `args` and `answer`. They are described to the model, checked, and recorded with the decision.
+    /// A JSON Schema 2020-12 of the fields that each decision has in addition to `thought`,
+    /// `type`, `tool`, `args` and `answer`. They are described to the model, checked, and recorded with the decision.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decision_schema: Option<Value>,
 }

@@ -19,7 +19,7 @@ use crate::bounds::json;
 use crate::event::ValidationError;
 use crate::tls;
 
-/// How long a connection may take to come about.
+/// How long a connection may take to be established.
 const CONNECT: Duration = Duration::from_secs(5);
 /// Bytes of an answer, decompressed.
 const MAX_ANSWER: usize = 1024 * 1024;

@@ -60,7 +60,7 @@ pub struct CallRate {
 }
 
 impl Circumstances {
-    /// Whether there is nothing to tell.
+    /// Whether all of it is absent.
     pub fn are_none(&self) -> bool {
         *self == Self::default()
     }

@@ -73,7 +73,7 @@ pub struct Awaited {
     pub arguments: Value,
     /// For the person who answers.
     pub reason: String,
-    /// What a decision holds for, besides the arguments.
+    /// What a decision holds for, in addition to the arguments.
     #[serde(default, skip_serializing_if = "ApprovalBasis::is_empty")]
     pub basis: ApprovalBasis,
     /// Who is to be asked, by the definition's `owner.escalation_target`.
@@ -110,7 +110,7 @@ pub struct Awaited {
     pub input: Option<Box<InputAsked>>,
 }
 
-/// What a decision was made on, besides the arguments. Where it has changed, the call is judged, and
+/// What a decision was based on, in addition to the arguments. If it has changed, the call is judged, and
 /// if need be asked about, again.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ApprovalBasis {
@@ -198,7 +198,7 @@ pub enum Resolution {
 }
 
 impl Resolution {
-    /// What it can be given as an answer to; nothing where it comes about by itself.
+    /// The kinds of wait that it can answer; empty where it happens by itself.
     pub fn answers(&self) -> &'static [WaitKind] {
         match self {
             Self::Approved { .. } | Self::Denied => WaitKind::DECISIONS,

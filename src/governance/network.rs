@@ -41,7 +41,7 @@ impl NetworkRules {
         })
     }
 
-    /// Whether there is a host that may be asked.
+    /// Whether there is a host that may be contacted.
     pub(super) fn permits_any(&self) -> bool {
         !self.allow.is_empty()
     }

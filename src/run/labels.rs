@@ -81,7 +81,7 @@ impl Labels {
         Vec::from(self).into_iter().map(name).collect()
     }
 
-    /// The labels of these names; others are none.
+    /// The labels of these names; others are ignored.
     pub fn named(names: &[String]) -> Self {
         names.iter().filter_map(|name| name.parse().ok()).collect::<Vec<Label>>().into()
     }

@@ -1,4 +1,4 @@
-//! One start at a time for an idempotency key: requests that come meanwhile wait, and then find what
+//! One start at a time for an idempotency key: requests that come in the meantime wait, and then find what
 //! became of it.
 
 use std::collections::HashMap;

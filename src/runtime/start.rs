@@ -31,7 +31,7 @@ use crate::run::{Caller, Overrides, RunKind, RunStatus, Totals};
 use crate::store::writer::AppendError;
 use crate::store::{Idempotency, QueuePlace, RunRecord};
 
-/// Who drives a run, and when its acceptance is told.
+/// Which replica drives a run, and when its acceptance is reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// This replica; the caller waits for the end only.
@@ -77,7 +77,7 @@ pub struct StartRequest {
     pub queue: QueuePlace,
 }
 
-/// Why a started run's end could not be told.
+/// Why a request could not be answered with the outcome of its run.
 #[derive(Debug, thiserror::Error)]
 pub enum WaitError {
     /// Another replica took over, the store went away, or the service is stopping. The run goes on

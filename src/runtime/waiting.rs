@@ -267,7 +267,7 @@ impl Runtime {
     /// that goes on beside them is there, too.
     ///
     /// # Errors
-    /// [`StoreError`] where the store cannot be asked.
+    /// [`StoreError`] where the store cannot be read.
     pub async fn outstanding(&self, run: &RunRecord) -> Result<Outstanding, StoreError> {
         let is_parked = run.status.is_parked();
         let may_have_children = run.status == RunStatus::Running && run.has_delegated();
@@ -308,7 +308,7 @@ impl Runtime {
     /// The status of a run.
     ///
     /// # Errors
-    /// [`StoreError`] where the store cannot be asked.
+    /// [`StoreError`] where the store cannot be read.
     pub async fn status_of(&self, run: &RunRecord) -> Result<RunStatus, StoreError> {
         if !run.status.is_parked() {
             return Ok(run.status);

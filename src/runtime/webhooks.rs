@@ -1,4 +1,4 @@
-//! Webhooks: callers are told what becomes of their runs.
+//! Webhooks: events of runs are sent to callers.
 //!
 //! What is to be sent stands in the store's outbox, written with each event, so that no crash loses
 //! it and a run never waits for a receiver. All replicas send, each what the others leave; what one
@@ -32,7 +32,7 @@ use crate::outbound::{AddressPolicy, Client};
 use crate::store::{Delivery, DeliveryStatus, Store, StoreError, Tried};
 
 const DELIVERIES: &str = "toolloop_webhook_deliveries_total";
-/// How often the outbox is looked at without being told that it has grown.
+/// How often the outbox is polled without a notification that it has grown.
 const POLL: Duration = Duration::from_secs(1);
 /// How long a delivery is taken for: longer than a try takes.
 const HOLD: Duration = Duration::from_secs(30);

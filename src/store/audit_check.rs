@@ -5,7 +5,7 @@
 //! where that is signed it begins to be signed once more.
 //!
 //! Nothing of a time that is closed may be outside of a stretch. A record that was late is closed
-//! within a minute; until then it cannot be told from one that was added by hand.
+//! within a minute; until then it cannot be distinguished from one that was added by hand.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

@@ -280,7 +280,7 @@ impl Store {
         Ok(rows)
     }
 
-    /// What the receivers of a tenant's webhooks are or were told, newest first.
+    /// A tenant's webhook deliveries, newest event first.
     pub async fn deliveries(
         &self,
         tenant: &str,

@@ -124,7 +124,7 @@ pub enum WriteOutcome {
     /// It would end a run otherwise that was asked to cancel: nothing of it was written.
     Cancelling,
     /// A new run's id, its idempotency key or its session is taken: nothing of it was written.
-    /// Which of them is not told; a caller asks [`Store::idempotent_run`] and [`Store::session`].
+    /// Which of them is not said; a caller asks [`Store::idempotent_run`] and [`Store::session`].
     IdTaken,
 }
 

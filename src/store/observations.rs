@@ -29,7 +29,7 @@ const MAX_CONTENT: usize = 2048;
 const MAX_ARGUMENTS: usize = 512;
 /// Different words of a query that are looked for, the first ones.
 const MAX_WORDS: usize = 32;
-/// Bytes of a word; longer ones are none.
+/// Bytes of a word; longer ones are skipped.
 const MAX_WORD: usize = 64;
 /// Bytes of a query that are looked at.
 const MAX_QUERY: usize = 16 * 1024;

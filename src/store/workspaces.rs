@@ -101,9 +101,9 @@ pub enum ObjectClaim {
 /// What has changed beneath a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PathsChanged {
-    /// Up to which version everything is told.
+    /// Up to which version the answer is complete.
     pub version: i64,
-    /// Whether all paths are told and not only those that changed.
+    /// Whether all paths are listed and not only those that changed.
     pub is_all: bool,
     pub paths: Vec<KeptPath>,
 }

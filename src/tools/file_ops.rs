@@ -4,7 +4,7 @@
 //! every operation declares which resolved paths it reads and writes, and whether something would
 //! be lost. Execution takes its paths from the permit and never from the arguments, so what was
 //! judged is what is done. The operations themselves are in `file_ops/`; everything that can take
-//! long runs on the blocking pool and stops when the call is given up.
+//! long runs on the blocking pool and stops when the call is cancelled.
 
 mod diff;
 mod finding;
@@ -408,7 +408,7 @@ fn path_of(permit: &Permit, index: usize) -> Result<&str, ToolError> {
     }
 }
 
-/// Runs on the blocking pool. The work is told to stop when the caller is dropped.
+/// Runs on the blocking pool. The work is signalled to stop when the caller is dropped.
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce(&CancellationToken) -> Result<T, ToolError> + Send + 'static,
 ) -> Result<T, ToolError> {

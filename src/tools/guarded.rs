@@ -14,7 +14,7 @@ use crate::run::Effect;
 
 /// How a guarded piece of a tool's work failed.
 pub(super) enum Failure {
-    /// The model is told.
+    /// Returned to the model.
     Told(CallFailure, String),
     /// The run ends.
     Fatal(String),

@@ -46,7 +46,7 @@ pub trait Keeper: Debug + Send + Sync {
     /// Nothing is changed any more; what was changed was kept, or may not have been.
     fn ended(&self, is_kept: bool);
 
-    /// Keeps what was changed. Answers the paths that others have changed meanwhile, elsewhere: their
+    /// Keeps what was changed. Answers the paths that others have changed in the meantime, elsewhere: their
     /// change stays.
     async fn keep(&self, touched: Touched) -> Result<Vec<String>, NotKept>;
 }
@@ -64,7 +64,7 @@ impl Keeping {
         Self { keeper: Arc::clone(keeper), is_kept: false }
     }
 
-    /// Keeps what was changed; the paths that others have changed meanwhile.
+    /// Keeps what was changed; the paths that others have changed in the meantime.
     ///
     /// # Errors
     /// [`NotKept`].

@@ -68,7 +68,7 @@ pub(super) async fn text_of(document: Vec<u8>) -> Result<String, String> {
 /// The text of an open document, each page behind a line with its number.
 ///
 /// # Errors
-/// Why there is none: a sentence without its subject.
+/// The error: a sentence without its subject.
 pub(super) async fn text(document: std::fs::File) -> Result<String, String> {
     let unusable = |error: io::Error| format!("cannot be read: the reader failed: {error}");
     let _place = READERS.acquire().await;
@@ -161,7 +161,9 @@ fn extract() -> Result<String, String> {
     }
     if is_empty {
         let count = pages.len();
-        return Err(format!("is a PDF document of {count} pages without text, perhaps pictures"));
+        return Err(format!(
+            "is a PDF document of {count} pages without text; it may consist of pictures"
+        ));
     }
     if pages.len() > MAX_PAGES {
         let end = format!("[The document has {} pages; no more are read.]\n", pages.len());

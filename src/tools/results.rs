@@ -24,7 +24,7 @@ use crate::run::{Action, Labels};
 
 /// Bytes of a result; of a longer one head and tail are kept.
 pub const MAX_RESULT: usize = 64 * 1024;
-/// Paths that a model is told of.
+/// Paths that are listed to a model.
 const MAX_TOLD: usize = 20;
 /// A call with its result.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ pub struct Finished {
     /// `tool_call.completed` or `tool_call.blocked`, or `tool_call.awaiting_child` or
     /// `tool_call.awaiting_client` where the result comes later.
     pub event: RunEvent,
-    /// For the audit log; none where nothing was decided or executed.
+    /// For the audit log; `None` where nothing was decided or executed.
     pub audit: Option<AuditRecord>,
     /// The same of what its programs asked the network.
     pub requests: Vec<AuditRecord>,

@@ -91,7 +91,10 @@ async fn a_tool_can_have_a_limit_of_its_own(db: Db) {
     let second = service.run("lister", &json!({})).await;
     let (executed, refused) = calls_of(&service, &second).await;
     assert_eq!((executed, refused.len()), (1, 1));
-    assert!(refused[0].contains("may make 3 calls of file_ops a minute"), "{refused:?}");
+    assert!(
+        refused[0].contains("the limit of 3 calls of file_ops per minute is reached"),
+        "{refused:?}"
+    );
 }
 
 async fn events_of(service: &Service, run: &str, kind: &str) -> Vec<Value> {

@@ -396,7 +396,7 @@ impl State {
     }
 
     /// What the look at the stop conditions means. `met` is the first that is met, with the reason
-    /// where that could not be told; `facts`, `id` and `patience` are those of a request to a person
+    /// where that is unknown; `facts`, `id` and `patience` are those of a request to a person
     /// to decide.
     pub fn stop_conditions_evaluated(
         &self,

@@ -244,7 +244,7 @@ impl State {
     }
 
     /// A call that a person refused, or that was not decided on in time: what is recorded, and what
-    /// the model is advised besides.
+    /// the model is advised, in addition.
     fn refused(
         &self,
         call: &ToolCall,

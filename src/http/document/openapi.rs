@@ -106,7 +106,7 @@ pub(crate) fn document(mut api: OpenApi) -> Value {
         let methods =
             [&mut item.get, &mut item.head, &mut item.put, &mut item.post, &mut item.delete];
         for operation in methods.into_iter().flatten() {
-            // What is open says so: a generator cannot tell it from what was forgotten.
+            // What is open says so: a generator cannot distinguish it from what was forgotten.
             operation.security.get_or_insert_default();
             operation.description = operation.description.take().or(operation.summary.clone());
             add_problems(operation);

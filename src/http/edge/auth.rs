@@ -225,7 +225,7 @@ impl Identity {
             }
             Err(JwtError::Refused(why)) => {
                 let problem = refused(app, parts, Refusal::Jwt(why), None);
-                // Only who has a token that the provider signed is told what is wrong with it.
+                // Only the holder of a token that the provider signed learns what is wrong with it.
                 let is_signed = !matches!(why, JwtRefusal::Malformed | JwtRefusal::Forged);
                 Err(if is_signed {
                     Problem::new(Code::Unauthenticated, why.to_string())

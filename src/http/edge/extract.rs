@@ -215,7 +215,7 @@ impl FromRequestParts<App> for Name {
 #[derive(Debug, Default)]
 pub(crate) struct Params {
     left: Vec<(String, String)>,
-    /// As it was asked for: those of lists tell by it which one they are.
+    /// As requested: lists are identified by it.
     uri: Uri,
 }
 

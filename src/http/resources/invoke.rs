@@ -340,7 +340,7 @@ async fn answer_with(
         }
         _ if app.runtime.is_draining() => Err(Problem::new(
             Code::Draining,
-            "The run continues without this connection; get it by its id.",
+            "The run continues in the background; get it by its id.",
         )),
         _ => Err(Problem::new(
             Code::Timeout,

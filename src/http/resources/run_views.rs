@@ -279,7 +279,7 @@ async fn tree_usage(store: &Store, record: &RunRecord) -> Result<Option<UsageVie
     Ok(Some((&usage).into()))
 }
 
-/// What the receiver of the run's webhook could not be told.
+/// The run's webhook events that are not delivered.
 async fn callback_errors(
     store: &Store,
     record: &RunRecord,

@@ -159,7 +159,7 @@ fn has_all(words: &[String], record: &mut RunRecord) -> bool {
     words.iter().all(|word| texts.iter().any(|text| text.contains(word)))
 }
 
-/// The texts and numbers of a document; names of fields are none.
+/// The texts and numbers of a document; names of fields are left out.
 fn collect(document: &Value, texts: &mut Vec<String>) {
     match document {
         Value::String(text) => texts.push(text.clone()),

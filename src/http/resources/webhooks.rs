@@ -1,4 +1,4 @@
-//! Deliveries of webhooks: what receivers were told of runs, what failed, and sending it again.
+//! Webhook deliveries: what was sent, what failed, and sending it again.
 //!
 //! When and how something is sent is the runtime's. An address is shown without its query, which may
 //! hold a secret.

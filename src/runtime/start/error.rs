@@ -53,7 +53,7 @@ pub enum StartError {
     /// A file that came with the request cannot be put into the run's workspace.
     #[error(transparent)]
     Upload(UploadError),
-    /// Files cannot be written on this replica at the moment.
+    /// Files cannot be written on this replica now.
     #[error("the workspace of this replica is not available")]
     NoWorkspace,
     /// The run could not be stored.

@@ -41,7 +41,7 @@ impl Workspaces {
         let root = &self.root;
         let thrown = directories.into_iter().filter(|(tenant, directory)| {
             Workspace::throw_away(root, tenant, directory).unwrap_or_else(|error| {
-                tracing::warn!(%error, "files of a run that is forgotten are left");
+                tracing::warn!(%error, "files of a deleted run could not be removed");
                 false
             })
         });
@@ -53,7 +53,7 @@ impl Workspaces {
         let root = self.root.clone();
         let emptied = tokio::task::spawn_blocking(move || Workspace::empty_bin(&root)).await;
         if let Err(error) = emptied.map_err(io::Error::other).flatten() {
-            tracing::warn!(%error, "files that were forgotten are not deleted yet");
+            tracing::warn!(%error, "deleted files are not removed from disk yet");
         }
     }
 

@@ -30,7 +30,7 @@ impl Standby {
         &self.connections
     }
 
-    /// What it has; `None` where it cannot be asked.
+    /// What it has; `None` where it cannot be read.
     pub(super) async fn read(&self, statement: &Rendered) -> Option<Vec<Row>> {
         let rests = self.rests_until.lock().is_some_and(|until| Instant::now() < until);
         if rests {

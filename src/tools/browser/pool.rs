@@ -229,7 +229,7 @@ impl Pool {
         } else {
             let chromium = self.running(&mut state).await?;
             place = Some(Arc::clone(&state.opening));
-            drop(state); // other runs go on meanwhile
+            drop(state); // other runs go on in the meantime
             let page = self.new_page(&chromium).await?;
             state = self.state.lock().await;
             if !state.has_browser(&chromium) {

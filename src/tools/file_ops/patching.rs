@@ -77,7 +77,7 @@ pub(super) fn actions(workspace: &Workspace, patch: &str) -> Result<Vec<Action>,
 struct Planned {
     path: String,
     what: PatchKind,
-    /// What holds it; none where it is not made yet.
+    /// What holds it; `None` where it is not made yet.
     dir: Option<Arc<Dir>>,
     name: String,
     before: Option<(Metadata, String)>,
@@ -261,7 +261,7 @@ impl Planned {
     }
 }
 
-/// What is told where the last steps could not all be taken.
+/// The result where the last steps could not all be taken.
 fn failed(at: &Planned, error: &io::Error, left: &[&Planned], changed: &Changed) -> ToolError {
     let ToolError::ForModel(why) = refused(&at.path, error) else {
         return ToolError::Fatal(error.to_string());
@@ -273,5 +273,5 @@ fn failed(at: &Planned, error: &io::Error, left: &[&Planned], changed: &Changed)
         return ToolError::ForModel(format!("{why}; nothing is patched"));
     }
     let left = left.iter().map(|one| one.path.as_str()).collect::<Vec<_>>().join(", ");
-    ToolError::ForModel(format!("{why}; these are patched all the same: {left}"))
+    ToolError::ForModel(format!("{why}; these are patched nevertheless: {left}"))
 }

@@ -135,7 +135,7 @@ fn field(asked: &Value) -> Result<Value, String> {
         Some("number" | "integer") => &OF_NUMBERS,
         Some("boolean") => &[],
         Some("array") if choices(&asked["items"]).is_some() => &OF_CHOICES,
-        _ => return Err("is no string, number, boolean or choice of strings".to_owned()),
+        _ => return Err("is not a string, number, boolean or choice of strings".to_owned()),
     };
     let mut field = Map::new();
     for keyword in OF_ALL.iter().chain(own) {

@@ -37,11 +37,11 @@ const MAX_TOLD: usize = 8;
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Found {
     New {
-        /// Whether it can tell that its list of tools has changed.
+        /// Whether it can notify that its list of tools has changed.
         tells_changes: bool,
     },
     Old,
-    /// Why it cannot be asked: a phrase.
+    /// Why it cannot be used: a phrase.
     Neither(String),
 }
 

@@ -39,7 +39,7 @@ pub(super) enum Way {
 #[derive(Debug, Clone, Copy)]
 struct Spoken {
     era: Era,
-    /// Whether it can be asked to tell that its list has changed.
+    /// Whether it can be asked for notifications that its list has changed.
     tells_changes: bool,
 }
 
@@ -91,7 +91,7 @@ impl Link {
         }
     }
 
-    /// The result of a call. Dropping the future tells the server that it is not needed any more.
+    /// The result of a call. Dropping the future notifies the server that it is no longer needed.
     pub(super) async fn call(
         &self,
         tool: &Described,
@@ -220,7 +220,7 @@ impl Link {
         Ok(())
     }
 
-    /// Asks a program to tell changes of its list. Over HTTP that would keep a request open for ever: the
+    /// Asks a program for notifications of changes of its list. Over HTTP that would keep a request open for ever: the
     /// list is looked at there.
     fn follow(&self) {
         if let (Way::Pipes(pipes), Some(Spoken { tells_changes: true, .. })) =

@@ -145,7 +145,7 @@ fn client_info() -> Value {
 pub(super) fn version_in(introduced: &Value) -> Result<&'static str, String> {
     let theirs = introduced["protocolVersion"].as_str().unwrap_or_default();
     VERSIONS.into_iter().find(|version| *version == theirs).ok_or_else(|| {
-        format!("it speaks the protocol version {:?}, which is not known here", shortened(theirs))
+        format!("it speaks the protocol version {:?}, which is not supported", shortened(theirs))
     })
 }
 

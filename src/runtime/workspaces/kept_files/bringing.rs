@@ -52,7 +52,7 @@ impl Scope {
                         return Ok(());
                     }
                     if alone.is_none() {
-                        tracing::warn!("the first files of a workspace wait for changes under way");
+                        tracing::warn!("the download of workspace files waits for pending changes");
                         return Err(NotKept::Unavailable);
                     }
                 }

@@ -41,7 +41,7 @@ enum Now {
 type Written = (PathWrite, Option<Stamp>);
 
 impl Scope {
-    /// Keeps what was changed; the paths that others have changed meanwhile, of which the change here is
+    /// Keeps what was changed; the paths that others have changed in the meantime, of which the change here is
     /// undone, and those that cannot be kept.
     pub(super) async fn keep(
         &self,
@@ -169,7 +169,7 @@ impl Scope {
             for path in paths {
                 let known = tenant.known.lock().get(&path).cloned();
                 let found = layout::look(&directory, &path)?;
-                // What was not told is known by its stamp.
+                // Changes that were not reported show in the stamp.
                 let is_told = touched.is_all || touched.paths.contains(&path);
                 if !is_told && known.as_ref().is_some_and(|known| known.is_here(&found)) {
                     continue;

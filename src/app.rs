@@ -152,7 +152,7 @@ pub async fn serve(config: Config) -> Result<(), AppError> {
         async move {
             signals.first().await;
             tracing::info!("draining: no new runs are accepted, waiting for those in progress");
-            runtime.drain(grace).await; // other requests are still served meanwhile
+            runtime.drain(grace).await; // other requests are still served in the meantime
             drained.cancel();
         }
     };
@@ -293,7 +293,7 @@ impl Parts {
             tracing::warn!("{unknown}");
         }
         for DefinitionProblem { file, error: part } in tools.left_out {
-            tracing::warn!(file, part, "a tool is without a part of its operation");
+            tracing::warn!(file, part, "a tool lacks a part of its operation");
         }
         for (variable, agents) in missing_keys(config, &catalogue) {
             let agents = agents.join(" ");

@@ -40,14 +40,14 @@ const NICE: i32 = 10;
 #[error("{0}")]
 pub struct Refused(pub String);
 
-/// Runs work that may take long, so that other tasks of an async worker go on meanwhile.
+/// Runs work that may take long, so that other tasks of an async worker go on in the meantime.
 pub fn off_worker<T>(work: impl FnOnce() -> T) -> T {
     let is_worker = Handle::try_current()
         .is_ok_and(|handle| handle.runtime_flavor() == RuntimeFlavor::MultiThread);
     if is_worker { tokio::task::block_in_place(work) } else { work() }
 }
 
-/// The result of work that may go deep; none where it failed.
+/// The result of work that may go deep; `None` where it failed.
 fn on_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().stack_size(LARGE_STACK);

@@ -117,7 +117,7 @@ pub struct Config {
     pub admin_key: Option<SecretString>,
     /// Sorted names of the variables and flags that are set; never their values.
     pub overrides: Vec<String>,
-    /// Names of variables that begin like settings, and are none and named by none.
+    /// Names of variables that begin like settings, are not settings and are named by no setting.
     pub unknown_variables: BTreeSet<String>,
 }
 

@@ -161,7 +161,7 @@ impl Drop for Hold {
 /// Why there is no result of work that was to be done on another thread.
 #[derive(Debug)]
 pub struct Failed {
-    /// What it panicked with; none where the service stops.
+    /// What it panicked with; `None` where the service stops.
     pub panic: Option<Box<dyn Any + Send>>,
 }
 

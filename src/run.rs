@@ -390,7 +390,7 @@ pub struct Budget {
     /// Lines that tools write or replace.
     #[schemars(range(min = 0, max = 1_000_000_000))]
     pub max_lines_changed: u64,
-    /// What ends, parks or warns besides the caps.
+    /// Stop conditions: expressions that end or pause the run, or emit a warning.
     #[schemars(length(max = 32))]
     pub stop_conditions: Vec<StopCondition>,
 }

@@ -40,7 +40,7 @@ pub struct Agent {
     pub loaded_at: DateTime<Utc>,
     inputs_validator: Option<Schema>,
     output_validator: Option<Schema>,
-    /// What the fields that decisions have besides the usual ones are checked against.
+    /// The schema of the fields that decisions have in addition to the usual ones.
     pub decision_validator: Option<Arc<Schema>>,
     rules: Rules,
     pub(super) templates: Templates,

@@ -375,7 +375,7 @@ pub fn missing(kind: &str, name: &str, there: impl IntoIterator<Item = String>) 
     format!("there is no {kind} named {name:?}{meant}; there are: {}", there.join(", "))
 }
 
-/// Definition files and their stamps, in the order of their names. Hidden files are none.
+/// Definition files and their stamps, in the order of their names. Hidden files are skipped.
 fn list(dir: &Path) -> io::Result<BTreeMap<String, Stamp>> {
     let entries = match dir.read_dir() {
         Ok(entries) => entries,
@@ -400,7 +400,7 @@ fn list(dir: &Path) -> io::Result<BTreeMap<String, Stamp>> {
     Ok(files)
 }
 
-/// Looks at the directory every `interval`, off the executor, and tells what changed, once.
+/// Looks at the directory every `interval`, off the executor, and reports what changed, once.
 pub async fn watch(
     catalogue: Arc<Catalogue>,
     interval: Duration,

@@ -54,7 +54,7 @@ pub struct Definition {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(inner(regex(pattern = r"^[A-Za-z0-9_-]+/[^\s\x00-\x1f\x7f]+$")), length(max = 8))]
     pub fallback_models: Vec<String>,
-    /// Globs of the models that a request may choose, besides `model`; absent: `fallback_models`.
+    /// Globs of the models that a request may choose in addition to `model`; absent: `fallback_models`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(inner(length(min = 1, max = 256)), length(max = 64), extend("uniqueItems" = true))]
     pub models: Vec<String>,
@@ -78,31 +78,31 @@ pub struct Definition {
     /// Options of tools, by name or glob; a name counts more than a glob.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tool_options: BTreeMap<String, ToolOptions>,
-    /// What is done to calls before and after they are executed.
+    /// Interceptors that run before and after calls.
     #[serde(default, skip_serializing_if = "Interceptors::is_empty")]
     pub interceptors: Interceptors,
-    /// Names of skills that runs may use; one line of each stands in the system prompt.
+    /// Names of skills that runs may use; the system prompt has one line of each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(inner(regex(pattern = "^[a-z][a-z0-9-]{1,63}$")), length(max = 64), extend("uniqueItems" = true))]
     pub skills: Vec<String>,
-    /// Those of them that are active from the start.
+    /// Skills of `skills` that are active from the start.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(inner(regex(pattern = "^[a-z][a-z0-9-]{1,63}$")), length(max = 64), extend("uniqueItems" = true))]
     pub active_skills: Vec<String>,
     /// How the model acts.
     #[serde(default)]
     pub driver: DriverKind,
-    /// Sampling.
+    /// Sampling parameters.
     #[serde(default)]
     pub sampling: Sampling,
-    /// Passed on to the provider with every model call, by name: what this service does not know.
+    /// Parameters unknown to this service that are passed to the provider with every model call, by name.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     #[schema(value_type = Object)]
     pub provider_options: Map<String, Value>,
     /// Whether and how much the model thinks before it answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub thinking: Option<Thinking>,
-    /// Whether providers that can are asked to cache the stable part of the conversation.
+    /// Whether providers that support it are asked to cache the stable part of the conversation.
     #[serde(default = "yes")]
     pub prompt_caching: bool,
     /// When the model must call a tool.
@@ -115,13 +115,13 @@ pub struct Definition {
     /// Passed through to providers that have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parallel_tool_calls: Option<bool>,
-    /// How the driver `react` goes about it.
+    /// Settings of the driver `react`.
     #[serde(default)]
     pub react: ReactSection,
     /// Limits of the loop.
     #[serde(default)]
     pub limits: Limits,
-    /// Whether a first text answer is met with the request to verify it.
+    /// Whether the model is asked to verify its first text answer.
     #[serde(default = "yes")]
     pub enable_double_confirmation: bool,
     /// Whether the first failing call ends the run.
@@ -130,16 +130,16 @@ pub struct Definition {
     /// Whether the calls after a blocked one are not executed.
     #[serde(default)]
     pub stop_on_tool_block: bool,
-    /// What becomes of a run at a limit of iterations, calls, tokens or dollars.
+    /// What happens to a run at a limit of iterations, calls, tokens or dollars.
     #[serde(default)]
     pub on_limit: OnLimit,
-    /// What becomes of a run whose session has another one under way.
+    /// What happens to a run whose session has another unfinished run.
     #[serde(default)]
     pub on_session_busy: OnSessionBusy,
     /// How much of a session's earlier runs the model sees.
     #[serde(default)]
     pub history: HistorySection,
-    /// What is kept of runs, and recalled. Absent: nothing.
+    /// What is remembered of runs and recalled. Absent: nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemorySection>,
     /// How long a run waits for the result of a tool that its caller executes.
@@ -154,7 +154,7 @@ pub struct Definition {
     /// What tools may do.
     #[serde(default)]
     pub governance: GovernanceSection,
-    /// Who to ask about it.
+    /// The people responsible for the agent.
     #[serde(default)]
     pub owner: BTreeMap<String, String>,
 }
@@ -217,7 +217,7 @@ pub struct OutputSection {
     #[schema(value_type = Value)]
     #[schemars(schema_with = "meta::object_schema")]
     pub schema: Arc<Value>,
-    /// What the schema cannot say.
+    /// Rules that a schema cannot express.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub rules: Vec<OutputRule>,
@@ -274,7 +274,7 @@ pub enum DriverKind {
     React,
 }
 
-/// How the driver `react` goes about it.
+/// Settings of the driver `react`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ReactSection {
@@ -292,8 +292,8 @@ pub struct ReactSection {
     /// What differs from `sampling` where this answer is written.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub final_sampling: Option<Sampling>,
-    /// A JSON Schema 2020-12 of the fields that each decision has besides `thought`, `type`, `tool`,
-    /// `args` and `answer`. They are described to the model, checked, and recorded with the decision.
+    /// A JSON Schema 2020-12 of the fields that each decision has in addition to `thought`,
+    /// `type`, `tool`, `args` and `answer`. They are described to the model, checked, and recorded with the decision.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decision_schema: Option<Value>,
 }
@@ -315,9 +315,9 @@ impl Default for ReactSection {
 #[schema(as = AgentGovernance)]
 #[serde(default, deny_unknown_fields)]
 pub struct GovernanceSection {
-    /// How much may be done unasked.
+    /// How much the agent may do without approval.
     pub autonomy: Autonomy,
-    /// What becomes of calls that a rule refuses or asks about.
+    /// Whether denials and required approvals are enforced or only recorded.
     pub mode: GovernanceMode,
     /// Path rules.
     pub paths: PathsSection,
@@ -410,12 +410,12 @@ impl Default for HistorySection {
 #[schema(as = AgentMemory)]
 #[serde(default, deny_unknown_fields)]
 pub struct MemorySection {
-    /// What stands in the system prompt; absent: nothing.
+    /// Which memories are added to the system prompt; absent: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recall: Option<RecallSection>,
 }
 
-/// What of the memory stands in the system prompt.
+/// Which memories are added to the system prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
 #[schema(as = AgentRecall)]
 #[serde(default, deny_unknown_fields)]

@@ -1,6 +1,6 @@
 //! Where the files of a run lie, beneath the directory of its tenant, by the `workspace` of its agent.
 //!
-//! Ids come from callers: their kinds are told apart by a prefix, and a session's id that could be
+//! Ids come from callers: their kinds are distinguished by a prefix, and a session's id that could be
 //! read as more than a name is replaced by its hash. Nothing is opened here.
 
 use sha2::{Digest as _, Sha256};
@@ -32,7 +32,7 @@ fn session_name(run: Uuid, session: Option<&str>) -> String {
 }
 
 /// The outermost directory that no run uses once this one is forgotten, and its session too where
-/// `with_session`; none where other runs share it.
+/// `with_session`; `None` where other runs share it.
 pub fn left_alone(
     workspace: &str,
     run: Uuid,

@@ -10,7 +10,7 @@ use crate::bounds::mistakes::{self, Rest};
 use crate::bounds::nearest::nearest;
 use crate::bounds::yaml;
 
-/// Keys of one name in different sections, at most, that are told.
+/// Keys of one name in different sections, at most, that are reported.
 const MOST_PLACES: usize = 3;
 /// Sections within sections.
 const DEEPEST: usize = 4;

@@ -38,12 +38,12 @@ pub struct Opening {
     pub user: String,
 }
 
-/// What a run is told about its own bounds, after the request has narrowed them.
+/// What the prompt says about the run's bounds, after the request has narrowed them.
 #[derive(Debug, Clone, Copy)]
 pub struct Terms<'a> {
     /// One model call, and so neither tools nor an output tool.
     pub single_shot: bool,
-    /// Whether tools are offered, besides the output tool.
+    /// Whether tools other than the output tool are offered.
     pub has_tools: bool,
     /// Limits of the loop.
     pub limits: &'a Limits,

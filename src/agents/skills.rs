@@ -1,4 +1,4 @@
-//! Skills: instructions that an agent reads when it needs them, and what it may do meanwhile.
+//! Skills: instructions that an agent reads when it needs them, and what it may do in the meantime.
 //!
 //! One directory a skill, `<name>/SKILL.md`: YAML front matter, then the instructions. Files are
 //! read again when they change; a broken one keeps its last good version and is reported. Which
@@ -260,7 +260,7 @@ impl Skills {
     }
 }
 
-/// Directories with a skill's file, and its stamp. Hidden directories are none.
+/// Directories with a skill's file, and its stamp. Hidden directories are skipped.
 fn list(dir: &Path) -> std::io::Result<BTreeMap<String, Stamp>> {
     let entries = match dir.read_dir() {
         Ok(entries) => entries,

@@ -55,7 +55,7 @@ pub fn check_admin_key(config: &Config) -> Result<(), AppError> {
     }
 }
 
-/// Looks through the configured agents and models. Variables in `unset` are told, and those that
+/// Looks through the configured agents and models. Variables in `unset` are reported, and those that
 /// tools need besides.
 pub fn check(config: &Config, mut unset: UnsetVariables) -> Findings {
     let mut findings = Findings::default();
@@ -88,7 +88,7 @@ pub fn check(config: &Config, mut unset: UnsetVariables) -> Findings {
     findings
 }
 
-/// What is said of variables that begin like settings, and are none and named by no file of tools.
+/// The warning about variables that begin like settings, are not settings and are named by no file of tools.
 pub(super) fn unknown_variables(config: &Config, tools: &Tools) -> impl Iterator<Item = String> {
     let unknown = config.unknown_variables.iter();
     unknown.filter(|name| !tools.variables.contains_key(*name)).map(|name| about_unknown(name))

@@ -81,7 +81,7 @@ pub(super) fn configured(config: &Config, recollect: RecallFn, sandbox: Arc<Sand
     configured_with(config, recollect, sandbox, &|name| std::env::var(name).ok())
 }
 
-/// The tools as far as they can be told without their secrets: something stands in for variables
+/// The tools as far as they are known without their secrets: something stands in for variables
 /// that are not set, and those are added to `unset`.
 pub(super) fn without_secrets(config: &Config, unset: &mut UnsetVariables) -> Tools {
     let asked = RefCell::new(BTreeSet::new());

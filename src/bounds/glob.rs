@@ -112,7 +112,7 @@ fn compiled(patterns: &[impl AsRef<str>]) -> Result<Regex, Refused> {
     regex.map_err(|_| Refused("is too large when compiled".to_owned()))
 }
 
-/// Whether a glob on names means a name; none where it is no glob.
+/// Whether a glob on names means a name; `None` where it is no glob.
 pub fn means(written: &str, name: &str) -> Option<bool> {
     {
         let known = OF_NAMES.read();

@@ -13,7 +13,7 @@ pub const MAX_NESTING: usize = 96;
 /// object as much as ten others.
 pub const MAX_VALUES: usize = 200_000;
 
-/// Values that an object counts as, besides those in it.
+/// Values that an object counts as, in addition to those in it.
 const OBJECT: usize = 10;
 
 /// Why JSON text is not read, as a clause.

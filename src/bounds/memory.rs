@@ -30,12 +30,12 @@ pub fn set_limit(bytes: u64) {
     let _ = SETTING.set(bytes);
 }
 
-/// What this process may have, in bytes. None where it cannot be told.
+/// What this process may have, in bytes. `None` where it is unknown.
 pub fn limit() -> Option<u64> {
     *LIMIT
 }
 
-/// Whether the process should take no more. False where it cannot be told.
+/// Whether the process should take no more. False where it is unknown.
 pub fn is_scarce() -> bool {
     let used = || {
         let pages = fs::read_to_string("/proc/self/statm").ok()?;

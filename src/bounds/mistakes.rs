@@ -2,7 +2,7 @@
 //! one.
 //!
 //! What it complains about is taken out, and the rest is loaded again. So every mistake is found by
-//! the very checks that refuse the file; one that hides behind another may be told only when that
+//! the very checks that refuse the file; one that hides behind another may be reported only when that
 //! one is mended.
 
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::yaml::{self, YamlError};
 
-/// At most this many are told.
+/// At most this many are reported.
 const MOST: usize = 20;
 
 /// What is wrong with a file of definitions, and where.

@@ -87,7 +87,7 @@ impl Pattern {
         self.regex.is_match(text)
     }
 
-    /// Whether it occurs in a text that may be long; none where the search was stopped. Where a
+    /// Whether it occurs in a text that may be long; `None` where the search was stopped. Where a
     /// text is searched in pieces, a match that is longer than 1 KiB may be missed.
     pub fn occurs_in(&self, text: &str, mut is_stopped: impl FnMut() -> bool) -> Option<bool> {
         let mut start = 0;

@@ -1,16 +1,16 @@
-//! Counts of what others do again and again, by what it is: a bounded number of them, each told at first
+//! Counts of what others do again and again, by what it is: a bounded number of them, each reported at first
 //! and then once a minute.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::time::{Duration, Instant};
 
-/// Between two times that the same is told.
+/// Between two reports of the same.
 const PAUSE: Duration = Duration::from_mins(1);
-/// What is told apart in a minute; the rest counts as one.
+/// Kinds that are distinguished in a minute; the rest counts as one.
 const TOLD_APART: usize = 256;
 
-/// What was noted and is not told yet, by what it is.
+/// What was noted and is not reported yet, by its kind.
 #[derive(Debug)]
 pub struct Tally<T>(HashMap<T, Count>);
 
@@ -27,14 +27,14 @@ impl<T> Default for Tally<T> {
 }
 
 impl<T: Eq + Hash + Clone> Tally<T> {
-    /// Notes that it happened; where too much is told apart already, as something of the rest.
+    /// Notes that it happened; where too many kinds are distinguished already, as one of the rest.
     pub fn note(&mut self, what: T, rest: impl FnOnce(T) -> T) {
         let is_further = self.0.len() >= TOLD_APART && !self.0.contains_key(&what);
         let what = if is_further { rest(what) } else { what };
         self.0.entry(what).or_default().untold += 1;
     }
 
-    /// What is to be told now and how often it happened; all of it where nothing follows.
+    /// What is to be reported now and how often it happened; all of it where nothing follows.
     pub fn take(&mut self, now: Instant, is_last: bool) -> Vec<(T, u64)> {
         let is_due = |count: &Count| {
             is_last || count.told_at.is_none_or(|at| now.duration_since(at) >= PAUSE)

@@ -197,7 +197,7 @@ impl Templates {
         self.compiled(source, true, |_| rewritten::expression(source)).is_ok()
     }
 
-    /// The value of one expression; none where it is undefined.
+    /// The value of one expression; `None` where it is undefined.
     ///
     /// # Errors
     /// [`TemplateError`], also where the value is not one of JSON.

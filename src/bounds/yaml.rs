@@ -113,7 +113,7 @@ pub fn suggesting(message: String) -> String {
         let (name, known) = rest.split_once("`, expected ")?;
         let known = known.strip_prefix("one of ").unwrap_or(known);
         let meant = nearest(name, known.split([',', ' ', '`']).filter(|word| !word.is_empty()))?;
-        // A key is told, a value is not.
+        // The message names a key, but no value.
         let told = if kind == "unknown key" { format!(" `{name}`") } else { String::new() };
         Some(format!("{kind}{told} (did you mean `{meant}`?), expected one of {known}"))
     };

@@ -194,7 +194,7 @@ async fn run(client: &Client, agent: &str, path: &str, mut body: Value) -> anyho
                         break Ok(parked);
                     }
                 }
-                Err(error) => break Err(error).context(format!("run {run_id} continues without this connection")),
+                Err(error) => break Err(error).context(format!("run {run_id} continues in the background")),
             },
             reason = interrupts.next() => {
                 if std::mem::replace(&mut is_cancelled, true) {
@@ -220,7 +220,7 @@ async fn parked(client: &Client, run_id: Uuid, progress: &Progress) -> Option<Va
     Some(run)
 }
 
-/// Requests cancellation; a second interrupt meanwhile exits.
+/// Requests cancellation; a second interrupt in the meantime exits.
 async fn cancel(
     client: &Client,
     run_id: Uuid,

@@ -45,7 +45,7 @@ pub enum McpConnection {
         env: Vec<String>,
         /// Where it starts, and what it may write.
         cwd: Option<PathBuf>,
-        /// What it may read and execute besides.
+        /// What it may read and execute in addition to the system's files.
         reads: Vec<PathBuf>,
         network: McpNetwork,
     },
@@ -98,7 +98,7 @@ pub(super) struct McpSettings {
     env: Vec<String>,
     /// Its directory, which it may write; default: one of its own beneath the workspace's.
     cwd: Option<PathBuf>,
-    /// Files and directories that it may read and execute besides, e.g. where it is installed.
+    /// Further files and directories that it may read and execute, e.g. where it is installed.
     #[serde(default)]
     #[schemars(length(max = 64))]
     reads: Vec<PathBuf>,

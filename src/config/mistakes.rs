@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::{Config, ConfigError, Flags, unset};
 
-/// Mistakes that are told at most.
+/// Mistakes that are reported at most.
 const MOST: usize = 20;
 
 impl Config {

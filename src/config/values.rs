@@ -108,7 +108,7 @@ where
     duration::<MIN_MS, MAX_S, D>(deserializer).map(Some)
 }
 
-/// As [`duration`]; `never` is none.
+/// As [`duration`]; `never` is `None`.
 pub(super) fn retention<'de, const MIN_MS: u64, const MAX_S: u64, D>(
     deserializer: D,
 ) -> Result<Option<Duration>, D::Error>

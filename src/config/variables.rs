@@ -1,4 +1,4 @@
-//! Environment variables that begin like settings and are none, which are probably mistakes.
+//! Environment variables that begin like settings and are not, which are probably mistakes.
 
 use std::collections::BTreeSet;
 

@@ -1,6 +1,6 @@
 //! `[webhooks]`: with what events are signed, and which private addresses they may be sent to.
 //!
-//! Without a secret there are no webhooks. Who is told what is the runtime's.
+//! Without a secret there are no webhooks. What is sent to whom is the runtime's.
 
 use std::collections::HashMap;
 

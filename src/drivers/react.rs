@@ -27,7 +27,7 @@ pub struct React {
     /// Whether a final decision only ends the work and the answer is written in a separate model
     /// call.
     pub final_via_inference: bool,
-    /// What decisions hold besides the usual fields.
+    /// What decisions have in addition to the usual fields.
     pub fields: Option<DecisionFields>,
 }
 
@@ -178,7 +178,7 @@ fn callable<'a>(base: &ModelRequest<'a>, ask: &Ask<'_>) -> impl Iterator<Item = 
 }
 
 /// Whether whatever the model may write now is one JSON text: a decision, or an output. The rest of
-/// a truncated one is none.
+/// a truncated one is not a decision.
 fn may_only_write_json(base: &ModelRequest<'_>, ask: &Ask<'_>) -> bool {
     ask.unfinished.is_none() && (!ask.answer_only || output_schema(base, ask).is_some())
 }

@@ -115,7 +115,7 @@ fn check_together(wanted: &[ClientTool]) -> Result<(), ValidationError> {
     Ok(())
 }
 
-/// What a model is told of a caller's tool.
+/// The declaration of a caller's tool for the model.
 pub fn offer(tool: &ClientTool) -> ToolOffer {
     ToolOffer {
         name: tool.name.clone(),

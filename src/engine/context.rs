@@ -145,7 +145,7 @@ fn oldest_turns(conversation: &Conversation, room: usize) -> usize {
 }
 
 impl Compaction {
-    /// What the model that writes the summary is told.
+    /// The instructions of the model that writes the summary.
     pub fn request(&self, conversation: &Conversation) -> Conversation {
         let task = match conversation.first_message() {
             Some(Turn::User(text)) => text.as_str(),

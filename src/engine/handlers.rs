@@ -19,7 +19,7 @@ use crate::bounds::json;
 use crate::event::ValidationError;
 use crate::tls;
 
-/// How long a connection may take to come about.
+/// How long a connection may take to be established.
 const CONNECT: Duration = Duration::from_secs(5);
 /// Bytes of an answer, decompressed.
 const MAX_ANSWER: usize = 1024 * 1024;
@@ -107,7 +107,7 @@ fn client() -> Result<Client, Box<dyn std::error::Error>> {
 
 impl Handlers {
     fn client(&self) -> Option<&Client> {
-        let failed = |error| tracing::error!(%error, "validators and reflections cannot be asked");
+        let failed = |error| tracing::error!(%error, "the HTTP client of validators and reflections could not be set up");
         self.client.get_or_init(|| client().map_err(failed).ok()).as_ref()
     }
 

@@ -1,9 +1,8 @@
 //! The loop: what a run does, step by step.
 //!
 //! [`state`] decides and remembers, without I/O; [`run`] performs the steps and journals what
-//! happened; [`plan`] is what a request and a definition agree on, [`demands`] whether the models
-//! can keep it. Who may start a run, where it is
-//! stored and streamed is not known here.
+//! happened; [`plan`] combines request and definition; [`requirements`] checks that the models can
+//! meet it. Authorization, storage and streaming are not known here.
 
 pub mod answer_call;
 pub mod budget;

@@ -32,7 +32,7 @@ pub const RUN_ENDED: &str = "Error: not executed, the run ended first.";
 pub const CUT_OFF: &str = "Error: the response was cut off by the output limit, so this call was not executed. Call again with \
      shorter arguments.";
 
-/// What an agent is told that takes over a conversation.
+/// The message to an agent that takes over a conversation.
 pub fn handed_over(supervisor: &str, reason: Option<&str>) -> String {
     let reason = reason.map(|reason| format!(" Its reason: {reason}")).unwrap_or_default();
     format!(

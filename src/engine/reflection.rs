@@ -13,7 +13,7 @@ use crate::tools::results::capped;
 /// The text, capped like the result of a tool.
 ///
 /// # Errors
-/// Why there is none, for the model.
+/// Why there is no reflection, for the model.
 pub async fn reflect(
     agent: &Agent,
     proposal: &Value,

@@ -1,7 +1,7 @@
 //! The thin shell around the state machine: performs one step, journals what happened, asks again.
 //!
 //! It decides only *when* things must be durable: a call's `tool_call.started`, and all before it,
-//! before the tool runs (unless it only reads), and everything before the end is told. A model call
+//! before the tool runs (unless it only reads), and everything before the end is published. A model call
 //! overlaps the commit of what came before it; its answer is used when all but the newest entry is
 //! durable, so that a crash repeats two model calls at the most.
 
@@ -50,13 +50,13 @@ const MAY_LAG: usize = 1;
 /// Who takes the pieces of one answer; dropping it passes on what is left.
 pub type Pieces = Box<dyn Fn(ModelDelta) + Send + Sync>;
 
-/// Those who follow a run. What they are told belongs behind the event of the given number, which
+/// Those who follow a run. What they get belongs behind the event of the given number, which
 /// may not be durable yet.
 pub trait Audience: Send + Sync {
     /// Who takes the pieces of the next answer, where anybody follows the run or is expected to.
     fn pieces(&self, after: i64) -> Option<Pieces>;
 
-    /// Who is told how the next calls of tools get on.
+    /// The listener for the progress of the next tool calls.
     fn listener(&self, after: i64) -> Listener;
 }
 
@@ -72,7 +72,7 @@ pub trait Admission: Send + Sync {
 pub struct Admitted {
     /// Why it may not.
     pub refused: Option<String>,
-    /// How the limit stands that leaves the least; none where there is no limit.
+    /// How the limit stands that leaves the least; `None` where there is no limit.
     pub rate: Option<CallRate>,
 }
 
@@ -157,11 +157,11 @@ pub enum Stopped {
     /// This replica may not act any more, and what it was doing was stopped.
     #[error("the lease of this replica ran out during a tool call")]
     LeaseOver,
-    /// What a call has changed could not be kept, or what others have changed not be brought.
-    #[error("the files of the run cannot be kept at the moment")]
+    /// The object store or the database was unavailable for too long.
+    #[error("the files of the run cannot be synchronised with the object store at the moment")]
     FilesNotKept,
-    /// What the run has said takes too much of the memory, beside what others have said.
-    #[error("there is no memory for a conversation of this size beside the others")]
+    /// The conversations in memory, this one included, would be too large.
+    #[error("there is not enough memory for a conversation of this size")]
     NoRoom,
     /// The state did not take an event: our own error.
     #[error("the journal does not fit the state: {0}")]
@@ -192,7 +192,7 @@ pub struct Run {
     pub plan: Arc<Plan>,
     /// Its tools.
     pub executor: Arc<Executor>,
-    /// What its tools are told.
+    /// The context of its tools.
     pub scope: RunScope,
     /// Who judges and shows its outputs.
     pub handlers: Arc<Handlers>,
@@ -214,7 +214,7 @@ pub struct Run {
     pub audience: Box<dyn Audience>,
     /// Whether another run delegated to it.
     pub is_child: bool,
-    /// The budget that it shares with other runs; none where there can be none.
+    /// The budget that it shares with other runs; `None` where there can be none.
     pub shared: Option<SharedBudget>,
     /// Where it is recorded.
     pub journal: Journal,
@@ -271,8 +271,8 @@ impl Run {
         }
     }
 
-    /// Applies what happened and keeps it for the next hand-over. An end is none where the run was asked
-    /// to cancel first.
+    /// Applies an event and keeps it for the next commit. A terminal event is ignored if cancellation
+    /// was requested first.
     pub fn record(&mut self, what: RunEvent) -> Result<(), FoldError> {
         let is_other_end = matches!(what, RunEvent::RunCompleted(_) | RunEvent::RunFailed(_));
         if is_other_end && !self.state.is_cancel_requested() && !self.control.end() {
@@ -411,7 +411,7 @@ impl Run {
         Ok(self.record_all(events)?)
     }
 
-    /// Has a proposal judged; where the run is cancelled or out of time meanwhile, that is what
+    /// Has a proposal judged; where the run is cancelled or out of time in the meantime, that is what
     /// happens next.
     async fn check(&mut self, proposal: &Proposal) -> Result<(), Stopped> {
         if self

@@ -120,7 +120,7 @@ pub struct ToolCallCompleted {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub sandbox: Option<SandboxLevel>,
-    /// What the call asked the network; absent where that is nothing.
+    /// Network requests of the call; absent if there were none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub network: Option<NetworkUse>,
@@ -134,7 +134,7 @@ pub struct ToolCallCompleted {
     pub child_run_id: Option<Uuid>,
 }
 
-/// What a call asked the network.
+/// Network requests of a call.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct NetworkUse {
@@ -238,7 +238,7 @@ pub struct ToolCallBlocked {
     pub reason: String,
     /// What the model reads.
     pub content: String,
-    /// What the gate judged; empty where it could not be told what the call would do.
+    /// What the gate judged; empty if the call's actions are unknown.
     #[serde(default, skip_serializing_if = "super::is_unknown")]
     #[schema(value_type = Vec<Action>)]
     pub actions: Arc<[Action]>,

@@ -5,7 +5,7 @@ use utoipa::ToSchema;
 
 use crate::run::{Label, Labels, Usd};
 
-/// What else a call was judged by, besides what it would do. What is zero or unknown is absent.
+/// What else a call was judged by, in addition to its actions. What is zero or unknown is absent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Circumstances {
@@ -60,7 +60,7 @@ pub struct CallRate {
 }
 
 impl Circumstances {
-    /// Whether there is nothing to tell.
+    /// Whether all of it is absent.
     pub fn are_none(&self) -> bool {
         *self == Self::default()
     }

@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 pub struct InputAsked {
     /// The MCP server that asks.
     pub server: String,
-    /// How many times it has asked during this call, this time included.
+    /// How many times it has asked during this call, including this time.
     pub round: u32,
     /// What it asks for, by the names that the answers are given under.
     pub requests: BTreeMap<String, InputRequest>,

@@ -81,7 +81,7 @@ pub struct ModelRetried {
     pub usage: Option<Usage>,
 }
 
-/// A model call that was given up or failed for good when a part of its answer had come.
+/// A model call that was cancelled or failed finally after a part of its answer had arrived.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ModelInterrupted {
     /// The attempt, 1-based.

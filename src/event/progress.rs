@@ -1,4 +1,4 @@
-//! What is told of a call while it is under way, and kept nowhere.
+//! Progress of a call while it is executed; published and not stored.
 
 use serde::Serialize;
 use serde_json::Value;

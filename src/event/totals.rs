@@ -88,7 +88,7 @@ impl Totals {
         }
     }
 
-    /// A warning is told once, however often there is reason for it.
+    /// A warning is reported once, however often there is reason for it.
     fn warn(&mut self, warnings: &[String]) {
         for warning in warnings {
             if !self.warnings.contains(warning) {

@@ -73,7 +73,7 @@ pub struct Awaited {
     pub arguments: Value,
     /// For the person who answers.
     pub reason: String,
-    /// What a decision holds for, besides the arguments.
+    /// What a decision holds for, in addition to the arguments.
     #[serde(default, skip_serializing_if = "ApprovalBasis::is_empty")]
     pub basis: ApprovalBasis,
     /// Who is to be asked, by the definition's `owner.escalation_target`.
@@ -110,7 +110,7 @@ pub struct Awaited {
     pub input: Option<Box<InputAsked>>,
 }
 
-/// What a decision was made on, besides the arguments. Where it has changed, the call is judged, and
+/// What a decision was based on, in addition to the arguments. If it has changed, the call is judged, and
 /// if need be asked about, again.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ApprovalBasis {
@@ -143,11 +143,11 @@ pub struct Resolved {
     pub decided_by: Option<String>,
     /// Given with the answer.
     pub reason: Option<String>,
-    /// When it was given, or the request expired; the run may go on later.
+    /// When the answer was given or the request expired; the run may continue later.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub decided_at: Option<DateTime<Utc>>,
-    /// How long the child run was under way that the call waited for, without its own waits.
+    /// How long the child run that the call waited for was in progress, without its own waits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub child_duration_ms: Option<u64>,
@@ -163,7 +163,7 @@ pub enum Resolution {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[schema(nullable = false)]
         arguments: Option<Value>,
-        /// Labels that the run has no more.
+        /// Labels that the run no longer has.
         #[serde(default, skip_serializing_if = "Labels::are_none")]
         #[schema(value_type = Vec<Label>)]
         clears: Labels,
@@ -191,14 +191,14 @@ pub enum Resolution {
     ChildEnded,
     /// The input that the tool asked for; the call is made again with it.
     Input {
-        /// By the names of what was asked for.
+        /// The answers, by the names of the requests.
         #[schema(value_type = BTreeMap<String, InputResponse>)]
         responses: InputResponses,
     },
 }
 
 impl Resolution {
-    /// What it can be given as an answer to; nothing where it comes about by itself.
+    /// The kinds of wait that it can answer; empty where it happens by itself.
     pub fn answers(&self) -> &'static [WaitKind] {
         match self {
             Self::Approved { .. } | Self::Denied => WaitKind::DECISIONS,

@@ -79,7 +79,7 @@ impl Lines {
     fn work(&self) {
         loop {
             let (share, job) = self.next();
-            // Its result is told by itself; what is dropped behind it may panic, too.
+            // Its result is reported by itself; what is dropped behind it may panic, too.
             let _ = catch_unwind(AssertUnwindSafe(job));
             self.done(&share);
         }

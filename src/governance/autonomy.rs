@@ -1,4 +1,4 @@
-//! Rule 3: what the agent may do without approval.
+//! The autonomy rule: what the agent may do without approval.
 //!
 //! `read-only` blocks every change, `supervised` requires approval of destructive actions, `full`
 //! leaves it to the other rules. A tool that declares no action is judged by its strongest possible

@@ -1,4 +1,4 @@
-//! Rule 6: which programs may run, with which arguments.
+//! The command rule: which programs may run, with which arguments.
 //!
 //! A program needs a rule in `allow` or in `require_approval`; a rule in `deny` beats both, and one
 //! that asks beats one that allows. Without rules nothing runs but what the operator declared as a

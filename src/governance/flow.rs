@@ -1,4 +1,4 @@
-//! Rule 9: what a run may do with what it has read.
+//! The flow rule: what a run may do with what it has read.
 //!
 //! Rules of the definition over the run's labels and each action of the call. The strictest of those
 //! that are true counts; one that cannot be evaluated denies. Which labels a run has is known from

@@ -62,7 +62,7 @@ pub struct Policy {
     pub deny_in: Vec<(String, Vec<String>)>,
     /// Those of which it is only recorded.
     pub deny_in_observed: Vec<(String, Vec<String>)>,
-    /// Hosts that may be asked, besides those that the operator wrote.
+    /// Hosts that may be contacted, in addition to those of the operator.
     pub allow_hosts: Vec<String>,
     /// Hosts that may not.
     pub deny_hosts: Vec<String>,

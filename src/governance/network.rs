@@ -1,4 +1,4 @@
-//! Rule 8: which hosts may be asked, at which ports.
+//! The network rule: which hosts may be contacted, on which ports.
 //!
 //! `deny` beats everything. An address that the operator wrote needs no entry in `allow`; any other
 //! needs one, and an empty list permits nothing. The rule judges host and port as written; which IP
@@ -41,7 +41,7 @@ impl NetworkRules {
         })
     }
 
-    /// Whether there is a host that may be asked.
+    /// Whether there is a host that may be contacted.
     pub(super) fn permits_any(&self) -> bool {
         !self.allow.is_empty()
     }

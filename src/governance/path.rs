@@ -1,4 +1,4 @@
-//! Rule 7: which paths of the workspace may be read and written.
+//! The path rule: which paths of the workspace may be read and written.
 //!
 //! `deny` beats everything and covers everything below a denied directory. Reading needs a `read`
 //! glob, writing a `write` glob; an empty list permits nothing. Paths arrive resolved and

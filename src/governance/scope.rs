@@ -1,4 +1,4 @@
-//! Rule 4: whether the caller who started the run may execute tools.
+//! The scope rule: whether the caller who started the run may execute tools.
 //!
 //! The scopes are those that the run was started with; they hold for the whole run.
 

@@ -1,4 +1,4 @@
-//! Rule 5: the tools and the autonomy that active skills allow.
+//! The skill rule: the tools and the autonomy that active skills allow.
 //!
 //! Skills only narrow: a tool must be allowed by all of them and disallowed by none, and the
 //! strictest autonomy applies. `use_skill` itself is always allowed.
@@ -20,7 +20,7 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
         let found = if !allows(skill, call.tool) {
             Some((
                 Decision::Blocked,
-                format!("the skill {name} does not allow {}; do without it", call.tool),
+                format!("the skill {name} does not allow {}; continue without it", call.tool),
             ))
         } else if let Some((decision, reason)) =
             skill.autonomy.and_then(|autonomy| objection(autonomy, call))

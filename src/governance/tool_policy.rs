@@ -1,4 +1,4 @@
-//! Rule 1: the definition's policy for a tool by name: deny, ask or allow.
+//! The tool policy rule: the definition's policy for a tool by name: deny, ask or allow.
 //!
 //! `allow` is not a grant, only the absence of an objection: the other rules still judge.
 
@@ -61,7 +61,7 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
         (Decision::Escalated, _) => {
             format!("the policy for {policy} has a person decide on every call of {tool}")
         }
-        _ => format!("the policy for {policy} denies every call of {tool}; do without it"),
+        _ => format!("the policy for {policy} denies every call of {tool}; continue without it"),
     };
     if decision == Decision::Warned {
         return Ruling::Observed(would_be, reason, policy.to_owned());

@@ -26,9 +26,9 @@ pub struct HttpState {
     pub catalogue: Arc<Catalogue>,
     /// What keeps loaded agents from working, such as a missing scenario. Reads files.
     pub unplayable: Arc<dyn Fn() -> Vec<DefinitionProblem> + Send + Sync>,
-    /// The tools as they are at the moment, sorted by name.
+    /// The current tools, sorted by name.
     pub tools: Arc<dyn Fn() -> Vec<ToolNow> + Send + Sync>,
-    /// The MCP servers as they are at the moment.
+    /// The current state of the MCP servers.
     pub servers: Arc<dyn Fn() -> Vec<ServerStatus> + Send + Sync>,
     /// What confines the programs of tools, where that is known.
     pub sandbox: Option<Holds>,

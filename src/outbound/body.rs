@@ -46,7 +46,7 @@ pub(super) struct Read {
 }
 
 impl Body {
-    /// The body behind these headers; none where it is encoded in a way that cannot be undone.
+    /// The body behind these headers; `None` where it is encoded in a way that cannot be undone.
     pub(super) fn behind(headers: &HeaderMap, max: usize) -> Option<Self> {
         let room = Room { bytes: Vec::new(), max, overflowed: false };
         let mut encodings = headers.get_all(CONTENT_ENCODING).iter();

@@ -172,7 +172,7 @@ pub(super) async fn exchange(
         let frame = frame.map_err(|_| broken_off())?;
         let Some(bytes) = frame.data_ref() else { continue };
         for piece in bytes.chunks(body.at_once()) {
-            // The server waits meanwhile.
+            // The server waits in the meantime.
             if !has_memory && body.len() > SMALL {
                 memory::enough().await;
                 has_memory = true;

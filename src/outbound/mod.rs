@@ -8,7 +8,7 @@
 //! that it was made under. Nothing comes from the environment: no proxy, no netrc, no cookies. An
 //! answer has a deadline, a size after decompression, and a size of its head.
 //!
-//! What may be asked for is decided elsewhere (`governance/network.rs` for tool calls), as is what an
+//! What may be requested is decided elsewhere (`governance/network.rs` for tool calls), as is what an
 //! answer means.
 
 mod body;

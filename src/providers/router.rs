@@ -194,7 +194,7 @@ impl Router {
         Ok(Route { provider, model, capabilities, price: self.prices.of(provider, model), state })
     }
 
-    /// What a run that begins now would be told by its providers, where each of its models is known
+    /// The failure that a run which begins now would get from its providers, where each of its models is known
     /// to be refused. Waits while that is being found out. Cancel-safe.
     pub async fn refusal(&self, models: &[String]) -> Option<ProviderError> {
         let mut first = None;

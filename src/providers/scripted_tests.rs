@@ -242,7 +242,7 @@ async fn mistakes_are_told_with_file_line_and_key() {
         ("steps:\n  - {delay_ms: 5}\n", &["line 2, column ", ": steps[0]: it needs text"]),
         (
             "steps:\n  - {text: a, error: {status: 500}}\n",
-            &["line 2, column ", ": steps[0]: it has an error besides"],
+            &["line 2, column ", ": steps[0]: it has both an error"],
         ),
         (
             "steps:\n  - error: {status: 200}\n",

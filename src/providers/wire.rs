@@ -355,7 +355,7 @@ impl Reader<'_> {
             return Err(self.wire.larger_than("16 MiB"));
         }
         if self.received > SMALL {
-            memory::enough().await; // meanwhile the server waits
+            memory::enough().await; // in the meantime the server waits
         }
         Ok(chunk)
     }

@@ -31,7 +31,7 @@ pub struct Action {
     /// Lines that it would write or replace.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub lines: u64,
-    /// Directories that come about besides, on the way to its path.
+    /// Parent directories that the action creates.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub makes: Vec<String>,
 }

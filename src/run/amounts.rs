@@ -55,7 +55,7 @@ pub struct Refusal {
     pub limit: &'static str,
     /// Spent; cost in millionths of a dollar.
     pub used: u64,
-    /// Reserved besides, by calls that are under way.
+    /// Reserved in addition, by calls in progress.
     pub reserved: u64,
     /// What was asked for.
     pub wanted: u64,

@@ -81,7 +81,7 @@ impl Labels {
         Vec::from(self).into_iter().map(name).collect()
     }
 
-    /// The labels of these names; others are none.
+    /// The labels of these names; others are ignored.
     pub fn named(names: &[String]) -> Self {
         names.iter().filter_map(|name| name.parse().ok()).collect::<Vec<Label>>().into()
     }
@@ -111,7 +111,7 @@ pub struct FlowRule {
     /// CEL over `labels {untrusted, private}`, `action {kind, effect, destructive, egress, path, url, argv,
     /// tool}` and `tool`; judged for each action of a call. One that cannot be evaluated denies.
     pub when: String,
-    /// What becomes of a call that the rule is true of.
+    /// What happens to a call for which the rule is true.
     pub r#do: FlowDecision,
     /// With `observe` the call is executed, `warned`, and it is recorded what would have become of it.
     #[serde(default, skip_serializing_if = "GovernanceMode::is_enforce")]

@@ -27,7 +27,7 @@ pub struct StopCondition {
     pub action: StopAction,
 }
 
-/// What becomes of calls that a rule refuses or asks about.
+/// Whether denials and required approvals are enforced or only recorded.
 #[derive(
     Debug,
     Clone,

@@ -41,18 +41,18 @@ pub struct Sampling {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 1.0))]
     pub top_p: Option<f64>,
-    /// Texts that end an answer, which does not hold them; up to 4.
+    /// Texts that end an answer and are not part of it; up to 4.
     #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "one_or_several")]
     #[schemars(with = "Option<OneOrSeveral>", length(max = 4))]
     pub stop: Option<Vec<String>>,
-    /// For answers that can be repeated, as far as the provider can.
+    /// Seed for repeatable answers, as far as the provider supports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seed: Option<i64>,
-    /// Against words that are there already; -2 to 2.
+    /// Penalty for words that occur already; -2 to 2.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = -2.0, max = 2.0))]
     pub presence_penalty: Option<f64>,
-    /// Against words that are there often; -2 to 2.
+    /// Penalty for words by how often they occur; -2 to 2.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = -2.0, max = 2.0))]
     pub frequency_penalty: Option<f64>,

@@ -42,7 +42,7 @@ pub struct AuditKey {
 }
 
 impl AuditKey {
-    /// The key that signs is the first; none without one.
+    /// The first key signs; the others only verify. `None` if there are no keys.
     pub fn new<'k>(keys: impl IntoIterator<Item = &'k [u8]>) -> Option<Self> {
         let mut keys = keys.into_iter().map(|key| Hmac::new_from_slice(key).ok());
         let signing = keys.next()??;
@@ -109,8 +109,8 @@ fn replaced(tenant: String, known: &ChainHead, stored: Option<&ChainHead>) -> Ac
         hash,
         stored_number,
         stored_hash,
-        "the audit log was changed: a stretch that was closed is gone or another one; nothing more \
-         is closed of it by this process"
+        "the audit log was tampered with: a closed stretch is missing or differs; this process closes \
+         no more of it"
     );
     let details = json!({"number": number, "hash": hash,
         "stored_number": stored_number, "stored_hash": stored_hash});

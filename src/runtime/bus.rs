@@ -22,17 +22,17 @@ const RING: usize = 256;
 /// Pieces of progress that wait for the event in front of them.
 const MAX_EARLY: usize = 16;
 
-/// Something that readers are told, and its form on the wire, which the first reader that needs it
+/// Something that is published to readers, and its form on the wire, which the first reader that needs it
 /// makes for all.
 #[derive(Debug)]
 pub struct Published {
-    /// What is told.
+    /// What is published.
     pub item: StreamItem,
     /// The frame that readers are sent; empty until the first reader needs it.
     pub frame: OnceCell<Bytes>,
 }
 
-/// What readers are told.
+/// What is published to readers.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "behind an Arc, and most items are events")]
 pub enum StreamItem {

@@ -43,7 +43,7 @@ pub(super) struct Children(pub(super) Weak<Inner>);
 #[async_trait]
 impl StartRun for Children {
     async fn start_run(&self, call: ChildCall) -> Result<ChildResult, ChildFailed> {
-        let gone = || ChildFailed("The run that calls is not driven here any more.".into());
+        let gone = || ChildFailed("The calling run is no longer executed by this replica.".into());
         let runtime = Runtime { inner: self.0.upgrade().ok_or_else(gone)? };
         let parent = runtime.inner.driven.parents.get(call.parent).ok_or_else(gone)?;
         let agent = call.agent.clone();
@@ -143,7 +143,7 @@ impl Runtime {
                 Ok(_) => break,
             }
         }
-        Err(ChildFailed("The call was given up.".into()))
+        Err(ChildFailed("The call was cancelled.".into()))
     }
 
     /// Cancels a run that was asked to end and has not heard of it: the request may have reached
@@ -170,7 +170,7 @@ impl Runtime {
     ) -> Result<Option<Started>, ChildFailed> {
         let lineage = parent.lineage_of(&call.agent)?;
         let Some(now) = parent.control.delegating() else {
-            return Err(ChildFailed("The call was given up.".into()));
+            return Err(ChildFailed("The call was cancelled.".into()));
         };
         loop {
             let started = self.try_start(parent, &now, &call, id, lineage.clone(), slot.clone());
@@ -305,9 +305,7 @@ impl Runtime {
                     }
                 }
                 Ok(_) => {
-                    return Err(ChildFailed(
-                        "The id of the run that was to be started is taken.".into(),
-                    ));
+                    return Err(ChildFailed("The child run's id is already in use.".into()));
                 }
                 Err(error) if error.is_transient() => {}
                 Err(error) => {

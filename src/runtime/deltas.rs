@@ -179,7 +179,7 @@ impl Batch {
         }
     }
 
-    /// Whether what comes before the pieces has been told.
+    /// Whether what comes before the pieces has been published.
     fn may_pass(&self, channel: &Channel) -> bool {
         channel.last() >= self.after
     }

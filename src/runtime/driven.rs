@@ -49,7 +49,7 @@ impl DrivenRuns {
         self.live.get(run).map(|control| control.cancel(reason.map(str::to_owned)))
     }
 
-    /// Cancels runs whose commits told that they had been asked to, before their replica heard of it.
+    /// Cancels runs whose commits returned a cancel request before their replica was notified of it.
     pub(super) fn on_cancelling(self: &Arc<Self>) -> OnCancelling {
         let driven = Arc::clone(self);
         Arc::new(move |run: Uuid, Cancelling { reason }: &Cancelling| {

@@ -107,7 +107,7 @@ impl Files {
         .await
     }
 
-    /// Opens a file; none where there is none that a caller may see.
+    /// Opens a file; `None` if the caller cannot see it.
     ///
     /// # Errors
     /// What the system says.
@@ -212,7 +212,11 @@ impl Files {
             let touched = Touched { paths: paths(&done).into_iter().collect(), is_all: true };
             let refused = keeping.keep(touched).await.map_err(ChangeError::from)?;
             if let Some(path) = refused.into_iter().next() {
-                return Err(ChangeError::InTheWay(path, "was changed elsewhere meanwhile").into());
+                return Err(ChangeError::InTheWay(
+                    path,
+                    "was changed by another run in the meantime",
+                )
+                .into());
             }
         }
         Ok(done)
@@ -254,7 +258,7 @@ impl Runtime {
         files.ok_or(FilesError::Missing(what))
     }
 
-    /// The files of a run; none where its definition cannot be used any more.
+    /// The files of a run; `None` where its definition cannot be used any more.
     async fn files_of_run(&self, run: &RunRecord) -> Result<Option<Files>, FilesError> {
         let Some(definition) = self.inner.store.definition(&run.definition_hash).await? else {
             return Ok(None);
@@ -266,7 +270,7 @@ impl Runtime {
         self.files_in(&run.tenant, &directory, loaded, users).await
     }
 
-    /// The files of a session; none where its agent keeps none for a session.
+    /// The files of a session; `None` where its agent keeps none for a session.
     async fn files_of_session(
         &self,
         tenant: &str,
@@ -285,7 +289,7 @@ impl Runtime {
         self.files_in(tenant, &directory, loaded, users).await
     }
 
-    /// The files that all runs of an agent share; none where they share none.
+    /// The files that all runs of an agent share; `None` where they share none.
     async fn files_of_agent(&self, tenant: &str, agent: &str) -> Result<Option<Files>, FilesError> {
         let Some(loaded) = self.loaded_now(agent) else { return Ok(None) };
         let directory = loaded.agent.definition.workspace.clone();

@@ -77,7 +77,7 @@ impl Runtime {
     /// The run as soon as it has ended or is parked, or as it is at `until`. `None`: no such run.
     ///
     /// # Errors
-    /// [`StoreError`] where the store cannot be asked.
+    /// [`StoreError`] where the store cannot be read.
     pub async fn wait(
         &self,
         tenant: &str,

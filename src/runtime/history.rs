@@ -34,7 +34,7 @@ pub(super) struct History {
     is_complete: bool,
 }
 
-/// What a run said and was told, from its journal.
+/// The conversation of a run, from its journal.
 ///
 /// # Errors
 /// [`FoldError`] where the journal is damaged.

@@ -19,7 +19,7 @@ use crate::tools::approval::decided;
 
 /// Bytes of all answers to one question.
 const MAX_RESPONSES: usize = 64 * 1024;
-/// Faults of one answer that are told.
+/// Faults of one answer that are reported.
 const MAX_FAULTS: usize = 10;
 /// Names of requests that the audit log repeats.
 const MAX_NAMES: usize = 8;

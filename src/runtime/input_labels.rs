@@ -47,7 +47,7 @@ struct Walk<'s> {
 }
 
 impl<'s> Walk<'s> {
-    /// Adds what a part of the schema says of a value that is there. Nothing where it cannot be told.
+    /// Adds what a part of the schema says of a value that is there. Nothing where it is unknown.
     fn enter(&mut self, schema: &'s Value, value: &Value, depth: usize) -> Option<()> {
         self.steps += 1;
         if self.steps > MAX_STEPS || depth > MAX_DEPTH {
@@ -167,7 +167,7 @@ mod tests {
                 json!({"a": 1, "b": {"c": 1}}),
                 everything(),
             ),
-            // What cannot be told gives every label.
+            // What is unknown gives every label.
             (json!({"properties": {"a": {"x-yields": "x"}}}), json!({"a": 1}), everything()),
             (json!({"$ref": "#/$defs/none", "$defs": {"l": letter}}), json!({}), everything()),
             (

@@ -21,7 +21,7 @@ static TURNS: Semaphore = Semaphore::const_new(AT_ONCE as usize);
 /// The turn of what is in memory.
 pub type Turn = SemaphorePermit<'static>;
 
-/// Waits until journals of so many bytes may be in memory; none where they are small.
+/// Waits until journals of so many bytes may be in memory; `None` where they are small.
 pub async fn turn(bytes: u64) -> Option<Turn> {
     if bytes <= SMALL {
         return None;

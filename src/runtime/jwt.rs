@@ -45,7 +45,7 @@ pub enum JwtRefusal {
     #[error("The JWT was not signed with a key of the identity provider.")]
     Forged,
     /// As the next ones, of a token that the provider did sign.
-    #[error("The JWT's header has `crit`, and no critical extension is known here.")]
+    #[error("The JWT's header has `crit`, and no critical extension is supported.")]
     Critical,
     #[error("The JWT is not valid yet.")]
     Early,

@@ -1,4 +1,4 @@
-//! One start at a time for an idempotency key: requests that come meanwhile wait, and then find what
+//! One start at a time for an idempotency key: requests that come in the meantime wait, and then find what
 //! became of it.
 
 use std::collections::HashMap;
@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 use tokio::sync::{Mutex as KeyLock, OwnedMutexGuard};
 
-/// Up to so many locks, those that nothing holds are left in the table.
+/// Unused locks are pruned once the table has more than this many.
 const FEW: usize = 64;
 
 /// Locks by tenant and idempotency key. There is one while a request has it or waits for it.

@@ -13,7 +13,7 @@ use subtle::ConstantTimeEq;
 use crate::clock;
 use crate::store::{AdminKeys, ApiKeyRecord, KeyStored, Store, StoreError};
 
-/// Everything that a key can be allowed, besides `tools:<name>`.
+/// Everything that a key can be allowed, except `tools:<name>`.
 pub const SCOPES: [&str; 16] = [
     "admin",
     "agents:invoke",

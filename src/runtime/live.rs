@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::ownership::OwnedRun;
 use crate::engine::RunControl;
 
-/// Who runs here and how to reach them.
+/// The runs that this replica executes, and their control handles.
 #[derive(Debug, Default)]
 pub(super) struct Live {
     running: Mutex<HashMap<Uuid, Running>>,

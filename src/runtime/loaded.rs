@@ -48,9 +48,9 @@ pub(super) struct LoadedAgent {
     pub executor: Arc<Executor>,
     /// What its runs keep.
     pub snapshot: Arc<DefinitionSnapshot>,
-    /// The agents that it can leave work to, as they were; none where one is gone.
+    /// The agents that it can leave work to, as they were; `None` where one is gone.
     delegates: Arc<[(String, Option<Arc<Agent>>)]>,
-    /// What tools there were; none where that does not matter.
+    /// What tools there were; `None` where that does not matter.
     generation: Option<u64>,
 }
 
@@ -311,7 +311,7 @@ fn check_tool_settings(
             let there = names().collect::<Vec<_>>().join(", ");
             return Err(at(
                 &format!("interceptors.{key}.tool"),
-                format!("{name:?} is none of this agent's tools, which are: {there}"),
+                format!("{name:?} is not one of this agent's tools: {there}"),
             ));
         }
     }

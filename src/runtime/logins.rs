@@ -22,7 +22,7 @@ use crate::store::{ApiKeyRecord, Store};
 
 /// Between two writes about the same key.
 const PAUSE: Duration = Duration::from_mins(1);
-/// How often is looked for what is to be written.
+/// Flush interval.
 const LOOK: Duration = Duration::from_secs(1);
 /// The subject of a login that names no key.
 const UNKNOWN: &str = "unknown";

@@ -44,8 +44,8 @@ pub fn recollection(store: Arc<Store>) -> RecallFn {
         Box::pin(async move {
             let found =
                 store.recall(&tenant, &agent, run_id, &query, top_k).await.map_err(|error| {
-                    tracing::warn!(%run_id, %error, "nothing can be recalled");
-                    "the memory cannot be asked at the moment".to_owned()
+                    tracing::warn!(%run_id, %error, "the memory could not be read");
+                    "the memory could not be read; try again later".to_owned()
                 })?;
             Ok(noted(&found))
         })

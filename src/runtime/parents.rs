@@ -101,12 +101,12 @@ impl Parent {
         if lineage.agents.iter().any(|agent| agent == child) {
             let chain = lineage.agents.join(" → ");
             return Err(ChildFailed(format!(
-                "{child} already works on this ({chain}) and cannot be asked again."
+                "{child} already works on this task ({chain}) and cannot be called again."
             )));
         }
         if lineage.agents.len() > MAX_DEPTH {
             return Err(ChildFailed(format!(
-                "Work can be passed on {MAX_DEPTH} times, not more: do it yourself."
+                "Delegation is limited to {MAX_DEPTH} levels; do this yourself."
             )));
         }
         lineage.agents.push(child.to_owned());

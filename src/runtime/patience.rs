@@ -31,7 +31,7 @@ where
             }
             Err(error) if error.is_transient() => return Err(AppendFailed::Unavailable),
             Err(error) => {
-                tracing::error!(%error, "the store refuses what a run asks it");
+                tracing::error!(%error, "the store refused a statement of a run");
                 return Err(AppendFailed::Refused);
             }
         }

@@ -95,7 +95,7 @@ impl Places {
         }
         let turn = timeout(PATIENCE, self.turns.lock(&caller.tenant, "")).await;
         let _turn = turn.map_err(|_| {
-            StoreError::Unavailable("too many runs of the tenant begin at once".to_owned())
+            StoreError::Unavailable("too many runs of this tenant are starting at once".to_owned())
         })?;
         let place = self.hold(new.id);
         let wanted = RunPlace {

@@ -1,7 +1,7 @@
 //! Cases of a policy: calls that are put before an agent's gate without a run, to see what it
 //! decides.
 //!
-//! A case gives the arguments of a call, from which the tool tells what it would do in a directory
+//! A case gives the arguments of a call, from which the tool derives its actions in a directory
 //! made for the case, or the actions themselves, e.g. copied from an event. Nothing is executed.
 
 use std::path::Path;
@@ -30,7 +30,7 @@ use crate::tools::{Listener, Workspace};
 /// Whose workspace a case has, and which.
 const TENANT: &str = "default";
 const WORKSPACE: &str = "policy-case";
-/// How long a tool may take to tell what a call would do.
+/// How long a tool may take to derive the actions of a call.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// One call, and what is expected of the gate.

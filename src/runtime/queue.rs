@@ -37,7 +37,7 @@ pub(super) struct Queue {
     has_more: AtomicBool,
     /// When it was counted, and what is known since.
     backlog: Mutex<Option<(Instant, Backlog)>>,
-    /// Child runs that have ended, or may have, and whose parents are not told yet.
+    /// Child runs that have ended, or may have, and whose parents are not notified yet.
     ended_children: Mutex<Vec<Uuid>>,
 }
 

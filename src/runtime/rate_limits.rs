@@ -100,7 +100,7 @@ impl RateLimits {
         let sentence = |what: &str, limit: RateLimit, wait: Duration| {
             let seconds = wait.as_millis().div_ceil(1000).max(1);
             format!(
-                "the caller may make {} calls {what} a minute, and has made them; make it again in {seconds} s, or go on without it",
+                "the limit of {} calls {what} per minute is reached; retry in {seconds} s, or continue without this call",
                 limit.per_minute
             )
         };
@@ -151,7 +151,9 @@ impl RateLimits {
             return Ok(allowance);
         }
         if known.failed_at.is_some_and(|failed_at| came < failed_at) {
-            return Err(StoreError::Unavailable("it failed whoever was first in line".to_owned()));
+            return Err(StoreError::Unavailable(
+                "the rate limiter could not reach the database".to_owned(),
+            ));
         }
         let tokens = lease(limit).max(behind.saturating_add(1));
         let asked = self.store.take_tokens(name, limit, tokens).await;
@@ -257,7 +259,7 @@ impl Drop for QueueTicket<'_> {
 struct BucketView {
     /// Tokens that are ours to spend.
     tokens: u32,
-    /// Until then.
+    /// When the entry expires.
     kept_until: Instant,
     /// Tokens that were left for everybody.
     remaining: u32,

@@ -92,7 +92,7 @@ impl Runtime {
         }
     }
 
-    /// Gives a run back that cannot go on at the moment, and fails one that never can.
+    /// Gives a run back that cannot continue now, and fails one that never can.
     pub(super) async fn not_resumed(
         &self,
         identity: &RunIdentity,

@@ -3,7 +3,7 @@
 //!
 //! A model that had heard another decision would have gone on differently: after the first one that
 //! it would have noticed, the rest of its run is not judged but counted as unknown. So is a call
-//! whose actions the journal does not hold, and one whose decision hangs on what other than the
+//! whose actions the journal does not hold, and one whose decision depends on what other than the
 //! policy differs (`differences`). What other than the policy decided then (a rate limit, an
 //! interceptor) stays as it was where both definitions have the same of it. Nothing is executed or
 //! written.
@@ -208,7 +208,7 @@ impl PolicyReplay {
         Ok((judge, Arc::new(ReplayLimits::new(&agent.definition, tools))))
     }
 
-    /// The definition that a run had; none where it cannot be read.
+    /// The definition that a run had; `None` where it cannot be read.
     async fn recorded_definition(
         &self,
         run: &RunRecord,

@@ -28,7 +28,8 @@ const POLL: Duration = Duration::from_secs(1);
 /// How often it looks for runs that are owned and not driven, at most; a sixth of the lease where
 /// that is shorter.
 const RECONCILE: Duration = Duration::from_secs(2);
-/// How often it looks at the heartbeats of the others, at most; the same.
+/// How often it looks at the heartbeats of the others, at most; a sixth of the lease where that is
+/// shorter.
 const WATCH: Duration = Duration::from_millis(500);
 /// The pause before the loop begins again that has panicked.
 const RESTART: Duration = Duration::from_secs(1);
@@ -166,7 +167,7 @@ impl Runtime {
                 }
                 _ = parents.tick() => {
                     if let Err(error) = inner.store.answer_parents(None).await {
-                        error.log_retry("parents are told of ended children later");
+                        error.log_retry("parents could not be notified of ended children; retrying");
                     }
                     continue;
                 }
@@ -189,7 +190,7 @@ impl Runtime {
                 if inner.replica.stop.is_cancelled() {
                     return; // the store is being closed
                 }
-                tracing::warn!(%error, "the queue cannot be reached");
+                tracing::warn!(%error, "queue maintenance failed; retrying");
                 others.healthy_since = Instant::now();
             }
         }
@@ -201,7 +202,7 @@ impl Runtime {
         match inner.store.silent_replicas(&inner.replica.id, &mut others.watch).await {
             Ok(silent) => others.silent = silent,
             Err(error) => {
-                error.log_retry("heartbeats cannot be looked at");
+                error.log_retry("heartbeats could not be read");
                 *others = Others {
                     watch: Watch::default(),
                     silent: Vec::new(),
@@ -212,7 +213,7 @@ impl Runtime {
         !others.silent.is_empty() && others.healthy_since.elapsed() >= inner.settings.lease
     }
 
-    /// What fails keeps nothing else from being done; the first failure is told.
+    /// Runs every step even if one fails; returns the first error.
     async fn handle_wakeup(&self, hint: Wakeup, others: &mut Others) -> Result<(), StoreError> {
         let mut done = Ok(());
         let mut orphans = Vec::new();

@@ -47,9 +47,9 @@ impl Runtime {
             }
             match self.forget(retention, what, &mut batch).await {
                 Ok(0) => {}
-                Ok(deleted) => tracing::info!(deleted, ?what, "kept for long enough"),
+                Ok(deleted) => tracing::info!(deleted, ?what, "deleted expired records"),
                 Err(error) => {
-                    tracing::warn!(%error, "what is old cannot be deleted at the moment");
+                    tracing::warn!(%error, "expired records could not be deleted; retrying with a smaller batch");
                     batch = (batch / 2).max(1);
                 }
             }

@@ -15,7 +15,7 @@ use crate::event::{Act, AuditAction, SERVICE};
 use crate::store::Store;
 use crate::tools::proxy::{ServerRequest, ServerRequests};
 
-/// How often is looked for what is to be recorded.
+/// Flush interval.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Records what is noted, until the service stops.

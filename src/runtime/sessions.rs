@@ -2,7 +2,7 @@
 //! deleted.
 //!
 //! That one run at a time holds a session is decided by the store; here a request is placed by what
-//! the session looks like, and placed anew where that has changed meanwhile. Who waits is claimed
+//! the session looks like, and placed anew where that has changed in the meantime. Who waits is claimed
 //! from the queue like any other queued run, so a client that disconnects costs no run its turn.
 
 use std::io;
@@ -15,7 +15,7 @@ use crate::agents::definition::HistorySection;
 use crate::run::{Caller, OnSessionBusy};
 use crate::store::{DeletedRun, NewRun, SessionDeleted, SessionPlace, SessionRecord, StoreError};
 
-/// How often a request is placed anew because its session has changed meanwhile.
+/// How often a request is placed anew because its session has changed in the meantime.
 const TRIES: usize = 8;
 
 impl Runtime {

@@ -31,7 +31,7 @@ use crate::run::{Caller, Overrides, RunKind, RunStatus, Totals};
 use crate::store::writer::AppendError;
 use crate::store::{Idempotency, QueuePlace, RunRecord};
 
-/// Who drives a run, and when its acceptance is told.
+/// Which replica drives a run, and when its acceptance is reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// This replica; the caller waits for the end only.
@@ -77,12 +77,12 @@ pub struct StartRequest {
     pub queue: QueuePlace,
 }
 
-/// Why a started run's end could not be told.
+/// Why a request could not be answered with the outcome of its run.
 #[derive(Debug, thiserror::Error)]
 pub enum WaitError {
     /// Another replica took over, the store went away, or the service is stopping. The run goes on
     /// or is recovered; ask for it by id.
-    #[error("run {0} goes on without this connection")]
+    #[error("run {0} continues in the background")]
     Detached(Uuid),
     /// The run is parked; it is read by its id.
     #[error("run {0} is parked")]
@@ -172,7 +172,7 @@ impl Runtime {
             return Err(StartError::RunIdTaken(id)); // before its files are replaced
         }
         if request.queue.available_at.is_some() && mode != Mode::Queued {
-            let why = "is for runs that are queued: with the header Prefer: respond-async";
+            let why = "needs a queued run: send `Prefer: respond-async`";
             return Err(StartError::InvalidOverride(at("/available_at", why.into())));
         }
         let busy = request.overrides.on_session_busy;

@@ -64,7 +64,7 @@ impl Uploads {
 #[derive(Debug, thiserror::Error)]
 pub enum UploadError {
     /// It cannot be one of this workspace.
-    #[error("the file name {path:?} is no path of the run's workspace that the agent can reach")]
+    #[error("{path:?} is not a path in the run's workspace that the agent may access")]
     Path { pointer: String, path: String },
     /// Two have the same path.
     #[error("the file name {path:?} names the same file as an earlier one")]
@@ -268,7 +268,7 @@ impl Runtime {
 }
 
 impl Files {
-    /// Opens a file for copying; none where there is none that a caller may see.
+    /// Opens a file for copying; `None` if the caller cannot see it.
     async fn source(&self, path: String) -> io::Result<Option<(std::fs::File, u64)>> {
         self.blocking(move |files| {
             let Some(path) = files.resolved(&path) else { return Ok(None) };

@@ -26,7 +26,7 @@ pub(super) async fn add_up(store: Arc<Store>, stop: CancellationToken) {
                 Ok(PORTION) => {}
                 Ok(_) => break,
                 Err(error) => {
-                    error.log_retry("sums of usage are brought up to date later");
+                    error.log_retry("usage sums could not be updated; retrying");
                     break;
                 }
             }

@@ -126,7 +126,7 @@ impl Runtime {
         }
         let shown = arguments.as_ref().unwrap_or(&asked.arguments).clone();
         let edited =
-            if arguments.is_some() { "Approved, with other arguments," } else { "Approved" };
+            if arguments.is_some() { "Approved with edited arguments" } else { "Approved" };
         let mut why = sentence(edited, caller, &run, reason.as_deref());
         if !clears.are_none() {
             let _ = write!(why, " (clears {})", clears.names().join(" and "));
@@ -195,16 +195,18 @@ impl Runtime {
         let (run, asked) = self.awaited(&caller.tenant, place, WaitKind::REVIEWS).await?;
         self.check_approver(caller, &run).await?;
         let (resolution, what, outcome) = match found {
-            Found::Happened { result } => {
-                (Resolution::Happened { result: result.map(capped) }, "It took effect", "succeeded")
-            }
+            Found::Happened { result } => (
+                Resolution::Happened { result: result.map(capped) },
+                "Reported as succeeded",
+                "succeeded",
+            ),
             Found::DidNotHappen => (
                 Resolution::DidNotHappen,
-                "It did not take effect, and is executed now",
+                "Reported as not executed, and executed now,",
                 "not_executed", // the execution has a record of its own
             ),
         };
-        let why = format!("{what}, says {}{}.", caller.subject, own(caller, &run));
+        let why = format!("{what} by {}{}.", caller.subject, own(caller, &run));
         let audit =
             decided(place.call, &asked.tool, &asked.arguments, asked.kind.as_str(), true, why);
         let audit = AuditRecord { outcome: outcome.to_owned(), ..audit };
@@ -268,7 +270,7 @@ impl Runtime {
     /// that goes on beside them is there, too.
     ///
     /// # Errors
-    /// [`StoreError`] where the store cannot be asked.
+    /// [`StoreError`] where the store cannot be read.
     pub async fn outstanding(&self, run: &RunRecord) -> Result<Outstanding, StoreError> {
         let is_parked = run.status.is_parked();
         let may_have_children = run.status == RunStatus::Running && run.has_delegated();
@@ -309,7 +311,7 @@ impl Runtime {
     /// The status of a run.
     ///
     /// # Errors
-    /// [`StoreError`] where the store cannot be asked.
+    /// [`StoreError`] where the store cannot be read.
     pub async fn status_of(&self, run: &RunRecord) -> Result<RunStatus, StoreError> {
         if !run.status.is_parked() {
             return Ok(run.status);

@@ -1,4 +1,4 @@
-//! Webhooks: callers are told what becomes of their runs.
+//! Webhooks: events of runs are sent to callers.
 //!
 //! What is to be sent stands in the store's outbox, written with each event, so that no crash loses
 //! it and a run never waits for a receiver. All replicas send, each what the others leave; what one
@@ -32,7 +32,7 @@ use crate::outbound::{AddressPolicy, Client};
 use crate::store::{Delivery, DeliveryStatus, Store, StoreError, Tried};
 
 const DELIVERIES: &str = "toolloop_webhook_deliveries_total";
-/// How often the outbox is looked at without being told that it has grown.
+/// How often the outbox is polled without a notification that it has grown.
 const POLL: Duration = Duration::from_secs(1);
 /// How long a delivery is taken for: longer than a try takes.
 const HOLD: Duration = Duration::from_secs(30);
@@ -182,19 +182,19 @@ impl WebhookSender {
             pause: Duration::ZERO,
         };
         if is_unwanted {
-            let why = "its receiver has answered 410: it wants no more of this run";
+            let why = "the receiver answered 410 Gone; no more events of this run are sent";
             return Some(not_sent(DeliveryStatus::Disabled, why));
         }
         let Delivery { tenant, run_id, seq, .. } = delivery;
         match self.store.events(tenant, *run_id, seq - 1, 1).await {
             Ok(events) => match events.first().filter(|event| event.seq == *seq) {
                 Some(event) => Some(attempt::attempt(webhooks, delivery, event).await),
-                None => Some(not_sent(DeliveryStatus::Failed, "its event is gone")),
+                None => Some(not_sent(DeliveryStatus::Failed, "the event was deleted")),
             },
             Err(error) if error.is_transient() => None,
             Err(error) => {
                 tracing::error!(%run_id, %error, "an event cannot be sent");
-                Some(not_sent(DeliveryStatus::Failed, "its event cannot be read"))
+                Some(not_sent(DeliveryStatus::Failed, "the event cannot be read"))
             }
         }
     }

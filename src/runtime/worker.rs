@@ -60,13 +60,13 @@ enum Registration {
 pub(super) struct Notify {
     /// Told once the run's row is stored, or cannot be.
     pub(super) stored: Option<oneshot::Sender<Result<Option<Follower>, Stopped>>>,
-    /// Whether the one who is told that wants to follow the run.
+    /// Whether the receiver of that wants to follow the run.
     pub(super) is_followed: bool,
-    /// Told the end, or that the run is parked (`None`); dropped where this replica sees neither.
+    /// Gets the end, or `None` if the run is parked; dropped where this replica sees neither.
     pub(super) end: Option<oneshot::Sender<Option<RunRecord>>>,
 }
 
-/// By which the run's model calls tools.
+/// The tool-calling protocol of the run's model.
 fn driver(plan: &Plan) -> Box<dyn Driver> {
     let Some(react) = &plan.rules.react else { return Box::new(Native) };
     let described = react.decision_schema.clone();
@@ -314,7 +314,7 @@ impl Runtime {
     }
 }
 
-/// What a run's tools are told.
+/// The context of a run's tools.
 pub(super) fn run_scope(
     identity: &RunIdentity,
     plan: &Plan,

@@ -96,9 +96,9 @@ pub(super) struct Workspaces {
 /// For whom a directory is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum User {
-    /// It waits for files that cannot be brought or kept.
+    /// Waits while the object store is unavailable.
     Run,
-    /// It is told soon.
+    /// Fails fast.
     Caller,
 }
 
@@ -170,7 +170,7 @@ impl Workspaces {
         }
     }
 
-    /// The same without the files that are kept elsewhere.
+    /// Like [`open`](Self::open), without downloading files from the object store.
     ///
     /// # Errors
     /// [`OpenError`].

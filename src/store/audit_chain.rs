@@ -59,7 +59,7 @@ pub struct ChainHead {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnownHead {
     pub head: ChainHead,
-    /// Records from before this instant may have been deleted by their retention; none without one.
+    /// Records from before this instant may have been deleted by their retention; `None` without one.
     pub deleted_until: Option<DateTime<Utc>>,
 }
 

@@ -5,7 +5,7 @@
 //! where that is signed it begins to be signed once more.
 //!
 //! Nothing of a time that is closed may be outside of a stretch. A record that was late is closed
-//! within a minute; until then it cannot be told from one that was added by hand.
+//! within a minute; until then it cannot be distinguished from one that was added by hand.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -55,9 +55,11 @@ impl Signatures<'_> {
             (Some(signature), Some(is_signed)) if !is_signed(&stretch.hash, signature) => {
                 Some("its signature is not that of the configured key")
             }
-            (None, _) if was_signed => Some("it is not signed, but the one before it is"),
+            (None, _) if was_signed => {
+                Some("it is unsigned although the stretch before it is signed")
+            }
             (None, Some(_)) if stretch.number > self.unsigned_until => {
-                Some("it is not signed, and there is a key")
+                Some("it is unsigned although a key is configured")
             }
             _ => None,
         }
@@ -155,7 +157,7 @@ impl Store {
         let mut found: HashMap<Uuid, AuditRow> =
             there.into_iter().map(|row| (row.id, row)).collect();
         if count > found.len() {
-            return Ok(vec!["some of its records are there twice".to_owned()]);
+            return Ok(vec!["it contains records twice".to_owned()]);
         }
         let records: Vec<AuditRow> = ids.iter().filter_map(|id| found.remove(id)).collect();
         if records.len() == ids.len() && ids.len() == stretch.records as usize {
@@ -194,15 +196,20 @@ impl Store {
                 added.push(id);
             }
         }
-        let say =
-            || format!("{} records of its time are in no stretch: {}", added.len(), some(&added));
+        let say = || {
+            format!(
+                "{} records from its period belong to no stretch: {}",
+                added.len(),
+                some(&added)
+            )
+        };
         Ok((!added.is_empty()).then(say))
     }
 
     /// Whether it is recorded that the stretches before the oldest one were deleted.
     async fn beginning_fault(&self, oldest: &Stretch) -> Result<Option<String>, StoreError> {
         if oldest.number == 1 {
-            let fault = "it continues a stretch that is missing";
+            let fault = "the stretch before it is missing";
             return Ok((!oldest.previous.is_empty()).then(|| fault.to_owned()));
         }
         let rows = self.backend.read(Work::Data, newest_deletion(&oldest.tenant)).await?;
@@ -216,7 +223,7 @@ impl Store {
 }
 
 fn closed_again(times: usize) -> String {
-    format!("it was closed {times} times: so often it is recorded that signing changed with it")
+    format!("{times} audit records say that signing changed with this stretch; there should be one")
 }
 
 fn link_fault(stretch: &Stretch, before: &Stretch) -> Option<String> {

@@ -25,7 +25,7 @@ pub struct SharedBudget {
     pub caps: Caps,
     /// What all runs of the tree have spent.
     pub spent: Amounts,
-    /// What they have reserved besides.
+    /// What they have reserved in addition.
     pub reserved: Amounts,
 }
 

@@ -1,7 +1,7 @@
 //! Which definitions this process has stored lately, so that they are not sent with every run.
 //!
 //! A definition is stored before the first run that refers to it, and again once an hour while runs
-//! are started with it, which tells [`Store::delete_ended`](super::Store::delete_ended) that it is
+//! are started with it, which shows [`Store::delete_ended`](super::Store::delete_ended) that it is
 //! in use: only what was left alone for [`SPARED`] may be deleted, so what is known here exists.
 
 use std::collections::HashMap;

@@ -71,7 +71,7 @@ impl ApiKeyRecord {
     }
 }
 
-/// Keys with `admin` that can be used; other scopes that contain this text are none.
+/// Keys with `admin` that can be used; other scopes that contain this text do not count.
 const ADMINS: &str = "SELECT * FROM api_keys WHERE revoked_at IS NULL \
     AND (expires_at IS NULL OR expires_at > {now}) AND scopes LIKE '%\"admin\"%' ORDER BY id";
 

@@ -280,7 +280,7 @@ impl Store {
         Ok(rows)
     }
 
-    /// What the receivers of a tenant's webhooks are or were told, newest first.
+    /// A tenant's webhook deliveries, newest event first.
     pub async fn deliveries(
         &self,
         tenant: &str,
@@ -371,7 +371,7 @@ pub(super) fn readable<T: Record>(rows: &[Row]) -> impl Iterator<Item = T> {
     rows.iter().filter_map(|row| match T::read(row) {
         Ok(record) => Some(record),
         Err(error) => {
-            tracing::error!(%error, "a row is left out");
+            tracing::error!(%error, "skipped an unreadable row");
             None
         }
     })

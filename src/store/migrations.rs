@@ -33,7 +33,7 @@ pub(super) fn ahead(about: &DatabaseInfo) -> Result<(), StoreError> {
         return Ok(());
     }
     Err(StoreError::Failed(format!(
-        "the schema is {} steps ahead of this version, which can do with one; start a newer version",
+        "the schema is {} migrations ahead of this version, which tolerates one; start a newer version",
         about.applied - about.known
     )))
 }

@@ -98,8 +98,9 @@ pub enum StoreError {
     /// It cannot be reached, timed out, or is restarting; the same call may succeed later.
     #[error("the store is unavailable: {0}")]
     Unavailable(String),
-    /// It gave this up for the sake of others that wanted the same; the same call may succeed at once.
-    #[error("the store gave up a transaction for another one: {0}")]
+    /// The database rolled the transaction back because of a concurrent one; the same call may succeed
+    /// at once.
+    #[error("the transaction was rolled back because of a conflict: {0}")]
     Conflict(String),
     /// Another process holds the embedded database.
     #[error("{0}")]
@@ -136,7 +137,7 @@ pub enum WriteOutcome {
     /// It would end a run otherwise that was asked to cancel: nothing of it was written.
     Cancelling,
     /// A new run's id, its idempotency key or its session is taken: nothing of it was written.
-    /// Which of them is not told; a caller asks [`Store::idempotent_run`] and [`Store::session`].
+    /// Which of them is not said; a caller asks [`Store::idempotent_run`] and [`Store::session`].
     IdTaken,
 }
 

@@ -29,7 +29,7 @@ const MAX_CONTENT: usize = 2048;
 const MAX_ARGUMENTS: usize = 512;
 /// Different words of a query that are looked for, the first ones.
 const MAX_WORDS: usize = 32;
-/// Bytes of a word; longer ones are none.
+/// Bytes of a word; longer ones are skipped.
 const MAX_WORD: usize = 64;
 /// Bytes of a query that are looked at.
 const MAX_QUERY: usize = 16 * 1024;
@@ -141,7 +141,7 @@ fn put_out(outcome: &Outcome) -> String {
 fn of_call(write: &RunWrite, call: &ToolCallCompleted) -> String {
     let audited = write.audit.iter().find(|record| record.call_id == call.call_id);
     let arguments = audited.map(|record| without_private(&record.arguments)).unwrap_or_default();
-    let outcome = if call.failure.is_some() { "failed" } else { "brought" };
+    let outcome = if call.failure.is_some() { "failed" } else { "returned" };
     format!("{} {} {outcome}: {}", call.tool, cut(&arguments, MAX_ARGUMENTS), call.content)
 }
 

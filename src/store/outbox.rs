@@ -1,4 +1,4 @@
-//! What the receivers of webhooks are told of a write: the rows of the outbox that stand beside its
+//! The webhook events of a write: the rows of the outbox beside its
 //! events.
 //!
 //! A row is written with its event, by the same statement. It names the event and not its content,
@@ -17,14 +17,14 @@ use crate::event::{Event, RunEvent};
 pub(super) const TRIED_FOR: TimeDelta = TimeDelta::days(1);
 
 impl RunWrite {
-    /// Whether the receiver of a webhook is told of it.
+    /// Whether it is sent to the receiver of a webhook.
     pub fn fills_outbox(&self) -> bool {
         deliveries(self).next().is_some()
     }
 }
 
-/// What the receiver of a run's webhook is told of a write: how the run goes and what it asks of
-/// people. Of a child run, whose parent tells how it goes, only the latter.
+/// What is sent to the receiver of a run's webhook: how the run goes and what it asks of
+/// people. Of a child run, whose parent's events say how it goes, only the latter.
 pub(super) fn deliveries(write: &RunWrite) -> impl Iterator<Item = NewDelivery> {
     let origin = write.origin.as_ref();
     origin.webhook.iter().flat_map(move |url| {

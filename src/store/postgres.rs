@@ -179,7 +179,7 @@ impl Backend for Postgres {
         let mut connection = PgConnection::connect_with(&self.options).await?;
         let migrated = MIGRATIONS.run_direct(None, &mut connection, false).await;
         migrated.map_err(|error| {
-            StoreError::Failed(format!("the schema cannot be brought up to date: {error}"))
+            StoreError::Failed(format!("the schema could not be migrated: {error}"))
         })?;
         connection.close().await.map_err(StoreError::from)
     }

@@ -52,7 +52,7 @@ pub struct Changes {
     pub observations: Vec<Observation>,
     /// What is asked for.
     pub approvals: Vec<ApprovalRequest>,
-    /// What the receivers of webhooks are told.
+    /// The webhook events.
     pub deliveries: Vec<NewDelivery>,
     /// Runs that end while they may be waiting for something: their unanswered requests are void.
     pub voided: Vec<Uuid>,

@@ -117,8 +117,9 @@ impl Store {
         let take = take.bind("bucket", bucket).bind("tokens", tokens);
         let take = take.bind("interval", limit.interval()).bind("window", limit.window());
         let rows = self.backend.write(Work::Data, take).await?;
-        let row =
-            rows.first().ok_or_else(|| StoreError::Failed("a bucket gave no answer".to_owned()))?;
+        let row = rows
+            .first()
+            .ok_or_else(|| StoreError::Failed("the rate limit query returned no row".to_owned()))?;
         Ok(Taken::read(limit, row.read("at")?, row.read("tat")?, row.read("granted")?))
     }
 

@@ -123,7 +123,7 @@ impl Store {
         rows.first().map_or_else(|| Ok(clock::now()), |row| row.read("heartbeat_at"))
     }
 
-    /// Renews the lease, and tells the store's time; `None`: declared dead by another replica.
+    /// Renews the lease, and returns the store's time; `None`: declared dead by another replica.
     pub async fn heartbeat(&self, id: &str) -> Result<Option<DateTime<Utc>>, StoreError> {
         let beat = Query::new(
             "UPDATE replicas SET heartbeat_at = {now} WHERE id = :id AND NOT dead \
@@ -163,7 +163,7 @@ impl Store {
         Ok(silent)
     }
 
-    /// Declares these replicas dead, unless they have sent a heartbeat meanwhile, puts the runs of dead ones
+    /// Declares these replicas dead, unless they have sent a heartbeat in the meantime, puts the runs of dead ones
     /// back into the queue and counts a crash of each. Asks children to cancel whose parent has
     /// ended without them. Settles what ended runs left reserved.
     pub async fn sweep(&self, silent: &[String]) -> Result<Swept, StoreError> {

@@ -55,7 +55,7 @@ pub struct NewRun {
     pub overrides: Value,
     /// The session, where the caller named one.
     pub session_id: Option<String>,
-    /// The run's place in it; none for a run that another one delegated to.
+    /// The run's place in it; `None` for a run that another one delegated to.
     pub session_place: Option<SessionPlace>,
     /// The run that delegated to this one.
     pub parent_run_id: Option<Uuid>,
@@ -105,7 +105,7 @@ pub struct DeletedRun {
     pub session_id: Option<String>,
     /// Whether no run of its session is left.
     pub ends_session: bool,
-    /// The definition that it kept, as JSON; none where there is none.
+    /// The definition that it kept, as JSON; `None` if there was none.
     pub definition: Option<Arc<str>>,
 }
 
@@ -155,7 +155,7 @@ pub struct RunWrite {
     pub caller: Arc<Caller>,
     /// The run's row, if this is its first write.
     pub new: Option<Arc<NewRun>>,
-    /// For sums, observations, and those who are told of the write once it is durable.
+    /// For sums, observations, and those who are notified of the write once it is durable.
     pub origin: Arc<RunOrigin>,
     /// What happened, consecutive numbers; never empty.
     pub events: Vec<Event>,

@@ -31,9 +31,9 @@ pub struct RunLimits {
 /// Whose limit is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum LimitReached {
-    #[error("the tenant has as many runs under way as it may, which is {0}")]
+    #[error("the tenant has reached its limit of {0} runs in progress")]
     OfTenant(u32),
-    #[error("the key has as many runs under way as it may, which is {0}")]
+    #[error("the key has reached its limit of {0} runs in progress")]
     OfKey(u32),
 }
 

@@ -118,7 +118,7 @@ impl Store {
         goes_along: GoesAlong<'_>,
     ) -> Result<SessionDeleted, StoreError> {
         let mut tx = self.backend.begin(Work::Data).await?;
-        // Locked, so that none of them begins meanwhile.
+        // Locked, so that none of them begins in the meantime.
         let runs = Query::new(
             "SELECT id, finished_at IS NULL AS live FROM runs \
              WHERE tenant = :tenant AND session_id = :session ORDER BY id{for_update}",

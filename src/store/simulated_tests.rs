@@ -484,7 +484,7 @@ impl Wake for Waiting {
     }
 }
 
-/// Waits for the database in this very thread, so that no time passes meanwhile.
+/// Waits for the database in this very thread, so that no time passes in the meantime.
 fn at_once<T>(asked: impl Future<Output = T>) -> T {
     let waker = Waker::from(Arc::new(Waiting(std::thread::current())));
     let mut context = Context::from_waker(&waker);

@@ -184,7 +184,7 @@ impl Backend for Sqlite {
         let mut writer = self.writer().await?;
         let migrated = MIGRATIONS.run_direct(None, writer.connection()?, false).await;
         migrated.map_err(|error| {
-            StoreError::Failed(format!("the schema cannot be brought up to date: {error}"))
+            StoreError::Failed(format!("the schema could not be migrated: {error}"))
         })
     }
 

@@ -336,7 +336,7 @@ table! {
     }
 }
 
-/// What records of the audit log tell of their run.
+/// What records of the audit log say about their run.
 #[derive(Default)]
 pub(super) struct OfRun {
     pub(super) agent: Option<String>,
@@ -415,7 +415,7 @@ table! {
 }
 
 table! {
-    /// An event that the receiver of a webhook is told.
+    /// An event that is sent to the receiver of a webhook.
     Delivery {
         write NewDelivery {
             run_id: Uuid,

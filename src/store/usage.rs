@@ -27,7 +27,7 @@ const DAY: TimeDelta = TimeDelta::days(1);
 const USAGE: &str = "input_tokens, output_tokens, cached_input_tokens, cache_write_tokens, \
     reasoning_tokens, cost_micro_usd, estimated";
 
-/// What runs `r` took besides the answers of their iterations: summaries, and answers that broke
+/// What runs `r` took in addition to the answers of their iterations: summaries, and answers that broke
 /// off. Their last model stands for whichever it was.
 const REST: &str = "r.input_tokens - CAST(COALESCE(sum(i.input_tokens), 0) AS bigint) \
     AS input_tokens, r.output_tokens - CAST(COALESCE(sum(i.output_tokens), 0) AS bigint) \

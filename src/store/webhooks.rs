@@ -1,7 +1,7 @@
 //! The outbox of webhooks: which rows are due, and what became of a try.
 //!
 //! A replica that takes a row has it for a while; a row whose replica died is due again then. Which
-//! events are told is in [`super::outbox`]; when a failed try is repeated, and when it is given up, is
+//! events are told is in [`super::outbox`]; when a failed try is repeated, and when it is abandoned, is
 //! the runtime's to say.
 
 use std::time::Duration;
@@ -16,7 +16,7 @@ use super::sql::Query;
 use super::tables::Delivery;
 use super::{Store, StoreError};
 
-/// Failed deliveries of a run that are told with it.
+/// Failed deliveries of a run that are returned with it.
 const MAX_TOLD: u32 = 100;
 
 /// Where a delivery stands.

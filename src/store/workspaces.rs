@@ -101,9 +101,9 @@ pub enum ObjectClaim {
 /// What has changed beneath a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PathsChanged {
-    /// Up to which version everything is told.
+    /// Up to which version the answer is complete.
     pub version: i64,
-    /// Whether all paths are told and not only those that changed.
+    /// Whether all paths are listed and not only those that changed.
     pub is_all: bool,
     pub paths: Vec<KeptPath>,
 }
@@ -381,7 +381,8 @@ async fn next_version(tx: &mut dyn Transaction, tenant: &str) -> Result<i64, Sto
          ON CONFLICT (tenant) DO UPDATE SET version = workspaces.version + 1 RETURNING version",
     );
     let rows = tx.run(next.bind("tenant", tenant)).await?;
-    let row = rows.first().ok_or_else(|| StoreError::Failed("no version is told".to_owned()))?;
+    let row =
+        rows.first().ok_or_else(|| StoreError::Failed("the version row is missing".to_owned()))?;
     row.read("version")
 }
 

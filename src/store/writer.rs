@@ -95,7 +95,7 @@ struct Pending {
 struct Waiting {
     since: Instant,
     answers: Vec<Answer>,
-    /// What they are told when the write is durable.
+    /// What they get when the write is durable.
     outcome: Result<(), AppendError>,
 }
 
@@ -230,7 +230,7 @@ impl Task {
                     self.in_flight.remove(&run);
                 }
             }
-            // Its runs are unknown and their waiters gone, so nothing in flight can be told apart.
+            // Its runs are unknown and their waiters gone, so nothing in flight can be attributed.
             Err(panic) => {
                 tracing::error!(%panic, "a commit panicked");
                 self.commits.shutdown().await;

@@ -81,7 +81,7 @@ pub struct Escalated {
     pub actions: Arc<[Action]>,
     /// Why, in words.
     pub reason: String,
-    /// Identifies the tool's declaration; none for a tool of the caller.
+    /// Identifies the tool's declaration; `None` for a tool of the caller.
     pub tool_hash: Option<String>,
     /// For the audit log.
     pub audit: AuditRecord,

@@ -12,7 +12,7 @@ use crate::event::ValidationError;
 
 /// Bytes of the arguments of one call.
 const MAX_ARGUMENTS: usize = 1 << 20;
-/// Schema errors told to the model in one result.
+/// Schema errors in one result for the model.
 pub(super) const MAX_SCHEMA_ERRORS: usize = 8;
 
 /// Arguments that match a schema, or what is wrong with them, for the model.
@@ -34,7 +34,7 @@ pub(super) fn parse(arguments: &str) -> Result<Value, String> {
         Ok(object @ Value::Object(_)) => Ok(object),
         Ok(_) => Err("The arguments must be a JSON object.".into()),
         Err(Unreadable::Malformed(e)) => Err(format!("The arguments are not valid JSON: {e}.")),
-        Err(beyond) => Err(format!("The arguments are too much to read: {beyond}.")),
+        Err(beyond) => Err(format!("The arguments are too complex: {beyond}.")),
     }
 }
 

@@ -274,7 +274,7 @@ async fn shown(page: &Page, done: &str, with_text: bool) -> Result<String, Strin
     Ok(format!("{head}\n{text}{cut}\n"))
 }
 
-/// What is told beside the page: which of its requests were not answered, and what else it wanted.
+/// Notes for the model beside the page: which of its requests were not answered, and what else it wanted.
 fn besides(page: &Page, context: &ToolContext) -> String {
     let refusals = context.requests.refusals();
     let mut told = Vec::new();

@@ -1,6 +1,6 @@
-//! What a call has changed, as its tool tells it while it does so.
+//! What a call has changed, as its tool reports it.
 //!
-//! It is known once the tool has come to its end: what a call that was given up in the middle still
+//! It is known once the tool has come to its end: what a call that was cancelled in the middle still
 //! did is unknown. Programs are looked after even then: the result of their call waits for what is
 //! found, and becomes an error where that may not be.
 
@@ -39,7 +39,7 @@ struct Told {
     looking: Option<watch::Receiver<()>>,
     /// What speaks against what they have left.
     objections: Vec<String>,
-    /// All paths whose change was told.
+    /// All paths whose change was reported.
     touched: BTreeSet<String>,
 }
 

@@ -248,7 +248,7 @@ impl Declared {
     }
 }
 
-/// Names of files, in order. Hidden files are none; what cannot be listed has none.
+/// Names of files, in order. Hidden files are skipped; what cannot be listed has none.
 fn list(dir: &Path) -> Vec<String> {
     let Ok(entries) = dir.read_dir() else { return Vec::new() };
     let mut files: Vec<String> = entries

@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, Stat};
 use rustix::io::Errno;
 
-/// Bytes of entries that the system tells at once.
+/// Bytes of entries that the system returns at once.
 const AT_ONCE: usize = 32 * 1024;
 
 /// Space for them, used for one directory after another.
@@ -36,7 +36,7 @@ pub(super) fn stat(directory: impl AsFd, name: &OsStr) -> io::Result<Stat> {
 /// Shows the entries of a directory that was opened for this, until the visitor has seen enough.
 ///
 /// # Errors
-/// What the system says, or the visitor. What is gone meanwhile is passed over.
+/// What the system says, or the visitor. What is gone in the meantime is passed over.
 pub(super) fn each<E: From<io::Error>>(
     directory: impl AsFd,
     space: &mut Space,

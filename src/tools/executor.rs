@@ -42,7 +42,7 @@ use crate::run::{Consumption, Delegation, Effect, Labels};
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// Who approves a call that is made again.
 const EARLIER_DECISION: &str = "the decision with which it was started";
-/// What is said besides of a call that cannot be made again.
+/// What is said in addition of a call that cannot be made again.
 const GONE_MEANWHILE: &str =
     "; the call was started before, and it is unknown whether it took effect";
 /// What allows a call that no rule names: the tool was offered.
@@ -62,7 +62,7 @@ pub struct Executor {
 
 struct Offered {
     tool: Arc<dyn Tool>,
-    /// Identifies what a model and an approver are told of it.
+    /// Identifies what a model and an approver read about it.
     hash: String,
     arguments: Schema,
     options: CallOptions,
@@ -78,7 +78,7 @@ impl Offered {
     }
 }
 
-/// A tool's input schema is none.
+/// A tool's input schema is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the input schema of {tool} is invalid: {message}")]
 pub struct SchemaError {
@@ -173,7 +173,7 @@ impl Asked<'_> {
         let acts = actions_of(&*offered.tool, &offered.options.paths, arguments, &context);
         match guarded(scope.timeout, acts).await {
             Ok(actions) => Ok(Considered { canonical, context, actions }),
-            // What a call would do cannot be told, so it cannot be judged: a check that cannot
+            // What a call would do is unknown, so it cannot be judged: a check that cannot
             // decide blocks.
             Err(Failure::Told(CallFailure::ToolError, message)) => {
                 if self.are_mistaken(arguments).await {
@@ -202,7 +202,7 @@ impl Executor {
     /// Compiles the tools' schemas.
     ///
     /// # Errors
-    /// The first schema that is none, or that refers to something outside itself.
+    /// The first schema that is invalid or has external references.
     pub fn new(
         tools: Vec<Arc<dyn Tool>>,
         gate: Gate,

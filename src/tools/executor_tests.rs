@@ -200,7 +200,7 @@ async fn what_the_model_got_wrong_is_answered_before_anything_is_decided() {
         ("probe", r#"{"do": }"#,               InvalidArguments, "Error: The arguments are not valid JSON: expected value at line 1 column 8."),
         ("probe", "{\n\"do\": \"a",            InvalidArguments, "Error: The arguments are not valid JSON: EOF while parsing a string at line 2 column 8."),
         ("probe", r#"{"do": "look"} x"#,       InvalidArguments, "Error: The arguments are not valid JSON: trailing characters at line 1 column 16."),
-        ("probe", &deep,                       InvalidArguments, "Error: The arguments are too much to read: the JSON is nested more than 96 levels deep."),
+        ("probe", &deep,                       InvalidArguments, "Error: The arguments are too complex: the JSON is nested more than 96 levels deep."),
         ("probe", "[]",                        InvalidArguments, "Error: The arguments must be a JSON object."),
         ("probe", "\"do\"",                    InvalidArguments, "Error: The arguments must be a JSON object."),
         ("probe", "",                          InvalidArguments, "Error: The arguments do not match the tool's schema:\n- at the arguments: \"do\" is a required property"),
@@ -230,7 +230,7 @@ fn denied(tools: &str) -> ToolRule {
 #[tokio::test]
 async fn what_the_gate_stops_is_answered_with_the_reason_and_audited() {
     let policy = Policy { tool_policies: vec![denied("probe")], ..full() };
-    let reason = "Blocked by the tool_policy rule: the policy for probe denies every call of probe; do without it.";
+    let reason = "Blocked by the tool_policy rule: the policy for probe denies every call of probe; continue without it.";
     let Prepared::Answered(finished) = bench(&policy).prepare("probe", r#"{"do": "look"}"#).await
     else {
         panic!("it passed")

@@ -4,7 +4,7 @@
 //! every operation declares which resolved paths it reads and writes, and whether something would
 //! be lost. Execution takes its paths from the permit and never from the arguments, so what was
 //! judged is what is done. The operations themselves are in `file_ops/`; everything that can take
-//! long runs on the blocking pool and stops when the call is given up.
+//! long runs on the blocking pool and stops when the call is cancelled.
 
 mod diff;
 mod finding;
@@ -355,7 +355,7 @@ impl<'a> Operation<'a> {
                 let occurrences = if replace_all == Some(true) {
                     if self.actions(workspace)? != permit.actions() {
                         return Err(ToolError::ForModel(format!(
-                            "{path:?} changed while it was about to be edited; look again"
+                            "{path:?} changed while it was about to be edited; read it again"
                         )));
                     }
                     writing::Occurrences::All
@@ -368,7 +368,7 @@ impl<'a> Operation<'a> {
             Self::Move { .. } => {
                 if self.actions(workspace)? != permit.actions() {
                     return Err(ToolError::ForModel(format!(
-                        "{path:?} changed while it was about to be moved; look again"
+                        "{path:?} changed while it was about to be moved; read it again"
                     )));
                 }
                 writing::rename(workspace, path, path_of(permit, 1)?, permit, changed)
@@ -408,7 +408,7 @@ fn path_of(permit: &Permit, index: usize) -> Result<&str, ToolError> {
     }
 }
 
-/// Runs on the blocking pool. The work is told to stop when the caller is dropped.
+/// Runs on the blocking pool. The work is signalled to stop when the caller is dropped.
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce(&CancellationToken) -> Result<T, ToolError> + Send + 'static,
 ) -> Result<T, ToolError> {
@@ -441,12 +441,12 @@ where
     }
 }
 
-/// The call was given up.
+/// The call was cancelled.
 fn stopped() -> ToolError {
-    ToolError::ForModel("the operation was stopped".into())
+    ToolError::ForModel("the operation was cancelled".into())
 }
 
-/// What the model is told where the system refused something.
+/// The error for the model where the system refused something.
 fn refused(path: &str, error: &io::Error) -> ToolError {
     const LINK: Option<i32> = Some(Errno::LOOP.raw_os_error());
     ToolError::ForModel(match error.kind() {
@@ -454,18 +454,18 @@ fn refused(path: &str, error: &io::Error) -> ToolError {
         io::ErrorKind::NotFound => format!("{path:?} does not exist"),
         io::ErrorKind::IsADirectory => format!("{path:?} is a directory"),
         io::ErrorKind::NotADirectory => {
-            format!("{path:?} is not a directory, or goes through something that is none")
+            format!("{path:?} is not a directory, or a part of the path is not one")
         }
         io::ErrorKind::AlreadyExists => format!("{path:?} exists already"),
         io::ErrorKind::DirectoryNotEmpty => format!("{path:?} is a directory that is not empty"),
         _ if error.raw_os_error() == LINK => {
-            format!("{path:?} is a symbolic link now and was none before; look again")
+            format!("{path:?} is a symbolic link now and was not before; list the directory again")
         }
         kind => format!("{path:?} was refused by the system: {kind}"),
     })
 }
 
-/// What the model is told of devices, FIFOs and sockets.
+/// The error for the model on devices, FIFOs and sockets.
 fn special(path: &str) -> ToolError {
     ToolError::ForModel(format!(
         "{path:?} is a device, FIFO or socket; only files and directories can be used"

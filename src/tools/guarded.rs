@@ -14,7 +14,7 @@ use crate::run::Effect;
 
 /// How a guarded piece of a tool's work failed.
 pub(super) enum Failure {
-    /// The model is told.
+    /// Returned to the model.
     Told(CallFailure, String),
     /// The run ends.
     Fatal(String),
@@ -84,7 +84,7 @@ pub(super) async fn guarded<T>(
         }
         Err(_elapsed) => {
             let message = format!(
-                "The tool did not finish within {} seconds and was given up.",
+                "The tool did not finish within {} seconds and was cancelled.",
                 limit.as_secs_f64()
             );
             Err(Failure::Told(CallFailure::Timeout, message))

@@ -105,7 +105,7 @@ impl Interceptors {
     /// Compiles what is written.
     ///
     /// # Errors
-    /// The first glob, expression or pattern that is none.
+    /// The first invalid glob, expression or pattern.
     pub fn new(before: &[BeforeRule], after: &[AfterRule]) -> Result<Self, InterceptorError> {
         let before = before.iter().enumerate().map(|(i, rule)| Before::new(i, rule));
         let after = after.iter().enumerate().map(|(i, rule)| After::new(i, rule));
@@ -146,7 +146,7 @@ impl Interceptors {
         Ok((capped(secrets::without_known(&text).into_owned()), replaced))
     }
 
-    /// Applies those for results of a tool, and tells which one replaced it last.
+    /// Applies those for results of a tool, and returns which one replaced it last.
     ///
     /// # Errors
     /// Why the result is withheld.

@@ -23,8 +23,8 @@ pub struct Touched {
 /// Why a change is not kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NotKept {
-    /// It could not be kept for as long as a run waits.
-    #[error("the files of the workspace cannot be kept or brought at the moment")]
+    /// The object store or the database was unavailable for as long as a run waits.
+    #[error("the workspace files cannot be synchronised at the moment")]
     Unavailable,
     /// Another replica owns the run.
     #[error("another replica owns the run")]
@@ -46,7 +46,7 @@ pub trait Keeper: Debug + Send + Sync {
     /// Nothing is changed any more; what was changed was kept, or may not have been.
     fn ended(&self, is_kept: bool);
 
-    /// Keeps what was changed. Answers the paths that others have changed meanwhile, elsewhere: their
+    /// Keeps what was changed. Answers the paths that others have changed in the meantime, elsewhere: their
     /// change stays.
     async fn keep(&self, touched: Touched) -> Result<Vec<String>, NotKept>;
 }
@@ -64,7 +64,7 @@ impl Keeping {
         Self { keeper: Arc::clone(keeper), is_kept: false }
     }
 
-    /// Keeps what was changed; the paths that others have changed meanwhile.
+    /// Keeps what was changed; the paths that others have changed in the meantime.
     ///
     /// # Errors
     /// [`NotKept`].

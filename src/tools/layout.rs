@@ -25,7 +25,7 @@ const MARKER: &str = ".copies";
 const MAX_WALKED: usize = 12_000_000;
 const CHUNK: usize = 64 << 10;
 
-/// One content of one file, as far as the file system tells.
+/// One content of one file, as far as the file system shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stamp {
     place: (u64, u64),

@@ -1,6 +1,6 @@
-//! Who is told how a call gets on while it is under way: those who follow the run now.
+//! The listener for the progress of a call: those who follow the run now.
 //!
-//! What they are told is not stored, and no model reads it. How much of it a call may say is the
+//! Progress is not stored, and no model reads it. How much of it a call may say is the
 //! tool's to bound; how it reaches anybody is the runtime's.
 
 use std::fmt;

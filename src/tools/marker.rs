@@ -16,7 +16,7 @@ pub const NAME: &str = ".workspace-id";
 /// Bytes of it that are read.
 const MAX_READ: u64 = 256;
 
-/// The id in the marker of a directory; none where there is no marker.
+/// The id in the marker of a directory; `None` where there is no marker.
 ///
 /// # Errors
 /// What the system says.

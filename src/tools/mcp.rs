@@ -55,13 +55,13 @@ pub struct Servers {
     driven: Mutex<Vec<AbortOnDropHandle<()>>>,
 }
 
-/// How a server is at the moment.
+/// The current state of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerStatus {
     pub name: String,
     /// Tools that it listed last.
     pub tools: usize,
-    /// Why it cannot be asked, as a sentence.
+    /// Why it is not available, as a sentence.
     pub fault: Option<String>,
 }
 
@@ -166,7 +166,7 @@ impl Servers {
         })
     }
 
-    /// Whether a name or glob may mean tools of these servers, whatever they list at the moment.
+    /// Whether a name or glob may mean tools of these servers, whatever they list now.
     pub fn may_have(&self, pattern: &str) -> bool {
         self.by_name.keys().any(|server| may_mean(pattern, server))
     }
@@ -180,7 +180,7 @@ impl Servers {
             .map(move |server| Unlisted { pattern: pattern.to_owned(), server: Arc::clone(server) })
     }
 
-    /// The tools that a name with `*` in it means, as they are listed at the moment.
+    /// The tools that a name with `*` in it means, as they are listed now.
     pub fn meant<'a>(&self, pattern: &'a str) -> impl Iterator<Item = Arc<dyn Tool>> + use<'a> {
         self.tools().into_iter().filter(move |tool| means(pattern, &tool.info().name))
     }

@@ -1,4 +1,4 @@
-//! Tools: the trait, what a tool is told, and the two ways it can fail.
+//! Tools: the trait, the context of a call, and the two ways it can fail.
 //!
 //! [`executor`] takes a call from its arguments to its result; nothing else calls
 //! [`Tool::execute`].
@@ -78,7 +78,7 @@ pub struct ToolInfo {
     pub input_schema: ToolSchema,
     /// The strongest effect that a call can have.
     pub effect: Effect,
-    /// Whether single calls may have a weaker effect, which their actions tell.
+    /// Whether single calls may have a weaker effect, which their actions show.
     pub varies: bool,
     /// Whether its calls may be executed at the same time as neighbouring ones although they do not
     /// only read.
@@ -91,7 +91,7 @@ pub struct ToolInfo {
     pub defaults: Defaults,
 }
 
-/// A tool as it is at the moment.
+/// A tool in its current state.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ToolNow {
     pub info: ToolInfo,
@@ -113,7 +113,7 @@ pub struct Defaults {
 }
 
 impl ToolInfo {
-    /// SHA-256 of what a model and an approver are told of the tool and of what it does, in
+    /// SHA-256 of what a model and an approver read about the tool and of what it does, in
     /// hexadecimal digits.
     pub fn hash(&self, does: &str) -> String {
         let effect = (self.effect.as_str(), self.destructive);
@@ -134,7 +134,7 @@ impl ToolInfo {
     }
 }
 
-/// What a tool is told about the call. Nothing in it comes from the model.
+/// The context of a call. Nothing in it comes from the model.
 #[derive(Debug, Clone)]
 pub struct ToolContext {
     /// The run.
@@ -157,7 +157,7 @@ pub struct ToolContext {
     pub has_read: HasRead,
     /// The run that the call has started.
     pub child_run: ChildRun,
-    /// Who is told how the call gets on.
+    /// The listener for the call's progress.
     pub listener: Listener,
     /// What it changes.
     pub changed: Changed,
@@ -246,7 +246,7 @@ pub trait Tool: Send + Sync {
         String::new()
     }
 
-    /// How well the programs that it starts are confined; none for a tool that starts none.
+    /// How well the programs that it starts are confined; `None` for a tool that starts none.
     fn sandbox_level(&self) -> Option<SandboxLevel> {
         None
     }
@@ -256,7 +256,7 @@ pub trait Tool: Send + Sync {
         true
     }
 
-    /// Why its calls fail at the moment, whatever their arguments; none where they need not.
+    /// Why its calls fail now, whatever their arguments; `None` where they need not.
     fn unavailable(&self) -> Option<String> {
         None
     }

@@ -68,7 +68,7 @@ pub(super) async fn text_of(document: Vec<u8>) -> Result<String, String> {
 /// The text of an open document, each page behind a line with its number.
 ///
 /// # Errors
-/// Why there is none: a sentence without its subject.
+/// The error: a sentence without its subject.
 pub(super) async fn text(document: std::fs::File) -> Result<String, String> {
     let unusable = |error: io::Error| format!("cannot be read: the reader failed: {error}");
     let _place = READERS.acquire().await;
@@ -155,13 +155,15 @@ fn extract() -> Result<String, String> {
         text.push_str(&line);
         if text.len() > MAX_TEXT {
             text.truncate(text.floor_char_boundary(MAX_TEXT));
-            text.push_str("\n[The document goes on; no more of it is read.]\n");
+            text.push_str("\n[The document continues; the rest was not read.]\n");
             break;
         }
     }
     if is_empty {
         let count = pages.len();
-        return Err(format!("is a PDF document of {count} pages without text, perhaps pictures"));
+        return Err(format!(
+            "is a PDF document of {count} pages without text; it may consist of pictures"
+        ));
     }
     if pages.len() > MAX_PAGES {
         let end = format!("[The document has {} pages; no more are read.]\n", pages.len());

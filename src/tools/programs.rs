@@ -114,7 +114,7 @@ async fn there_is_room_aside(context: &ToolContext) -> Result<(), ToolError> {
 /// What a model reads where programs did not run.
 fn failed(error: &SandboxError) -> ToolError {
     if let SandboxError::Io(_) | SandboxError::NotStarted(_) = error {
-        tracing::warn!(%error, "programs in the sandbox did not run");
+        tracing::warn!(%error, "programs did not run in the sandbox");
     }
     ToolError::ForModel(error.to_string())
 }

@@ -37,7 +37,7 @@ impl Quarantine {
         Self { workspaces: workspaces.into(), tenant: tenant.into() }
     }
 
-    /// The directory; none where nothing was ever put there.
+    /// The directory; `None` where nothing was ever put there.
     pub(super) fn opened(&self) -> Option<Dir> {
         let workspaces = Dir::open_ambient_dir(&self.workspaces, ambient_authority()).ok()?;
         workspaces.open_dir_nofollow(NAME).ok()?.open_dir_nofollow(&*self.tenant).ok()
@@ -94,7 +94,7 @@ pub fn forget(workspaces: &Path, kept: Duration) -> io::Result<u64> {
             match remove(&tenant, &id) {
                 Ok(()) => deleted += 1,
                 Err(error) => {
-                    tracing::warn!(%error, ?id, "what is old cannot be deleted from the quarantine");
+                    tracing::warn!(%error, ?id, "expired entries could not be deleted from the quarantine");
                 }
             }
         }
@@ -108,7 +108,7 @@ fn new_id() -> Uuid {
     Uuid::new_v7(Timestamp::from_unix(NoContext, seconds, now.timestamp_subsec_nanos()))
 }
 
-/// When something was put there; none where it is not of our making.
+/// When something was put there; `None` where it is not of our making.
 fn put_at(id: &OsStr) -> Option<DateTime<Utc>> {
     let (seconds, nanoseconds) = Uuid::parse_str(id.to_str()?).ok()?.get_timestamp()?.to_unix();
     DateTime::from_timestamp(i64::try_from(seconds).ok()?, nanoseconds)

@@ -58,7 +58,7 @@ pub struct Growth {
 }
 
 impl Growth {
-    /// A file that has so many bytes afterwards; `before` is none where it is new.
+    /// A file that has so many bytes afterwards; `before` is `None` where it is new.
     pub fn of_file(before: Option<u64>, after: u64) -> Self {
         Self { before: before.unwrap_or(0), after, adds: u64::from(before.is_none()) }
     }

@@ -1,4 +1,4 @@
-//! What others answered is read on threads for such work. Large answers take several times their size meanwhile, so
+//! What others answered is read on threads for such work. Large answers take several times their size in the meantime, so
 //! few are read at the same time.
 
 use tokio::sync::Semaphore;

@@ -30,7 +30,7 @@ pub struct RecallQuery {
     pub tenant: String,
     /// Of which agent.
     pub agent: String,
-    /// The run that asks; nothing of its own is told.
+    /// The run that asks; its own observations are left out.
     pub run_id: Uuid,
     /// In words.
     pub query: String,
@@ -41,7 +41,7 @@ pub struct RecallQuery {
 /// What is remembered, and the labels of the runs that it is of.
 pub type Recalled = (Vec<String>, Labels);
 
-/// Answers with what is remembered, the most relevant first, or why it cannot be told.
+/// Answers with what is remembered, the most relevant first, or why it is unavailable.
 pub type RecallFn =
     Arc<dyn Fn(RecallQuery) -> BoxFuture<'static, Result<Recalled, String>> + Send + Sync>;
 
@@ -66,7 +66,7 @@ impl Recall {
         let info = ToolInfo {
             name: NAME.into(),
             description: "Looks up notes of your earlier runs: what you said, which tools you called and what they \
-                          brought, what was refused and what failed."
+                          returned, what was refused and what failed."
                 .into(),
             input_schema: ToolSchema::from(input_schema),
             effect: Effect::Read,

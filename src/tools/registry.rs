@@ -96,7 +96,7 @@ impl Registry {
         self.servers.as_ref().map_or(0, |servers| servers.generation())
     }
 
-    /// Whether a name or glob may mean tools that are not there at the moment.
+    /// Whether a name or glob may mean tools that are not available now.
     pub fn may_have(&self, pattern: &str) -> bool {
         self.servers.as_ref().is_some_and(|servers| servers.may_have(pattern))
     }
@@ -156,7 +156,7 @@ impl Registry {
         all
     }
 
-    /// Every tool as it is at the moment, by name, and for a server of which no tool is known one
+    /// Every tool in its current state, by name, and for a server of which no tool is known one
     /// that stands for all of them.
     pub fn now(&self) -> Vec<ToolNow> {
         let now = |tool: &Arc<dyn Tool>| ToolNow {

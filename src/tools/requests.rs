@@ -25,7 +25,7 @@ use crate::run::{Labels, Refusal, Reserved, Target};
 
 /// Requests of one call, refused ones included.
 const MAX_REQUESTS: usize = 1_000;
-/// Reasons of refusals that are told.
+/// Reasons of refusals that are reported.
 const TOLD: usize = 5;
 const USED_UP: &str = "the run's budget of requests is used up (network.max_requests)";
 
@@ -210,7 +210,7 @@ impl Requests {
                     (network.max_requests)"
                     .to_owned())
             }
-            None => Err("the budget that the run shares with others cannot be asked".to_owned()),
+            None => Err("the budget that the run shares with others could not be read".to_owned()),
         }
     }
 
@@ -330,7 +330,7 @@ impl Requests {
         }
     }
 
-    /// Why requests were not answered, each reason once, as far as they are told.
+    /// Why requests were not answered, each reason once, as far as they are reported.
     pub(super) fn refusals(&self) -> Vec<String> {
         self.0.lock().reasons.iter().cloned().collect()
     }
@@ -340,7 +340,7 @@ impl Requests {
         if self.0.lock().by_programs { Labels::UNTRUSTED } else { Labels::default() }
     }
 
-    /// How much was asked; none where nothing was.
+    /// How much was asked; `None` where nothing was.
     pub(super) fn totals(&self) -> Option<NetworkUse> {
         let totals = self.0.lock().totals;
         (totals.requests > 0 || totals.refused > 0).then_some(totals)

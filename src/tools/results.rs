@@ -24,7 +24,7 @@ use crate::run::{Action, Labels};
 
 /// Bytes of a result; of a longer one head and tail are kept.
 pub const MAX_RESULT: usize = 64 * 1024;
-/// Paths that a model is told of.
+/// Paths that are listed to a model.
 const MAX_TOLD: usize = 20;
 /// A call with its result.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ pub struct Finished {
     /// `tool_call.completed` or `tool_call.blocked`, or `tool_call.awaiting_child` or
     /// `tool_call.awaiting_client` where the result comes later.
     pub event: RunEvent,
-    /// For the audit log; none where nothing was decided or executed.
+    /// For the audit log; `None` where nothing was decided or executed.
     pub audit: Option<AuditRecord>,
     /// The same of what its programs asked the network.
     pub requests: Vec<AuditRecord>,
@@ -53,8 +53,9 @@ impl Finished {
             let more = if more > 0 { format!(" and {more} more") } else { String::new() };
             let answer = &call.content;
             call.content = error_text(&format!(
-                "The change of {shown}{more} was not kept: another run has changed it meanwhile, or it is no \
-                 file that can be kept. It is as the other left it; read it again. The answer of the call was: {answer}"
+                "The change to {shown}{more} was not saved: another run changed it in the meantime, or it is not \
+                 a regular file. The workspace has the version that was last saved; read it again. \
+                 The call returned: {answer}"
             ));
             call.failure = call.failure.or(Some(CallFailure::ToolError));
             if let Some(changes) = &mut call.changes {
@@ -307,14 +308,15 @@ pub(super) fn withheld(call: &mut ToolCallCompleted, suspicion: &Suspicion) {
     call.failure = Some(CallFailure::Withheld);
 }
 
-/// What a call is answered with where the service failed; the cause is only for the
-/// log's.
+/// The result of a call on which the service failed; the cause goes to the log only.
 pub(super) fn fault(call_id: Uuid, tool: &str) -> ToolCallCompleted {
     ToolCallCompleted::new(
         call_id,
         tool.to_owned(),
         CallTarget::Tool,
-        error_text("The tool cannot work at the moment, through no fault of the call."),
+        error_text(
+            "The tool failed because of an internal error; the arguments were not the cause.",
+        ),
         Some(CallFailure::ToolError),
     )
 }

@@ -45,11 +45,11 @@ pub struct RunScope {
     pub skills: Arc<[SkillActivated]>,
     /// Whether it may change something.
     pub standing: Standing,
-    /// Who is told how its calls get on.
+    /// The listener for the progress of its calls.
     pub listener: Listener,
     /// What programs and pages may still ask the network.
     pub requests_left: RequestsLeft,
-    /// Files that it may still change; none where that is not known.
+    /// Files that it may still change; `None` where that is not known.
     pub files_left: Option<u64>,
 }
 

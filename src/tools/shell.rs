@@ -135,7 +135,7 @@ impl Tool for Shell {
         let leads_out = proxy::leads_out(&self.sandbox, context).await;
         let actions = leading(actions, leads_out);
         if actions != permit.actions() {
-            let message = "files changed while the command was about to run; look again";
+            let message = "files changed while the command was about to run; read them again";
             return Err(ToolError::ForModel(message.into()));
         }
         let listed: Vec<String> = actions.iter().filter_map(program_of).collect();
@@ -156,7 +156,7 @@ impl Tool for Shell {
         });
         let (reach, handle, before) = reached
             .await
-            .map_err(|_| ToolError::ForModel("the workspace cannot be looked through".into()))?
+            .map_err(|_| ToolError::ForModel("the workspace could not be read".into()))?
             .map_err(|e| ToolError::ForModel(e.to_string()))?;
         let timeout = self.sandbox.settings().timeout;
         let job = Job {

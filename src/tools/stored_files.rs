@@ -41,7 +41,7 @@ pub struct StoredFiles {
     changing: Mutex<()>,
 }
 
-/// One content of one file, as far as the file system tells.
+/// One content of one file, as far as the file system shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Version {
     place: (u64, u64),
@@ -76,7 +76,7 @@ pub struct ListedFile {
     pub path: String,
     pub size: u64,
     pub modified: SystemTime,
-    /// The quoted SHA-256 of its content; none where it cannot be read, or is large.
+    /// The quoted SHA-256 of its content; `None` where it cannot be read, or is large.
     pub etag: Option<Arc<str>>,
 }
 
@@ -110,7 +110,7 @@ pub struct NewFile {
 pub enum ChangeError {
     #[error("there is no such file")]
     NotFound,
-    #[error("the file is not as the request expects it")]
+    #[error("the file is not the one that the request expects")]
     Condition,
     #[error(transparent)]
     Quota(#[from] OverQuota),
@@ -140,14 +140,14 @@ impl StoredFiles {
         let mut open = vec![(workspace.root(), String::new())];
         let mut walked = 0;
         while let Some((dir, above)) = open.pop() {
-            // What goes away meanwhile is not listed.
+            // What goes away in the meantime is not listed.
             let Ok(entries) = dir.entries() else { continue };
             for entry in entries.filter_map(io::Result::ok) {
                 walked += 1;
                 if walked > MAX_WALKED {
                     return Err(io::Error::other("there are too many files to list"));
                 }
-                // A name that is no text cannot be asked for either.
+                // A name that is not text cannot be requested either.
                 let Ok(name) = entry.file_name().into_string() else { continue };
                 let path = format!("{above}{name}");
                 let Ok(kind) = entry.file_type() else { continue };
@@ -182,7 +182,7 @@ impl StoredFiles {
         Ok(listed.take(limit).collect())
     }
 
-    /// The path that a request means; none where it names no file, and none that there could be.
+    /// The path that a request means; `None` where it names no file, and none that there could be.
     pub fn resolved(workspace: &Workspace, path: &str) -> Option<String> {
         let resolved = workspace.resolve(path).ok()?;
         let may_be_file = matches!(resolved.kind, Some(Kind::File) | None);

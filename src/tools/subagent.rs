@@ -108,7 +108,7 @@ impl Subagent {
             (delegation.agent(), matches!(delegation, Delegation::Handoff(_)));
         let mut description = if is_handoff {
             format!(
-                "Hands the conversation over to the agent {agent}, which goes on with it and gives its answer back."
+                "Hands the conversation over to the agent {agent}, which continues it and returns its answer."
             )
         } else {
             format!("Has the agent {agent} work on a task and gives its output back.")

@@ -80,7 +80,7 @@ impl Tool for UseSkill {
         match self.find(&arguments) {
             Some((_, instructions)) => Ok(instructions),
             None => {
-                Err(ToolError::ForModel("There is no such skill any more; do without it.".into()))
+                Err(ToolError::ForModel("This skill no longer exists; continue without it.".into()))
             }
         }
     }

@@ -157,7 +157,7 @@ impl Workspace {
         Ok(Self { root, directory: real.into(), ..tenant })
     }
 
-    /// The same, of which nothing is made; none where it is not there.
+    /// The same, of which nothing is made; `None` where it is not there.
     ///
     /// # Errors
     /// [`WorkspaceError`].
@@ -216,7 +216,7 @@ impl Workspace {
         }
     }
 
-    /// Keeps paths that were changed; those that others have changed meanwhile, elsewhere.
+    /// Keeps paths that were changed; those that others have changed in the meantime, elsewhere.
     ///
     /// # Errors
     /// [`NotKept`].

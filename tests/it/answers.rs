@@ -404,7 +404,7 @@ async fn nothing_is_hidden_from_who_decides(db: Db) {
         assert_eq!(serde_json::from_str::<Value>(display).unwrap(), pending["arguments"]);
         let reason = text(pending, "reason");
         assert!(
-            reason.contains("has a person decide") && !reason.contains("do without"),
+            reason.contains("has a person decide") && !reason.contains("continue without"),
             "{reason}"
         );
     }

@@ -28,7 +28,7 @@ steps:
   - text: "done with word"
 "#;
 
-const OTHER: &str = "is of another list, or of this one with other filters";
+const OTHER: &str = "belongs to another list or to other filters";
 
 fn writer() -> Setup {
     Setup::new().agent("writer", WRITER).agent("another", WRITER).scenario("writer", WRITING)

@@ -77,7 +77,7 @@ async fn a_body_holds_a_bounded_number_of_values(db: Db) {
     let path = "/v1/agents/guide/invoke-iterative";
     let body = |values| json!({"inputs": {"task": "x", "list": vec![json!({}); values]}});
     let refused = service.post(path, &body(200_000)).await;
-    let detail = "The body is too much to read: the JSON holds more than 200000 values, of which an object counts as 10.";
+    let detail = "The body is too complex: the JSON holds more than 200000 values, of which an object counts as 10.";
     assert_eq!((refused.status.as_u16(), refused.body["detail"].as_str()), (400, Some(detail)));
     assert_eq!(service.post(path, &body(18_000)).await.status, 200);
     // Lists have no payloads.

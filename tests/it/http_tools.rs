@@ -372,10 +372,10 @@ async fn hostile_services_end_in_results(db: Db) {
     let expected = [
         "did not finish within 2 seconds",
         "did not finish within 2 seconds",
-        "too much to read",
-        "too much to read",
+        "too large; request less",
+        "too large; request less",
         "encoding that was not asked for",
-        "no text",
+        "not text",
         "not JSON",
         "proper HTTP",
         "not JSON",
@@ -675,7 +675,7 @@ async fn bodies_are_sent_as_forms(db: Db) {
     let left_out =
         "warning: tools/ref.yaml: openapi.operations[2]: left out of \"AddNote\": its body";
     assert!(checked.status.success() && said.contains(left_out), "{said}");
-    assert!(service.log().contains("without a part of its operation"), "{}", service.log());
+    assert!(service.log().contains("lacks a part of its operation"), "{}", service.log());
 }
 
 async fn texts_of_json_and_joined_lists_are_sent_as_such(db: Db) {

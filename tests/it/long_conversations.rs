@@ -59,7 +59,7 @@ async fn long_conversations_give_way_to_one_another(db: Db) {
     let body = json!({});
     let loud = join_all((0..24).map(|_| service.run("loud", &body)));
     let quiet = async {
-        service.until_logged("there is no memory for a conversation of this size").await;
+        service.until_logged("there is not enough memory for a conversation of this size").await;
         service.run("guide", &body).await
     };
     let (loud, quiet) = tokio::join!(loud, quiet);

@@ -241,7 +241,7 @@ async fn a_server_that_hangs_hangs_no_run(db: Db) {
     assert_eq!(run["status"], "completed", "{run:#}");
     let told = &results(&service, &run).await[0];
     assert!(told.contains("did not finish within 1 seconds"), "{told}");
-    service.until_logged("it hangs, or does not answer any more").await;
+    service.until_logged("it hangs or no longer answers").await;
     until_alive(seconds, false).await;
 
     until_up(&service).await;

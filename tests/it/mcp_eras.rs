@@ -138,7 +138,7 @@ async fn programs_are_asked_in_the_era_that_they_speak(db: Db) {
     );
     let run = service.run("odd", &json!({})).await;
     let told = &results(&service, &run).await[0];
-    assert!(told.contains("a result of the type \"task\", which is not known here"), "{told}");
+    assert!(told.contains("a result of the type \"task\", which is not supported"), "{told}");
     assert!(told.contains("unknown whether the call took effect"), "{told}");
     // The list may be used for no time at all, and is not asked for all the time.
     assert_eq!(noted(&service, "new", "listed.txt").len(), 1);
@@ -216,7 +216,7 @@ async fn addresses_are_asked_in_the_era_that_they_speak(db: Db) {
     };
     service
         .until("/readyz", |it| {
-            down(it, "later", "none is known here") && down(it, "silent", "initialize")
+            down(it, "later", "none of which is supported") && down(it, "silent", "initialize")
         })
         .await;
     assert!(later.messages("initialize").is_empty(), "it has said that it speaks another version");
@@ -269,7 +269,7 @@ async fn requests_say_in_headers_what_they_are(db: Db) {
     assert!(told[2].ends_with("It is unknown whether the call took effect."), "{}", told[2]);
     assert_eq!(
         told[3],
-        "Error: The MCP server far did not do it: the server refuses it: no (code -32021)."
+        "Error: The MCP server far did not execute the call: the server refuses it: no (code -32021)."
     );
     assert!(told[4].contains("did not finish within 1 seconds"), "{}", told[4]);
     // The end of the connection says that a call is given up.

@@ -238,7 +238,7 @@ async fn what_cannot_be_asked_fails_the_call(db: Db) {
     let calls = [
         (json!([{"inputRequests": sampling}]), "asks for \"sampling/createMessage\", which is not"),
         (json!([asks(&json!({"a": url}))]), "asks in the mode \"url\", which is not offered"),
-        (json!([asks(&json!({"a": nested}))]), "a field \"a\" that is no string"),
+        (json!([asks(&json!({"a": nested}))]), "a field \"a\" that is not a string"),
         (json!([{"requestState": "x".repeat(70_000)}]), "more than 64 KiB"),
         (json!([later, later]), "\"rounds\": 2"),
         (json!([later, later, later, later, later, later, later, later]), "again and again"),
@@ -421,7 +421,7 @@ async fn answers_survive_crashes(db: Db) {
     let happened = json!({"outcome": "happened", "result": "booked"});
     assert_eq!(service.post(&format!("{}/resolve", calls[0]), &happened).await.status, 200);
     let done = ended(&service, &path).await;
-    assert!(results(&service, &done).await[0].ends_with("It brought: booked"), "{done:#}");
+    assert!(results(&service, &done).await[0].ends_with("It returned: booked"), "{done:#}");
     assert_eq!(noted(&service, "odd", "book.txt").len(), 5, "it is not made again");
 }
 

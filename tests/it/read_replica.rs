@@ -68,5 +68,5 @@ async fn lists_come_from_the_standby_and_what_must_be_fresh_does_not() {
     service.run("quick", &json!({})).await;
     assert_eq!(listed(&service).await, 3, "without the standby the list is the database's");
     assert_eq!(service.get("/readyz").await.status, 200);
-    service.until_logged("database.read_url cannot be asked").await;
+    service.until_logged("the standby (database.read_url) failed").await;
 }

@@ -41,7 +41,7 @@ const MISSING: [(&str, &str, &str); 8] = [
     (
         "around",
         "tools: [file_ops]\ninterceptors: {before: [{tool: shell, block: No.}]}",
-        "line 4, column 26: interceptors.before[0].tool: \"shell\" is none of this agent's tools, which are: file_ops",
+        "line 4, column 26: interceptors.before[0].tool: \"shell\" is not one of this agent's tools: file_ops",
     ),
 ];
 

@@ -487,7 +487,7 @@ async fn a_schema_one_step_ahead_is_used_and_one_further_ahead_is_refused(db: Db
     db.commit("me", &script.start()).await;
     db.execute(&newer(3)).await;
     let error = db.store.migrate().await.unwrap_err();
-    assert!(error.to_string().contains("2 steps ahead"), "{error}");
+    assert!(error.to_string().contains("2 migrations ahead"), "{error}");
 }
 
 #[tokio::test]

@@ -320,7 +320,10 @@ async fn what_fails_is_tried_again(db: Db) {
         .until(&path, |run| run["callback_errors"].as_array().is_some_and(|e| !e.is_empty()))
         .await;
     let error = &failing["callback_errors"][0];
-    assert_eq!((&error["status"], &error["message"]), (&json!(500), &json!("it answered 500")));
+    assert_eq!(
+        (&error["status"], &error["message"]),
+        (&json!(500), &json!("the receiver answered 500"))
+    );
     assert_eq!(error["url"], json!(receiver.url));
     assert!(error["delivery_id"].is_string() && error["next_attempt_at"].is_string(), "{error:#}");
     receiver.now_does([Does::Answers(301), Does::Answers(200)]);

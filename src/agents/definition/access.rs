@@ -20,23 +20,23 @@ use crate::run::GovernanceMode;
 #[schema(as = AgentPaths)]
 #[serde(default, deny_unknown_fields)]
 pub struct PathsSection {
-    /// May be read; default: the whole workspace.
+    /// Paths that may be read; default: the whole workspace.
     #[schemars(inner(regex(pattern = PATH_PATTERN)))]
     pub read: Vec<String>,
-    /// May be written; default: nothing.
+    /// Paths that may be written; default: none.
     #[schemars(inner(regex(pattern = PATH_PATTERN)))]
     pub write: Vec<String>,
-    /// Neither.
+    /// Paths that may be neither read nor written.
     #[schemars(schema_with = "denied_paths")]
     pub deny: Vec<DenyRule>,
-    /// Whose content labels a run that reads it `private`.
+    /// Paths whose content labels a run that reads it `private`.
     #[schemars(inner(regex(pattern = PATH_PATTERN)))]
     pub private: Vec<String>,
-    /// Neither: globs relative to other directories of the tenant than the agent's own workspace,
-    /// by directory. A run that another one started is held to what that one's agent denies.
+    /// Paths in other directories of the tenant that may be neither read nor written: globs by
+    /// directory. Also applies to child runs.
     pub deny_in: BTreeMap<String, Vec<DenyRule>>,
-    /// Private, too: globs relative to other directories of the tenant, by directory. What the agent
-    /// that started a run calls private is so for that run.
+    /// Private paths in other directories of the tenant: globs by directory. Also applies to child
+    /// runs.
     pub private_in: BTreeMap<String, Vec<String>>,
 }
 
@@ -53,17 +53,17 @@ impl Default for PathsSection {
     }
 }
 
-/// Which hosts tools may ask. A list's entry is `host`, `*.host` (everything below it) or `*`, with
+/// Which hosts tools may contact. A list's entry is `host`, `*.host` (everything below it) or `*`, with
 /// `:port` or without; an IPv6 address stands in brackets.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
 #[schema(as = AgentNetwork)]
 #[serde(default, deny_unknown_fields)]
 pub struct NetworkSection {
-    /// May be asked, at the ports 80 and 443 unless they say another; default: nothing. Addresses
-    /// that the operator wrote, e.g. of HTTP tools, need no entry.
+    /// Hosts that may be contacted, on ports 80 and 443 unless one is given; default: none. Addresses
+    /// in the operator's configuration, e.g. of HTTP tools, need no entry.
     #[schemars(inner(regex(pattern = HOST_PATTERN)))]
     pub allow: Vec<String>,
-    /// May not, at any port unless they say one.
+    /// Hosts that may not be contacted, on all ports unless one is given.
     #[schemars(schema_with = "denied_hosts")]
     pub deny: Vec<DenyRule>,
     /// Networks (CIDR) whose addresses may be connected to although they are not public, where the

@@ -11,13 +11,13 @@ use crate::run::{Effect, GovernanceMode};
 #[schema(as = AgentCommands)]
 #[serde(default, deny_unknown_fields)]
 pub struct CommandsSection {
-    /// May run.
+    /// Commands that may run.
     #[schemars(length(max = 200))]
     pub allow: Vec<CommandRule>,
-    /// May not, whatever the other rules say.
+    /// Commands that may never run; takes precedence.
     #[schemars(length(max = 200))]
     pub deny: Vec<CommandRule>,
-    /// May run where a person approves.
+    /// Commands that may run after approval.
     #[schemars(length(max = 200))]
     pub require_approval: Vec<CommandRule>,
 }
@@ -39,7 +39,7 @@ pub struct CommandRule {
     /// What running it does; default `once`. A command that only reads can change no file.
     #[serde(default = "once", skip_serializing_if = "is_once")]
     pub effect: Effect,
-    /// Whether it may destroy something.
+    /// Whether it may destroy data.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub destructive: bool,
     /// With `observe`, in `deny` and `require_approval`: the command is executed, `warned`, and it is
@@ -50,7 +50,7 @@ pub struct CommandRule {
     #[serde(default, rename = "match", skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 100))]
     pub matches: Vec<String>,
-    /// Command lines that it is not about.
+    /// Command lines that the rule does not match; checked when the definition is loaded.
     #[serde(default, rename = "no_match", skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 100))]
     pub no_matches: Vec<String>,

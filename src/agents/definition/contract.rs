@@ -14,7 +14,7 @@ pub struct OutputRule {
     /// Over `output` and `inputs`; true where the output is acceptable.
     #[schemars(length(min = 1, max = 4096))]
     pub rule: String,
-    /// What the model is told otherwise.
+    /// Message to the model if the rule is violated.
     #[schemars(length(min = 1, max = 4096))]
     pub message: String,
     /// Outputs that the rule must accept; checked when the definition is loaded.

@@ -30,7 +30,7 @@ pub struct ToolOptions {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub rate_limit_per_minute: Option<u32>,
-    /// What becomes of a call that must not be repeated and whose outcome a crash left unknown.
+    /// What happens to a call that must not be repeated and whose outcome is unknown after a crash.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub on_unknown_outcome: Option<OnUnknownOutcome>,
     /// What a result labels the run that reads it, instead of what is usual: `web_fetch`, `browser`, MCP
@@ -48,7 +48,7 @@ pub struct ToolOptions {
     pub sanitizes: Vec<Label>,
 }
 
-/// For how long results are used again.
+/// For how long results are reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
 #[schema(as = AgentToolCache)]
 #[serde(rename_all = "snake_case")]
@@ -127,7 +127,7 @@ pub struct BeforeInterceptor {
     /// to the workspace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub when: Option<String>,
-    /// The call is not executed, and the model is told this.
+    /// Message to the model, instead of executing the call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block: Option<String>,
     /// New values of arguments: by JSON pointer, CEL over the same variables.
@@ -136,7 +136,7 @@ pub struct BeforeInterceptor {
     pub rewrite: BTreeMap<String, String>,
 }
 
-/// Takes something out of results, or replaces them.
+/// Redacts results or replaces them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
 #[schema(as = AgentAfterInterceptor)]
 #[schemars(extend("oneOf" = [{"required": ["redact"]}, {"required": ["replace"]}]))]
@@ -148,7 +148,7 @@ pub struct AfterInterceptor {
     /// `is_error` and `tool`; absent: every result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub when: Option<String>,
-    /// Regular expression of what is taken out.
+    /// Regular expression of the text to redact.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 4096))]
     pub redact: Option<String>,
@@ -156,7 +156,7 @@ pub struct AfterInterceptor {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub replace: Option<String>,
-    /// What stands in the place of what is taken out; default `[redacted]`.
+    /// Replacement for redacted text; default `[redacted]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub with: Option<String>,
 }

@@ -182,7 +182,7 @@ impl Found {
     }
 }
 
-/// Takes what every schema with `unevaluated…` applies from the room; none where there is too little.
+/// Takes what every schema with `unevaluated…` applies from the room; `None` where there is too little.
 fn applied(root: &Value, place: &Value, left: &mut usize) -> Option<()> {
     match place {
         Value::Array(items) => items.iter().try_for_each(|item| applied(root, item, left)),

@@ -41,7 +41,7 @@ thread_local! {
 /// What unwinds.
 struct UsedUp;
 
-/// Does some work on a budget; none where it was given up.
+/// Runs `work` within a budget; `None` if it ran out.
 pub(super) fn metered<T>(budget: Budget, work: impl FnOnce() -> T) -> Option<T> {
     let meter = Meter {
         left: budget.steps,

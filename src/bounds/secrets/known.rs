@@ -1,6 +1,6 @@
 //! Secrets that the service was given: keys of providers, of tools and of its own.
 //!
-//! They are told to this module once, when the service starts, and when tools are read from files.
+//! They are passed to this module once, when the service starts, and when tools are read from files.
 //! Unlike what only looks like a secret they are removed from what a model reads, too. A short value
 //! is not looked for: it would be found in ordinary words.
 

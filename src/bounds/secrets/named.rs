@@ -33,7 +33,7 @@ const SCHEMES: [&str; 4] = ["bearer", "basic", "token", "digest"];
 
 fn name() -> String {
     let others = NAMES[1..].join("|");
-    // Numbers of tokens are none.
+    // Token counts are no secrets.
     let token = r"token(?:[0-9]*|[_-][A-Za-z0-9_-]*)";
     let short =
         "pwd|(?:db|user|mysql|pg|postgres|smtp|mail|ftp|ssh|admin|root|auth|proxy|redis)_pass";

@@ -1,6 +1,6 @@
 //! Whether what stands under the name of a secret is one: not where it says that there is none, what
 //! type it has or where it comes from, and not where a sentence or an expression of a program begins.
-//! In doubt it is one: a password that is an ordinary word cannot be told from a word.
+//! In doubt it is one: a password that is an ordinary word cannot be distinguished from a word.
 
 use std::ops::Range;
 

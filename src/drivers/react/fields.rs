@@ -1,4 +1,4 @@
-//! The fields that an author's decisions have besides those of every decision
+//! The fields that an author's decisions have in addition to those of every decision
 //! (`react.decision_schema`).
 
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use crate::bounds::json;
 use crate::bounds::schema::Schema;
 use crate::message::DECISION_FIELDS;
 
-/// Faults told to the model in one message.
+/// Faults in one message to the model.
 const MAX_FAULTS: usize = 8;
 
-/// What a decision must hold besides the fields that every decision has.
+/// What a decision must have in addition to the fields of every decision.
 #[derive(Debug, Clone)]
 pub struct DecisionFields {
     /// The JSON Schema, as the author wrote it.

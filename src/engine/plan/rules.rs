@@ -49,7 +49,7 @@ pub struct Rules {
     pub cached: BTreeSet<String>,
     /// Tools that the caller executes.
     pub client_tools: BTreeSet<String>,
-    /// Whether there are tools besides those that hand the conversation to another agent.
+    /// Whether there are tools other than those that hand the conversation to another agent.
     pub has_tools_of_its_own: bool,
     /// What the dearest of the models costs, where there is a budget in dollars. Known to this
     /// service only; a run that goes on elsewhere is judged by the prices there.

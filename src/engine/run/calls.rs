@@ -76,7 +76,7 @@ impl NextStep {
         self
     }
 
-    /// Notes what else the call was judged by, where its event tells.
+    /// Notes what else the call was judged by, where its event says so.
     fn judged_in(mut self, circumstances: Circumstances) -> Self {
         match &mut self {
             Self::Ready(ready) => ready.note(circumstances),
@@ -283,7 +283,7 @@ impl Run {
     /// Executes calls at the same time and records their results in order. What was recorded before
     /// is handed over as soon as that takes a while.
     ///
-    /// Where they change something and this replica's lease runs out meanwhile, they are stopped:
+    /// Where they change something and this replica's lease runs out in the meantime, they are stopped:
     /// another one may be about to take over.
     async fn execute(&mut self, calls: Vec<NextStep>) -> Result<(), Stopped> {
         let changes = |call: &NextStep| matches!(call, NextStep::Ready(ready) if ready.changes());

@@ -13,7 +13,7 @@ static TURNS: Semaphore = Semaphore::const_new(2);
 /// The turn of one large answer.
 pub type Turn = SemaphorePermit<'static>;
 
-/// Waits for the turn of an answer of so many bytes, and for memory; none for a small one.
+/// Waits for the turn of an answer of so many bytes, and for memory; `None` for a small one.
 pub async fn turn(bytes: usize) -> Option<Turn> {
     if bytes <= LARGE {
         return None;

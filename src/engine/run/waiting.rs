@@ -34,7 +34,7 @@ impl Run {
         self.request(&first.call, need)?;
         for later in self.state.open_calls(first.index + 1) {
             let Some(need) = self.external_input_of(&later).await else { continue };
-            // One that is refused is told so when its turn has come.
+            // A refused call gets its result when its turn has come.
             if let Ok(need) = self.may_ask(&later, need).await? {
                 self.request(&later.call, need)?;
             }

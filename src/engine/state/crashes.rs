@@ -62,7 +62,7 @@ impl Blame {
 pub struct Disposal {
     /// What happens first.
     pub events: Vec<RunEvent>,
-    /// The status in which it is parked; none where the events end it.
+    /// The status in which it is parked; `None` where the events end it.
     pub park: Option<RunStatus>,
 }
 

@@ -70,7 +70,7 @@ impl State {
         if self.streak.times >= STUCK_END {
             let context = json!({"tool": self.streak.tool, "repetitions": self.streak.times});
             let message = format!(
-                "The same call of {} brought the same result over and over.",
+                "The same call of {} returned the same result every time.",
                 self.streak.tool
             );
             let end = self.failed(now, TerminationReason::Stuck, message, context);
@@ -396,7 +396,7 @@ impl State {
     }
 
     /// What the look at the stop conditions means. `met` is the first that is met, with the reason
-    /// where that could not be told; `facts`, `id` and `patience` are those of a request to a person
+    /// where that is unknown; `facts`, `id` and `patience` are those of a request to a person
     /// to decide.
     pub fn stop_conditions_evaluated(
         &self,

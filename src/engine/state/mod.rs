@@ -1,7 +1,7 @@
 //! The loop as a state machine without I/O.
 //!
 //! It owns every decision ([`State::next`], in `decide.rs`) and every fact ([`State::apply`], in
-//! `fold.rs`). It is plain data: no clock (the time is told), no random number, no channel. The
+//! `fold.rs`). It is plain data: no clock (the time is passed in), no random number, no channel. The
 //! same fold builds it live, after a crash and for a reader of the journal, so recovery is the
 //! ordinary path.
 
@@ -138,7 +138,7 @@ pub struct Approval {
 /// A proposed output.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Proposal {
-    /// The proposing call; none where a single shot's text is the proposal.
+    /// The proposing call; `None` where a single shot's text is the proposal.
     pub call_id: Option<Uuid>,
     /// What was proposed; the raw text where it is not JSON.
     pub output: Value,

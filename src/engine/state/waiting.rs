@@ -215,7 +215,7 @@ impl State {
             Resolution::Happened { result } => {
                 let known = result
                     .as_deref()
-                    .map(|result| format!(" It brought: {result}"))
+                    .map(|result| format!(" It returned: {result}"))
                     .unwrap_or_default();
                 let content = format!(
                     "The service restarted during this call; it was found out that it took effect.{known}"
@@ -244,7 +244,7 @@ impl State {
     }
 
     /// A call that a person refused, or that was not decided on in time: what is recorded, and what
-    /// the model is advised besides.
+    /// the model is advised, in addition.
     fn refused(
         &self,
         call: &ToolCall,

@@ -13,7 +13,7 @@ const QUESTIONS = {
   },
   escalation: { label: "Reason, if you like", answers: [["Go on", "approve", "reason"], ["End the run", "deny", "reason", "danger"]] },
   review: {
-    label: "What it brought, if you know",
+    label: "Its result, if you know it",
     answers: [["It happened", "resolve", "result", "", { outcome: "happened" }],
       ["It did not happen: execute it now", "resolve", null, "danger", { outcome: "did_not_happen" }]],
   },

@@ -123,7 +123,7 @@ export class Files {
     }
     const headers = file.size > TEXT ? { Range: `bytes=0-${TEXT - 1}` } : {};
     const text = new TextDecoder().decode(await (await request("GET", where, { headers, signal: this.signal })).arrayBuffer());
-    if (text.includes("\u0000")) return el("p", { class: "meta" }, "It is no text. It can be downloaded.");
+    if (text.includes("\u0000")) return el("p", { class: "meta" }, "This file is not text; it can be downloaded.");
     return el("div", {}, long(text, "pre", { tabindex: 0, role: "group", "aria-label": path }),
       file.size > TEXT ? el("p", { class: "meta" }, `The first ${bytes(TEXT)} of ${bytes(file.size)}; the rest can be downloaded.`) : "");
   }

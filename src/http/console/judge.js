@@ -21,7 +21,7 @@ export async function judge(main, name, signal, params = new URLSearchParams()) 
     get(`agents/${part(name)}`, signal), all("tools", signal), from && get(`runs/${part(from)}`, signal),
   ]);
   const offered = tools.filter((tool) => agent.tools.some((pattern) => means(pattern, tool.name)));
-  main.append(el("p", { class: "notice" }, "Judge executes nothing: the tool only tells what it would do, in a workspace with empty files, or none. Call executes it, under the same gate, as a run of its own."));
+  main.append(el("p", { class: "notice" }, "Judge executes nothing: the tool only says what it would do, in a workspace with empty files, or none. Call executes it, under the same gate, as a run of its own."));
   if (!offered.length) return main.append(el("p", {}, "This agent has no tools that can be judged without a run."));
   const form = new Judge(agent, offered, signal);
   if (earlier) form.fill(earlier);

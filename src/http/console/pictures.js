@@ -39,7 +39,7 @@ export const NOTES = {
   }),
   "run.resumed": (d) => ({
     icon: "loop", title: d.was_waiting ? "Goes on: what it waited for is there" : "Went on, on another replica or after a restart",
-    meta: [d.deaths > 0 && plural(d.deaths, "replica ended meanwhile", "replicas ended meanwhile"), d.is_alone && "alone on its replica"],
+    meta: [d.deaths > 0 && plural(d.deaths, "replica crashed", "replicas crashed"), d.is_alone && "alone on its replica"],
   }),
   "approval.requested": (d) => ({
     icon: "ask", tone: "wait", title: d.tool ? `Asks whether to call ${visible(d.tool)}` : "Asks whether to go on",

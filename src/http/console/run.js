@@ -101,7 +101,7 @@ function about(run, story) {
       Session: run.session_id && link(`#/sessions/${part(run.session_id)}`, run.session_id),
       "Delegated by": run.parent_run_id && link(`#/runs/${part(run.parent_run_id)}`, short(run.parent_run_id)),
       "Has read": run.labels?.length ? run.labels.map(words).join(", ") : null,
-      "Not told": run.callback_errors?.length ? `${plural(run.callback_errors.length, "event")} to the webhook` : null,
+      "Not delivered": run.callback_errors?.length ? `${plural(run.callback_errors.length, "event")} to the webhook` : null,
       Metadata: labels.length ? labels : null,
       Id: el("code", {}, run.run_id),
     }),

@@ -1,4 +1,4 @@
-//! The schemas of events: one for each type, and the unions of them, which are told apart by `type`.
+//! The schemas of events: one for each type, and the unions of them, which are distinguished by `type`.
 //!
 //! They are made of the Rust types that are stored, in the form that [`crate::event::Event::served`]
 //! gives them. Generators cope badly with a choice within an object, so what serde flattens into an
@@ -184,7 +184,7 @@ fn drop_defaults(schemas: &mut Map<String, Value>) {
     }
 }
 
-/// Gives the words that tell flattened choices apart, and objects within, a type of their own.
+/// Gives the words that distinguish flattened choices, and objects within, a type of their own.
 fn name_tags(schemas: &mut Map<String, Value>) {
     let mut named = Map::new();
     for (owner, schema) in schemas.iter_mut() {

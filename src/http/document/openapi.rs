@@ -36,7 +36,7 @@ const TAGS: [(&str, &str); 12] = [
     ("agents", "List, describe and invoke agents."),
     ("runs", "List runs; get a run, its parts and its events; cancel a run."),
     ("approvals", "Approvals, client tool results and reviews that parked runs wait for."),
-    ("webhooks", "What receivers of webhooks were told of runs."),
+    ("webhooks", "Webhook deliveries."),
     ("sessions", "Runs that share a conversation."),
     ("memory", "What agents keep of their runs for later ones."),
     ("stats", "Token usage, cost, and latencies of tool calls."),
@@ -106,7 +106,7 @@ pub(crate) fn document(mut api: OpenApi) -> Value {
         let methods =
             [&mut item.get, &mut item.head, &mut item.put, &mut item.post, &mut item.delete];
         for operation in methods.into_iter().flatten() {
-            // What is open says so: a generator cannot tell it from what was forgotten.
+            // What is open says so: a generator cannot distinguish it from what was forgotten.
             operation.security.get_or_insert_default();
             operation.description = operation.description.take().or(operation.summary.clone());
             add_problems(operation);

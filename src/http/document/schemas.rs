@@ -58,7 +58,14 @@ fn words(name: &str) -> String {
         }
         words.push(letter.to_ascii_lowercase());
     }
-    words + "s"
+    if words.ends_with('s') {
+        return words;
+    }
+    if let Some(stem) = words.strip_suffix("ry") {
+        return format!("{stem}ries");
+    }
+    let ending = if words.ends_with("ch") { "es" } else { "s" };
+    words + ending
 }
 
 /// Sets `required`.

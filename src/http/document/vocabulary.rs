@@ -52,7 +52,7 @@ words! {
     /// The status of an approval: `answered` by the result of a client tool or by input, `resolved` by a review,
     /// `void` because the run ended first.
     ApprovalStatus = store::ApprovalStatus::VARIANTS;
-    /// The status of a webhook delivery: `failed` if it was given up, `disabled` if the receiver has
+    /// The status of a webhook delivery: `failed` if it was abandoned, `disabled` if the receiver has
     /// answered 410 to an earlier delivery of the run.
     DeliveryStatus = store::DeliveryStatus::VARIANTS;
     /// What is remembered: the `input` of a run, what the model said or put out (`model_response`), a

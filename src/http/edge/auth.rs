@@ -225,7 +225,7 @@ impl Identity {
             }
             Err(JwtError::Refused(why)) => {
                 let problem = refused(app, parts, Refusal::Jwt(why), None);
-                // Only who has a token that the provider signed is told what is wrong with it.
+                // Only the holder of a token that the provider signed learns what is wrong with it.
                 let is_signed = !matches!(why, JwtRefusal::Malformed | JwtRefusal::Forged);
                 Err(if is_signed {
                     Problem::new(Code::Unauthenticated, why.to_string())
@@ -237,7 +237,7 @@ impl Identity {
                 tracing::warn!(error = %why, "a token of the identity provider cannot be verified");
                 Err(Problem::new(
                     Code::IdentityProviderUnavailable,
-                    "The keys of the identity provider are not known at the moment.",
+                    "The identity provider's keys are temporarily unavailable.",
                 ))
             }
         }

@@ -56,8 +56,7 @@ impl Refused {
         match self {
             Self::Unreadable => "must be the next_cursor of a page of this list",
             Self::OfAnotherList => {
-                "is of another list, or of this one with other filters: of a request, only `limit` may \
-                 change from page to page"
+                "belongs to another list or to other filters; only `limit` may change between pages"
             }
         }
     }

@@ -132,7 +132,7 @@ pub(crate) fn object(body: &[u8]) -> Result<Map<String, Value>, Problem> {
         Ok(Value::Null) => return Ok(Map::new()), // what clients send whose body is optional
         Ok(_) => "The body must be a JSON object.".to_owned(),
         Err(Unreadable::Malformed(e)) => format!("The body is not JSON: {e}."),
-        Err(beyond) => format!("The body is too much to read: {beyond}."),
+        Err(beyond) => format!("The body is too complex: {beyond}."),
     };
     Err(Problem::new(Code::MalformedJson, refused))
 }
@@ -215,7 +215,7 @@ impl FromRequestParts<App> for Name {
 #[derive(Debug, Default)]
 pub(crate) struct Params {
     left: Vec<(String, String)>,
-    /// As it was asked for: those of lists tell by it which one they are.
+    /// As requested: lists are identified by it.
     uri: Uri,
 }
 

@@ -3,7 +3,7 @@
 //!
 //! A page of any site can make a browser send requests to loopback addresses, by a host name that
 //! resolves to one or across origins. Such requests name a foreign host or origin. Which requests
-//! come from the service's own pages is told here, too.
+//! come from the service's own pages is decided here, too.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -66,7 +66,7 @@ pub(super) fn check_local(
 }
 
 /// Whether a browser says that a page of the service itself sent the request. What a browser tells of
-/// the site is not the page's to choose; one that tells nothing of it names the origin, unless it
+/// the site is not the page's to choose; one that says nothing of it names the origin, unless it
 /// only reads (`may_be_silent`).
 pub(super) fn is_of_own_page(uri: &Uri, headers: &HeaderMap, may_be_silent: bool) -> bool {
     let mut sites = headers.get_all(SEC_FETCH_SITE).iter().peekable();

@@ -446,7 +446,7 @@ impl From<FilesError> for Problem {
 /// Where a file of a workspace cannot be used.
 impl From<std::io::Error> for Problem {
     fn from(error: std::io::Error) -> Self {
-        let detail = "The workspace cannot be used at the moment.";
+        let detail = "The workspace is temporarily unavailable.";
         Self { cause: Some(error.to_string()), ..Self::new(Code::WorkspaceUnavailable, detail) }
     }
 }

@@ -63,7 +63,7 @@ const NEEDED: [(&Method, &str, Action); 14] = [
 
 const EVENTS: &str = "/runs/{id}/events";
 
-/// The action that a request requires; none if the route does not accept tokens.
+/// The action that a request requires; `None` if the route does not accept tokens.
 fn needed(method: &Method, route: &str, headers: &HeaderMap) -> Option<Action> {
     let method = if method == Method::HEAD { &Method::GET } else { method };
     let mut routes = NEEDED.iter();

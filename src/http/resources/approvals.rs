@@ -107,7 +107,7 @@ pub(crate) struct ApproveRequest {
     /// validated and checked against the policy in the same way, before the approval is accepted.
     #[schema(value_type = Option<Object>)]
     arguments: Option<Value>,
-    /// Labels that the run has no more from here on, until it reads again what gives them.
+    /// Labels that the run no longer has, until it reads again what gives them.
     #[schema(value_type = Vec<Label>, required = false)]
     clears: Labels,
 }

@@ -173,7 +173,7 @@ impl Changes {
     }
 }
 
-/// Whether calls of a tool tell what they change.
+/// Whether calls of a tool report what they change.
 fn is_of_files(tool: &str) -> bool {
     [file_ops::NAME, browser::NAME, shell::NAME].contains(&tool) || tool.starts_with("script:")
 }

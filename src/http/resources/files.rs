@@ -66,13 +66,13 @@ pub(crate) struct FileView {
         example = "\"9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08\""
     )]
     etag: Option<Arc<str>>,
-    /// The call that last changed it; null if it was none, or none that is known.
+    /// The call that last changed it; null if no call did, or if it is unknown.
     #[schema(example = json!(null))]
     changed_by: Option<Uuid>,
     /// The run of that call.
     #[schema(example = json!(null))]
     changed_by_run: Option<Uuid>,
-    /// The key id or token subject that last put it there; null if it was none, or none that is known.
+    /// The key id or token subject that last put it there; null if no caller did, or if it is unknown.
     #[schema(example = json!(null))]
     changed_by_subject: Option<String>,
 }
@@ -222,7 +222,7 @@ macro_rules! files_of {
                 ($id = $kind, Path, description = $about),
                 ("path" = String, Path, description = "The file's path in the workspace."),
                 ("Range" = Option<String>, Header, description = "One range of bytes."),
-                ("If-Match" = Option<String>, Header, description = "Entity tags of which one must be the file's."),
+                ("If-Match" = Option<String>, Header, description = "Succeeds only if the file has one of these entity tags."),
                 ("If-None-Match" = Option<String>, Header, description = "Entity tags that the client has already."),
             ),
             responses(
@@ -254,7 +254,7 @@ macro_rules! files_of {
             params(
                 ($id = $kind, Path, description = $about),
                 ("path" = String, Path, description = "The file's path in the workspace."),
-                ("If-Match" = Option<String>, Header, description = "Entity tags of which one must be the file's."),
+                ("If-Match" = Option<String>, Header, description = "Succeeds only if the file has one of these entity tags."),
                 ("If-None-Match" = Option<String>, Header, description = "`*`: there must be no file."),
             ),
             request_body(content = inline(Bytes), content_type = "application/octet-stream", description = "The content."),
@@ -283,7 +283,7 @@ macro_rules! files_of {
             params(
                 ($id = $kind, Path, description = $about),
                 ("path" = String, Path, description = "The file's path in the workspace."),
-                ("If-Match" = Option<String>, Header, description = "Entity tags of which one must be the file's."),
+                ("If-Match" = Option<String>, Header, description = "Succeeds only if the file has one of these entity tags."),
             ),
             responses((status = 204, description = "The file is deleted.")),
         )]

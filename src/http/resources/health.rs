@@ -37,11 +37,11 @@ pub(crate) struct Readiness {
     checks: Checks,
     /// Invalid definition files; their agents keep the last valid version.
     definitions: Vec<DefinitionProblem>,
-    /// MCP servers whose tools cannot be used at the moment; requests are served all the same.
+    /// MCP servers whose tools are not available; the service is ready nevertheless.
     mcp_servers: Vec<UnavailableServer>,
 }
 
-/// An MCP server that cannot be asked.
+/// An MCP server that is not available.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct UnavailableServer {
     /// Its name in the configuration.

@@ -18,7 +18,7 @@ pub(crate) struct InputView {
     /// The MCP server that asks.
     #[schema(example = "issues")]
     server: String,
-    /// How many times it has asked during this call, this time included.
+    /// How many times it has asked during this call, including this time.
     #[schema(example = 1)]
     round: u32,
     /// The forms to fill in, by the names that the answers are given under.

@@ -121,7 +121,7 @@ pub(crate) async fn stream_agent(
 /// `tools:` and the tool's name), policies, approvals, budgets, rates and the audit log. The run's output is
 /// the tool's result; a call that fails, or is refused, ends the run with `TOOL_FAILURE`. Where the
 /// gate asks for an approval the run is parked, and the answer is 202. The body can also be
-/// `multipart/form-data`, as of `invoke_agent`. `judge_call` tells beforehand what the gate would say.
+/// `multipart/form-data`, as of `invoke_agent`. `judge_call` says beforehand what the gate would decide.
 #[utoipa::path(
     post, path = "/agents/{name}/call", tag = "agents", security(("bearer" = ["agents:invoke"])),
     params(("name" = String, Path, description = "The agent's name."), DeliveryOptions),
@@ -340,7 +340,7 @@ async fn answer_with(
         }
         _ if app.runtime.is_draining() => Err(Problem::new(
             Code::Draining,
-            "The run continues without this connection; get it by its id.",
+            "The run continues in the background; get it by its id.",
         )),
         _ => Err(Problem::new(
             Code::Timeout,

@@ -54,7 +54,7 @@ pub(crate) struct JudgedCall {
     /// Its reason.
     #[schema(example = json!(null))]
     reason: Option<String>,
-    /// What the call would do, as in `tool_call.started`; empty where that could not be told.
+    /// What the call would do, as in `tool_call.started`; empty if unknown.
     #[schema(value_type = Vec<Object>)]
     actions: Value,
 }
@@ -62,7 +62,7 @@ pub(crate) struct JudgedCall {
 /// Judge a tool call
 ///
 /// What the agent's gate would decide on a call by this caller, and what the call would do. Nothing is
-/// executed: the tool only tells what it would do, in a workspace with empty files (`files`) or none.
+/// executed: the tool only says what it would do, in a workspace with empty files (`files`) or none.
 /// Budgets and rate limits count nothing, and agents to which the agent could delegate are not there.
 /// A call that does not come before the gate, e.g. with invalid arguments, is refused with the reason.
 #[utoipa::path(

@@ -385,7 +385,7 @@ pub(crate) async fn revoke_key(
 
 fn revoked_keys(revoked: Revoked) -> Result<Vec<ApiKeyRecord>, Problem> {
     let protected = |what: &str| {
-        let detail = format!("This would revoke {what}; `force=true` does it all the same.");
+        let detail = format!("This would revoke {what}; use `force=true` to do it anyway.");
         Err(Problem::new(Code::ProtectedKey, detail))
     };
     match revoked {

@@ -91,7 +91,7 @@ pub(crate) struct PolicyReplay {
     unchanged: u64,
     /// Calls that cannot be judged: those after the first changed decision of a run, since the
     /// model would have gone on differently, those whose actions were not recorded, and those that
-    /// hang on interceptors, tool options or stop conditions that the run had otherwise.
+    /// depend on interceptors, tool options or stop conditions that differ from the run's.
     #[schema(example = 30)]
     unknown: u64,
     /// Calls on which the decision changes.

@@ -83,7 +83,7 @@ pub(crate) struct Run {
     error: Option<RunError>,
     /// Problems that did not end the run.
     warnings: Vec<String>,
-    /// Events that the receiver of the run's webhook could not be told, or not yet.
+    /// Webhook events that are not delivered: failed, or pending after a failed attempt.
     callback_errors: Vec<CallbackError>,
 }
 
@@ -152,7 +152,7 @@ pub(crate) struct RunSummary {
     labels: Vec<String>,
     /// Problems that did not end the run.
     warnings: Vec<String>,
-    /// Events that the receiver of the run's webhook could not be told, or not yet.
+    /// Webhook events that are not delivered: failed, or pending after a failed attempt.
     callback_errors: Vec<CallbackError>,
     /// The labels given in the request.
     #[schema(value_type = RunMetadata)]
@@ -279,7 +279,7 @@ async fn tree_usage(store: &Store, record: &RunRecord) -> Result<Option<UsageVie
     Ok(Some((&usage).into()))
 }
 
-/// What the receiver of the run's webhook could not be told.
+/// The run's webhook events that are not delivered.
 async fn callback_errors(
     store: &Store,
     record: &RunRecord,

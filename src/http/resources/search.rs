@@ -70,9 +70,7 @@ async fn turn(tenant: &str) -> Result<Turn, Problem> {
         Some(Turn { _place: SEARCHING.acquire().await.ok()?, _of_tenant: of_tenant })
     };
     let turn = tokio::time::timeout(TURN, both).await.ok().flatten();
-    turn.ok_or_else(|| {
-        Problem::new(Code::Overloaded, "Too many searches through runs are made at the moment.")
-    })
+    turn.ok_or_else(|| Problem::new(Code::Overloaded, "Too many searches of runs are in progress."))
 }
 
 /// What a search found.
@@ -161,7 +159,7 @@ fn has_all(words: &[String], record: &mut RunRecord) -> bool {
     words.iter().all(|word| texts.iter().any(|text| text.contains(word)))
 }
 
-/// The texts and numbers of a document; names of fields are none.
+/// The texts and numbers of a document; names of fields are left out.
 fn collect(document: &Value, texts: &mut Vec<String>) {
     match document {
         Value::String(text) => texts.push(text.clone()),

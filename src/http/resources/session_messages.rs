@@ -1,7 +1,7 @@
 //! The conversation of a session, page by page: each message with its run, and the number and time
 //! of the event that brought it.
 //!
-//! Messages are told from the journals of the session's runs, in the order in which the runs had their
+//! Messages are read from the journals of the session's runs, in the order in which the runs had their
 //! turns. A cursor is a place in one run, so that a page costs the journals that it shows, however long the session is. A page of
 //! large messages has fewer of them.
 

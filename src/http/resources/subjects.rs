@@ -30,8 +30,8 @@ pub(crate) struct Subject {
 
 /// Name those who acted
 ///
-/// The names of API keys of the caller's tenant, of those whose ids are given; revoked keys have theirs,
-/// too. Ids that are none, such as the subjects of tokens, are left out.
+/// The names of the tenant's API keys with the given ids, including revoked keys. Ids of other
+/// subjects, such as JWT subjects, are omitted.
 #[utoipa::path(
     get, path = "/subjects", tag = "keys", security(("bearer" = ["runs:read"])),
     params(("ids" = Option<String>, Query, description = "Ids, separated by commas; at most 100.")),

@@ -45,7 +45,7 @@ pub(crate) struct Tool {
     /// tool of an MCP server, to those that its settings name; null: it runs none.
     #[schema(example = true)]
     network: Option<bool>,
-    /// Why its calls fail at the moment; null: they need not. An MCP server is not there, the sandbox is weaker
+    /// Why its calls fail now; null if they need not. An MCP server is not available, the sandbox is weaker
     /// than the operator requires, or there is no Chromium.
     #[schema(example = "The MCP server time is not available: it has ended.")]
     unavailable: Option<String>,

@@ -62,7 +62,7 @@ impl Receiving {
         let mut receiving = RECEIVING.lock();
         let is_full = receiving.values().sum::<usize>() >= MAX_RECEIVED;
         if is_full || receiving.get(&of).is_some_and(|own| *own >= MAX_RECEIVED_OF_ONE) {
-            let detail = "Too many files are received at the moment.";
+            let detail = "Too many uploads are in progress.";
             return Err(Problem::new(Code::Overloaded, detail));
         }
         *receiving.entry(of.clone()).or_default() += 1;

@@ -1,4 +1,4 @@
-//! Deliveries of webhooks: what receivers were told of runs, what failed, and sending it again.
+//! Webhook deliveries: what was sent, what failed, and sending it again.
 //!
 //! When and how something is sent is the runtime's. An address is shown without its query, which may
 //! hold a secret.
@@ -20,7 +20,7 @@ use crate::http::edge::problem::Problem;
 use crate::http::state::App;
 use crate::store::{Delivery, DeliveryFilter, DeliveryStatus};
 
-/// An event that the receiver of a run's webhook is told.
+/// A webhook event of a run and the state of its delivery.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = WebhookDelivery)]
 pub(crate) struct DeliveryView {
@@ -37,7 +37,7 @@ pub(crate) struct DeliveryView {
     /// Where it is sent, without the query.
     #[schema(example = "https://example.com/hooks/toolloop")]
     url: String,
-    /// Where the delivery stands.
+    /// The status of the delivery.
     #[schema(value_type = StatusWord, example = "delivered")]
     status: &'static str,
     /// Attempts so far.
@@ -58,7 +58,7 @@ pub(crate) struct DeliveryView {
     error: Option<String>,
 }
 
-/// A failed attempt to tell the receiver of a run's webhook of an event.
+/// A failed attempt to deliver an event to the receiver of a run's webhook.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct CallbackError {
     /// The delivery's id, which is the `webhook-id` of all its attempts.
@@ -73,11 +73,11 @@ pub(crate) struct CallbackError {
     #[schema(example = 503)]
     status: Option<u32>,
     /// What went wrong.
-    #[schema(example = "it answered 503")]
+    #[schema(example = "the receiver answered 503")]
     message: String,
     /// When the attempt began.
     at: Option<DateTime<Utc>>,
-    /// When the next attempt is made; null if the delivery was given up.
+    /// When the next attempt is made; null if the delivery was abandoned.
     #[schema(example = json!(null))]
     next_attempt_at: Option<DateTime<Utc>>,
 }

@@ -98,7 +98,7 @@ pub(super) struct Gates<'a> {
 #[derive(Debug)]
 pub(super) enum Held<'a> {
     CoolsDown(Box<ProviderError>, CoolDown),
-    /// Others go first: [`Gate::settled`] tells when to enter again.
+    /// Others go first: [`Gate::settled`] says when to enter again.
     IsProbed(&'a Gate, Instant),
     Refused(ProviderError),
 }
@@ -374,7 +374,7 @@ impl Passes<'_> {
     }
 }
 
-/// What a try tells a gate.
+/// The outcome of a try, for its gate.
 #[derive(Clone, Copy)]
 enum Told<'a> {
     Answer,

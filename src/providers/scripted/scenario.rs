@@ -210,7 +210,7 @@ fn check(step: &Step) -> Result<(), (String, String)> {
     let wrong = |within: &str, why: String| (within.to_owned(), why);
     let answers = step.text.is_some() || !step.tool_calls.is_empty();
     match &step.error {
-        Some(_) if answers => return Err(wrong("", "it has an error besides an answer".into())),
+        Some(_) if answers => return Err(wrong("", "it has both an error and an answer".into())),
         Some(error) if !(400..600).contains(&error.status) => {
             let why = format!("{} is not within 400..=599", error.status);
             return Err(wrong(".error.status", why));

@@ -1,9 +1,9 @@
 //! What differs between the definition of a recorded run and the one that judges it, where that
-//! changes calls, results or labels in a way that no record tells.
+//! changes calls, results or labels in a way that no record shows.
 //!
 //! An interceptor may have rewritten or blocked a call, and another one would not have; a limit of
 //! calls depends on what else was called in that minute; options of a tool decide which paths a
-//! call is judged by and what its result labels the run. A call whose decision hangs on that is
+//! call is judged by and what its result labels the run. A call whose decision depends on that is
 //! unknown, and where the sections are the same nothing is.
 
 use std::collections::BTreeSet;
@@ -37,7 +37,7 @@ pub(super) enum Stopping {
     /// Nothing.
     GoesOn,
     Ends,
-    /// A person would decide, or it hangs on runs that this one started.
+    /// A person would decide, or it depends on runs that this one started.
     Unclear,
 }
 
@@ -59,7 +59,7 @@ impl Differences {
         Self { recorded, judging: Arc::clone(judging), same_tooling, new_conditions }
     }
 
-    /// Whether it cannot be told what becomes of a call that was let pass, asked about or blocked by
+    /// Whether it is unknown what becomes of a call that was let pass, asked about or blocked by
     /// a rule.
     pub(super) fn hide_call(&self, tool: &str) -> bool {
         let Some((then, now)) = self.different() else { return false };
@@ -68,14 +68,14 @@ impl Differences {
         after.per_minute.is_some_and(is_less) || self.hide_actions(tool)
     }
 
-    /// Whether it cannot be told what a call would do, or whether an interceptor would block it.
+    /// Whether it is unknown what a call would do, or whether an interceptor would block it.
     fn hide_actions(&self, tool: &str) -> bool {
         let Some((then, now)) = self.different() else { return false };
         let (before, after) = options(then, now, tool);
         before.paths != after.paths || !same_before(&then.interceptors, &now.interceptors, tool)
     }
 
-    /// Whether it cannot be told what becomes of a call that something else than a rule kept from
+    /// Whether it is unknown what becomes of a call that something else than a rule kept from
     /// being made: an interceptor, a limit of calls, that there was no such tool.
     pub(super) fn hide_refusal(&self, tool: &str, by: &str) -> bool {
         let Some(recorded) = &self.recorded else { return true };
@@ -88,7 +88,7 @@ impl Differences {
         (by == "rate_limit" && before.per_minute != after.per_minute) || self.hide_actions(tool)
     }
 
-    /// Whether a result of this tool reads, or labels the run, as it did; `reads` tells whether the
+    /// Whether a result of this tool reads, or labels the run, as it did; `reads` says whether the
     /// call read files.
     pub(super) fn change_result(&self, tool: &str, reads: bool) -> bool {
         let Some((then, now)) = self.different() else { return false };
@@ -103,7 +103,7 @@ impl Differences {
     }
 
     /// What the stop conditions that the run did not have do before an iteration. `met` has those
-    /// that were met before, `delegates` tells whether the run has started others.
+    /// that were met before, `delegates` says whether the run has started others.
     pub(super) fn stopping(
         &self,
         met: &mut BTreeSet<usize>,

@@ -39,7 +39,7 @@ pub(super) struct Judged {
     pub(super) directory: Arc<str>,
 }
 
-/// Judges the calls of runs whose journals lie one after the other; none where it takes longer.
+/// Judges the calls of runs whose journals lie one after the other; `None` where it takes longer.
 pub(super) fn judge_all(
     mut replay: Replay,
     runs: &[Judged],
@@ -75,7 +75,7 @@ struct RunReplay<'r> {
     asked: HashSet<Uuid>,
     /// Calls that would not be asked about any more, and since when they were.
     released: HashMap<Uuid, DateTime<Utc>>,
-    /// Whether the model would have heard something else by now, or it cannot be told.
+    /// Whether the model would have read something else by now, or it is unknown.
     has_diverged: bool,
     /// Stop conditions that the run did not have and that would have been met.
     conditions_met: BTreeSet<usize>,

@@ -53,7 +53,7 @@ pub enum StartError {
     /// A file that came with the request cannot be put into the run's workspace.
     #[error(transparent)]
     Upload(UploadError),
-    /// Files cannot be written on this replica at the moment.
+    /// Files cannot be written on this replica now.
     #[error("the workspace of this replica is not available")]
     NoWorkspace,
     /// The run could not be stored.
@@ -83,7 +83,7 @@ impl From<Refusal> for StartError {
         match refusal {
             Refusal::Full => Self::Overloaded,
             Refusal::NotCounted => {
-                let why = "the length of the queue is not told in time";
+                let why = "the queue length could not be read in time";
                 Self::Store(StoreError::Unavailable(why.to_owned()))
             }
         }

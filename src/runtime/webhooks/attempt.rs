@@ -46,7 +46,9 @@ pub(super) async fn attempt(webhooks: &Webhooks, delivery: &Delivery, event: &Ev
                 pause: Duration::ZERO,
             };
         }
-        Ok((status, wanted)) => (Some(status), wanted, format!("it answered {}", status.as_u16())),
+        Ok((status, wanted)) => {
+            (Some(status), wanted, format!("the receiver answered {}", status.as_u16()))
+        }
         Err(error) => (None, None, error),
     };
     let (status, wanted, error) = answer;

@@ -1,4 +1,4 @@
-//! Which addresses callers may have told of their runs.
+//! Which addresses webhooks may be sent to.
 //!
 //! Public ones, and those that the operator lists. What can be seen of the address as written is
 //! judged before a run starts; what its name stands for, when something is sent.

@@ -40,7 +40,7 @@ impl Workspaces {
             let Some(kept) = kept else {
                 let thrown = directories.iter().filter(|(tenant, directory)| {
                     Workspace::throw_away(&root, tenant, directory).unwrap_or_else(|error| {
-                        tracing::warn!(%error, "files of a deleted run are left");
+                        tracing::warn!(%error, "files of a deleted run could not be removed");
                         false
                     })
                 });
@@ -59,7 +59,7 @@ impl Workspaces {
         let root = self.root.clone();
         let emptied = tokio::task::spawn_blocking(move || Workspace::empty_bin(&root)).await;
         if let Err(error) = emptied.map_err(io::Error::other).flatten() {
-            tracing::warn!(%error, "files that were forgotten are not deleted yet");
+            tracing::warn!(%error, "deleted files are not removed from disk yet");
         }
     }
 
@@ -76,7 +76,7 @@ impl Workspaces {
             match tokio::task::spawn_blocking(forget).await {
                 Ok(Ok(0)) | Err(_) => {}
                 Ok(Ok(deleted)) => {
-                    tracing::info!(deleted, "kept in the quarantine for long enough");
+                    tracing::info!(deleted, "deleted expired quarantine entries");
                 }
                 Ok(Err(error)) => tracing::warn!(%error, "the quarantine cannot be read"),
             }

@@ -3,7 +3,7 @@
 //!
 //! A scope is the directory of one workspace. Before its files are used, what others have changed is
 //! brought into it (`bringing`); what a call or a caller has changed is put into the object store and
-//! then, under the run's fence, into the database (`storing`) before anybody is told. What was changed
+//! then, under the run's fence, into the database (`storing`) before the call is answered. What was changed
 //! and is not kept, because the run was lost in the middle, is undone before the scope is used again.
 
 mod bringing;
@@ -35,7 +35,7 @@ use crate::tools::keeping::{Keeper, NotKept, Touched};
 use crate::tools::layout::{self, Stamp};
 use crate::tools::quota::Quota;
 
-/// The name of the id in the store that tells which object store it is.
+/// The name of the id in the store that identifies the object store.
 const NAME: &str = "object_store";
 /// How long the object store may take for a small content.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -93,7 +93,7 @@ struct Scope {
     kept: Arc<KeptFiles>,
     tenant: Arc<Tenant>,
     directory: String,
-    /// Up to which version everything has been brought; none where nothing has. Held by the task
+    /// Up to which version everything has been brought; `None` where nothing has. Held by the task
     /// that brings or keeps something.
     turn: tokio::sync::Mutex<Option<i64>>,
     /// Paths that others have changed and that could not be brought yet.
@@ -279,10 +279,10 @@ impl KeptFiles {
             Failure::Fenced | Failure::NotAlone => false,
         };
         if !is_passing || since.elapsed() >= self.patience {
-            tracing::warn!(error = %failure, "files of a workspace cannot be kept or brought");
+            tracing::warn!(error = %failure, "workspace files could not be synchronised with the object store");
             return false;
         }
-        tracing::debug!(error = %failure, "files of a workspace wait");
+        tracing::debug!(error = %failure, "workspace file synchronisation will be retried");
         tokio::time::sleep(*pause).await;
         *pause = LAST_PAUSE.min(*pause * 2);
         true

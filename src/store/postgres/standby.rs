@@ -30,7 +30,7 @@ impl Standby {
         &self.connections
     }
 
-    /// What it has; `None` where it cannot be asked.
+    /// What it has; `None` where it cannot be read.
     pub(super) async fn read(&self, statement: &Rendered) -> Option<Vec<Row>> {
         let rests = self.rests_until.lock().is_some_and(|until| Instant::now() < until);
         if rests {
@@ -39,7 +39,7 @@ impl Standby {
         match self.ask(statement).await {
             Ok(rows) => Some(rows),
             Err(error) => {
-                tracing::warn!(%error, "database.read_url cannot be asked; lists come from database.url");
+                tracing::warn!(%error, "the standby (database.read_url) failed; reading lists from database.url");
                 *self.rests_until.lock() = Some(Instant::now() + REST);
                 None
             }

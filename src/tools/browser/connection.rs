@@ -55,7 +55,7 @@ struct Shared {
     replies: Mutex<HashMap<u64, oneshot::Sender<Result<Value, String>>>>,
     /// Who reads the events of a session.
     sessions: Mutex<HashMap<String, EventSender>>,
-    /// Who is told of new targets in a browser context.
+    /// Receivers of new targets in a browser context.
     contexts: Mutex<HashMap<String, EventSender>>,
     closed: CancellationToken,
 }

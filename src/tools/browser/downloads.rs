@@ -35,7 +35,7 @@ struct State {
     place: Option<Place>,
     /// Whether a call is under way that takes files.
     is_taking: bool,
-    /// Of how many the browser has told since then.
+    /// How many the browser has reported since then.
     told: usize,
     begun: Vec<Download>,
 }
@@ -119,7 +119,7 @@ impl Downloads {
         self.0.lock().begun.iter().any(|download| download.state == Progress::Arriving)
     }
 
-    /// Whether a call takes files, and the browser has told of fewer than so many.
+    /// Whether a call takes files, and the browser has reported fewer than so many.
     pub(super) fn are_fewer_than(&self, files: usize) -> bool {
         let state = self.0.lock();
         state.is_taking && state.told < files
@@ -188,7 +188,7 @@ impl Downloads {
         }
     }
 
-    /// Whether the browser is to give up what it tells of.
+    /// Whether the browser is to cancel the reported download.
     pub(super) fn is_unwanted(&self, params: &Value) -> bool {
         let mut begun = self.0.lock().begun.clone().into_iter();
         let known = begun.find(|download| params["guid"] == download.guid.as_str());
@@ -197,7 +197,7 @@ impl Downloads {
     }
 }
 
-/// Bytes as the protocol tells them.
+/// Bytes as the protocol reports them.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,

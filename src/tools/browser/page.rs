@@ -33,7 +33,7 @@ const RESTLESS: Duration = Duration::from_secs(10);
 const PART: u32 = 2;
 /// Between two looks at a page that has not settled.
 const LOOK: Duration = Duration::from_millis(25);
-/// Tries to ask a page that is loaded anew meanwhile.
+/// Tries to ask a page that is loaded anew in the meantime.
 const TRIES: usize = 5;
 /// The browser's answer where a page has no document at the moment.
 const DETACHED: &str = "Not attached to an active page";
@@ -129,12 +129,12 @@ impl Page {
         self.tab.traffic.open(access)
     }
 
-    /// The address of what it shows; none before something was opened.
+    /// The address of what it shows; `None` before something was opened.
     pub(super) fn address(&self) -> Option<Url> {
         self.tab.address.lock().clone()
     }
 
-    /// What is told of it beside its text.
+    /// Notes for the model in addition to its text.
     pub(super) fn notes(&self) -> Vec<String> {
         self.tab.notes()
     }
@@ -169,7 +169,7 @@ impl Page {
                 tokio::time::sleep(LOOK).await;
             }
         };
-        let _ = tokio::time::timeout(self.settles_within, arrive).await; // what is missing is told
+        let _ = tokio::time::timeout(self.settles_within, arrive).await; // what is missing is reported
         let arrived = self.tab.downloads.end();
         let deny = json!({"behavior": "deny", "browserContextId": self.tab.context});
         if self.tab.chromium.call(None, "Browser.setDownloadBehavior", deny).await.is_err() {
@@ -276,7 +276,7 @@ impl Page {
         Err("the page does not stay as it is for long enough, and was closed".into())
     }
 
-    /// Whether a file is on its way, or was answered a moment ago and the browser has not told of it.
+    /// Whether a file is on its way, or was answered a moment ago and the browser has not reported it.
     fn awaits_files(&self) -> bool {
         let Tab { traffic, downloads, .. } = &*self.tab;
         let is_untold = downloads.are_fewer_than(traffic.files());
@@ -284,7 +284,7 @@ impl Page {
     }
 
     /// The value of a function of our script in the page, which may be replaced by another one
-    /// meanwhile.
+    /// in the meantime.
     async fn evaluate(&self, call: &str) -> Result<Value, String> {
         for _ in 0..TRIES {
             match self.evaluate_once(call).await {

@@ -170,8 +170,9 @@ impl Pool {
     }
 
     fn program(&self) -> Result<PathBuf, String> {
-        chromium::program(&self.settings.path)
-            .ok_or_else(|| format!("there is none on this machine; the operator can {INSTALL}"))
+        chromium::program(&self.settings.path).ok_or_else(|| {
+            format!("Chromium is not installed on this machine; the operator can {INSTALL}")
+        })
     }
 
     /// Waits for the calls of this run that came before.
@@ -228,7 +229,7 @@ impl Pool {
         } else {
             let chromium = self.running(&mut state).await?;
             place = Some(Arc::clone(&state.opening));
-            drop(state); // other runs go on meanwhile
+            drop(state); // other runs go on in the meantime
             let page = self.new_page(&chromium).await?;
             state = self.state.lock().await;
             if !state.has_browser(&chromium) {

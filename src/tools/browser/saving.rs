@@ -29,7 +29,7 @@ const MAX_ENDING: usize = 16;
 const NAMELESS: &str = "download";
 /// Files of one name.
 const MAX_SAME: u32 = 1000;
-/// Characters of a name that a page gave, where it is told.
+/// Characters of a name that a page gave, where it is shown.
 const MAX_TOLD: usize = 200;
 
 pub(super) fn picture_path(context: &ToolContext) -> String {
@@ -37,7 +37,7 @@ pub(super) fn picture_path(context: &ToolContext) -> String {
 }
 
 pub(super) fn check_standing(context: &ToolContext) -> Result<(), ToolError> {
-    let given_up = || ToolError::ForModel("The run was given up before the call.".into());
+    let given_up = || ToolError::ForModel("The call was cancelled before it began.".into());
     context.standing.holds().then_some(()).ok_or_else(given_up)
 }
 
@@ -77,7 +77,7 @@ pub(super) async fn picture(picture: Vec<u8>, context: &ToolContext) -> Result<S
     Ok(format!("Saved a picture of {size} bytes as {path}."))
 }
 
-/// Moves files that have arrived into the workspace, as far as the rules permit it, and tells what
+/// Moves files that have arrived into the workspace, as far as the rules permit it, and reports what
 /// became of each.
 pub(super) async fn files(
     arrived: (Arc<Dir>, Vec<Download>),
@@ -126,7 +126,7 @@ impl Saving<'_> {
         let mut source = open_for_reading(self.from, &download.guid).map_err(system)?;
         let metadata = source.metadata().map_err(system)?;
         if !metadata.is_file() || metadata.nlink() != 1 {
-            return Err("it is no plain file".into());
+            return Err("it is not a regular file".into());
         }
         let size = metadata.len();
         let name = plain_name(&download.name);
@@ -155,7 +155,7 @@ impl Saving<'_> {
             }
             file.sync_data().map_err(system)?;
             if self.stop.is_cancelled() || !self.context.standing.holds() {
-                return Err("the call was given up".into());
+                return Err("the call was cancelled".into());
             }
             match staged.place(made.dir(), made.name()) {
                 Ok(()) => {

@@ -28,7 +28,7 @@ const MAX_EVENTS: u64 = 20_000;
 const MAX_ANSWERED: usize = 2_048;
 /// Frames of other sites and workers of one page that run at the same time.
 const MAX_TARGETS: usize = 64;
-/// What is told of a page beside its text.
+/// Notes for the model in addition to a page's text.
 const MAX_NOTES: usize = 10;
 const MAX_NOTE: usize = 300;
 
@@ -104,7 +104,7 @@ impl Tab {
         self.notes.lock().clear();
     }
 
-    /// What is told of the page beside its text since the call began.
+    /// Notes for the model since the call began.
     pub(super) fn notes(&self) -> Vec<String> {
         self.notes.lock().iter().cloned().collect()
     }
@@ -138,7 +138,7 @@ impl Tab {
         }
         if kind == "iframe" {
             self.chromium.connection().subscribe(&session, events);
-            // What it downloads is told to nobody else.
+            // Its downloads are reported to no one else.
             let enabled = self.chromium.call(Some(&session), "Page.enable", json!({}));
             let (held, enabled) = tokio::join!(self.hold_requests(&session), enabled);
             if held.is_err() || enabled.is_err() {
@@ -168,7 +168,7 @@ impl Tab {
         let _ = self.call("Page.handleJavaScriptDialog", answer).await; // it may be gone
     }
 
-    /// Notes what an event tells of the page. Whatever needs an answer is another's to give.
+    /// Notes what an event says of the page. Whatever needs an answer is another's to give.
     fn take_note(&self, method: &str, params: &Value) {
         let is_main = |frame: &Value| *frame == self.target.as_str();
         let shown = |url: &Value| cut(url.as_str().unwrap_or_default());

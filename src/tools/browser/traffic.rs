@@ -171,7 +171,7 @@ impl Traffic {
         let _ = chromium.call(Some(session), "Fetch.fulfillRequest", fulfilled).await; // the same
     }
 
-    /// The answer to a request; none where it is refused or failed, which is noted.
+    /// The answer to a request; `None` where it is refused or failed, which is noted.
     async fn fetched(&self, held: &Value) -> Option<Response> {
         let access = self.access.lock().clone()?;
         let url = address::read(held["url"].as_str()?).ok()?;
@@ -234,7 +234,7 @@ fn headers_of(held: &Value) -> Option<HeaderMap> {
     Some(headers)
 }
 
-/// The body of a request; none where the browser does not tell all of it, or where it is too long.
+/// The body of a request; `None` where the browser does not report all of it, or where it is too long.
 fn body_of(held: &Value) -> Option<Bytes> {
     let entries = held["postDataEntries"].as_array();
     if held["hasPostData"] == true && entries.is_none_or(Vec::is_empty) {
@@ -247,7 +247,7 @@ fn body_of(held: &Value) -> Option<Bytes> {
     (body.len() <= MAX_SENT).then(|| Bytes::from(body))
 }
 
-/// Whether the browser stores an answer instead of showing it, as far as its headers tell.
+/// Whether the browser stores an answer instead of showing it, as far as its headers show.
 fn is_file(headers: &HeaderMap) -> bool {
     let value = |name| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let disposition = value(CONTENT_DISPOSITION).trim_start().to_ascii_lowercase();

@@ -1,6 +1,6 @@
 //! What a model sees of the answer of an HTTP tool.
 //!
-//! A refusal of the service is told with what it says of the reason, so that the model can do
+//! A refusal of the service is reported with the reason that it gives, so that the model can do
 //! better. Of JSON a part may be shown; what is too long is cut, with a note.
 
 use http::StatusCode;
@@ -40,7 +40,7 @@ impl Shown {
         Ok(Self { pointer: section.pointer.clone(), max_bytes })
     }
 
-    /// The answer as the model reads it, or why there is none.
+    /// The answer as the model reads it, or the error.
     pub(super) fn of(&self, response: &Response) -> Result<String, String> {
         let Response { status, headers, body, is_whole, .. } = response;
         if !status.is_success() {
@@ -48,7 +48,7 @@ impl Shown {
         }
         if !is_whole {
             return Err(format!(
-                "The answer has more than {} bytes, which is too much to read; ask for less.",
+                "The answer has more than {} bytes, which is too large; request less.",
                 body.len()
             ));
         }
@@ -64,7 +64,7 @@ impl Shown {
             Err(_) if self.pointer.is_none() => return self.text(body, kind),
             Err(_) => {
                 return Err(format!(
-                    "The answer is not JSON, which is expected of it; it is {}.",
+                    "The answer is not JSON, although JSON is expected; it is {}.",
                     named(kind)
                 ));
             }
@@ -86,7 +86,7 @@ impl Shown {
                 Ok(self.cut(String::from_utf8_lossy(body).into_owned()))
             }
             _ => {
-                Err(format!("The answer is no text, but {} bytes of {}.", body.len(), named(kind)))
+                Err(format!("The answer is not text but {} bytes of {}.", body.len(), named(kind)))
             }
         }
     }

@@ -77,7 +77,7 @@ pub struct Entry {
     /// Templates over `args` and `env`; what is undefined is left out.
     #[serde(default)]
     pub query: BTreeMap<String, String>,
-    /// The same, besides those of the file.
+    /// Templates, too; in addition to those of the file.
     #[serde(default)]
     pub headers: BTreeMap<String, String>,
     /// JSON whose texts are templates over `args`, or one template.

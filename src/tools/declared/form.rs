@@ -8,7 +8,7 @@ use super::Wrong;
 /// The media type of a form.
 pub(super) const TYPE: &str = "application/x-www-form-urlencoded";
 
-/// Checks the declared body of a form. `is_expression` tells whether a text is a single `{{ … }}`.
+/// Checks the declared body of a form. `is_expression` says whether a text is a single `{{ … }}`.
 pub(super) fn check(
     body: Option<&Value>,
     is_expression: impl Fn(&str) -> bool,

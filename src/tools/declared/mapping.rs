@@ -126,7 +126,7 @@ impl Mapping {
     ) -> Result<Self, Wrong> {
         let method = entry.method.as_deref().unwrap_or_default();
         let method = METHODS.iter().find(|known| known.as_str() == method).ok_or_else(|| {
-            Wrong::at("method", "is none of GET, HEAD, POST, PUT, PATCH and DELETE")
+            Wrong::at("method", "is not one of GET, HEAD, POST, PUT, PATCH and DELETE")
         })?;
         let path = entry.path.clone().ok_or_else(|| Wrong::at("path", "is missing"))?;
         if !path.starts_with('/')
@@ -192,13 +192,13 @@ impl Mapping {
         };
         let is_empty = path.split('/').skip(1).any(str::is_empty) && !self.path.ends_with('/');
         if path.split('/').any(is_dots) || is_empty {
-            return Err("An argument that stands in the path is empty, `.` or `..`.".to_owned());
+            return Err("An argument in the path is empty, `.` or `..`.".to_owned());
         }
         let whole = format!("{}{path}", base.as_str().trim_end_matches('/'));
         let url = address::read(&whole).map_err(|why| format!("The address {why}."))?;
         let root = base.path().trim_end_matches('/');
         if !address::is_same_origin(base, &url) || !url.path().starts_with(&format!("{root}/")) {
-            return Err("The path leaves its place.".to_owned());
+            return Err("The arguments lead out of the tool's path.".to_owned());
         }
         Ok(url)
     }
@@ -274,7 +274,7 @@ impl Mapping {
         Ok(bytes.into())
     }
 
-    /// The value of a text that is one expression, else the text that a template makes; none where
+    /// The value of a text that is one expression, else the text that a template makes; `None` where
     /// the expression is undefined.
     fn value(
         &self,

@@ -5,7 +5,7 @@
 //! reference that leads into itself ends in a schema that allows all; one that leads out of the
 //! document is refused. The method suggests the effect, where the operator says nothing else: `GET`
 //! reads, `PUT` may be repeated, all others are `once`, and `DELETE` is destructive. What a tool cannot
-//! send is left out where it is optional, and told.
+//! send is left out where it is optional, and reported.
 
 mod body;
 mod list;
@@ -84,7 +84,7 @@ struct Walk<'a> {
 
 impl Document {
     /// # Errors
-    /// It is none of OpenAPI 3.0 or 3.1.
+    /// It is neither OpenAPI 3.0 nor 3.1.
     pub fn of(root: Value) -> Result<Self, String> {
         let version = root.get("openapi").and_then(Value::as_str).unwrap_or_default();
         if !version.starts_with("3.0.") && !version.starts_with("3.1.") {

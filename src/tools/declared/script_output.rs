@@ -27,12 +27,12 @@ const PAUSE: Duration = Duration::from_millis(100);
 const MAX_SAID: usize = 4 * 1024;
 /// Bytes of either end of an answer that is too long.
 const MAX_END: usize = MAX_RESULT / 2 - 512;
-/// Faults of an answer that a model is told.
+/// Faults of an answer that are listed to a model.
 const MAX_FAULTS: usize = 8;
 /// Bytes from which on a secret is looked for: a shorter one would be found everywhere.
 const MIN_REMOVED: usize = 4;
 
-/// The progress that one call tells of.
+/// The progress that one call reports.
 pub(super) struct Said<'a> {
     context: &'a ToolContext,
     tool: &'a str,
@@ -91,7 +91,7 @@ impl Answered {
         Self { schema, secrets }
     }
 
-    /// The answer, or why there is none.
+    /// The answer, or the error.
     pub(super) fn of(&self, ran: &Ran, timeout: Duration) -> Result<String, String> {
         let Ran { exit_code, stopped, stdout, stderr, .. } = ran;
         let failed = match (stopped, exit_code) {

@@ -36,7 +36,7 @@ async fn errors_panics_and_timeouts_are_results() {
     use CallFailure::{Panicked, Timeout, ToolError};
     let bench = bench(&full());
     let crashed = "Error: The tool crashed on this call; try other arguments or another tool.";
-    let late = "Error: The tool did not finish within 60 seconds and was given up.";
+    let late = "Error: The tool did not finish within 60 seconds and was cancelled.";
     for (what, failure, content) in [
         ("fail", ToolError, "Error: it did not work"),
         ("panic", Panicked, crashed),

@@ -1,5 +1,5 @@
 //! Nothing outside the workspace is read or written, whatever the path and whatever happens
-//! meanwhile.
+//! in the meantime.
 //!
 //! Known ways out as a table, made-up paths as a property, and links that are swapped in while
 //! calls run, both towards the outside and towards what a rule denies within.

@@ -2,7 +2,7 @@
 //!
 //! What is equal at the beginning and the end is taken off first, so that a small change of a large
 //! file is found at once; what is between is compared for a short while, after which the diff is
-//! right and no longer the shortest. Of large files only the counts are told.
+//! right and no longer the shortest. Of large files only the counts are reported.
 
 use std::fmt::Write as _;
 use std::io::Read;

@@ -34,12 +34,12 @@ fn a_story_of_every_operation() {
         (json!({"operation": "read", "path": "./notes//a.md"}),                     Ok("one\ntwo\nthree")),
         (json!({"operation": "read", "path": "notes/a.md", "offset": 2}),           Ok("two\nthree")),
         (json!({"operation": "read", "path": "notes/a.md", "offset": 3, "limit": 9}), Ok("three")),
-        (json!({"operation": "read", "path": "notes/a.md", "limit": 1}),            Ok("one\n[Lines 1 to 1. The file goes on: read it with offset 2.]")),
+        (json!({"operation": "read", "path": "notes/a.md", "limit": 1}),            Ok("one\n[Lines 1 to 1. The file continues: read it with offset 2.]")),
         (json!({"operation": "read", "path": "notes/a.md", "offset": 4}),           Err("\"notes/a.md\" has only 3 lines; line 4 is beyond its end")),
         (json!({"operation": "read", "path": "notes"}),                             Err("\"notes\" is a directory; use list to see what is in it")),
         (json!({"operation": "read", "path": "."}),                                 Err("\".\" is a directory; use list to see what is in it")),
         (json!({"operation": "read", "path": "nope.md"}),                           Err("\"nope.md\" does not exist")),
-        (json!({"operation": "read", "path": "b.md/x"}),                            Err("\"b.md/x\" is not a directory, or goes through something that is none")),
+        (json!({"operation": "read", "path": "b.md/x"}),                            Err("\"b.md/x\" is not a directory, or a part of the path is not one")),
         (json!({"operation": "edit", "path": "notes/a.md", "old": "two", "new": "2"}), Ok("Replaced 1 occurrence in notes/a.md.")),
         (json!({"operation": "edit", "path": "notes/a.md", "old": "two", "new": "2"}), Err("the old text occurs 0 times in \"notes/a.md\"; read the file and copy the text exactly, white space included")),
         (json!({"operation": "edit", "path": "notes/a.md", "old": "e", "new": "E"}), Err("the old text occurs 3 times in \"notes/a.md\"; add lines around it until it occurs once, or set replace_all")),
@@ -54,7 +54,7 @@ fn a_story_of_every_operation() {
         (json!({"operation": "append", "path": "notes", "content": ""}),            Err("\"notes\" is a directory")),
         (json!({"operation": "list"}),                                              Ok("b.md\nnotes/")),
         (json!({"operation": "list", "path": "notes"}),                             Ok("a.md\ndeep/")),
-        (json!({"operation": "list", "path": "b.md"}),                              Err("\"b.md\" is not a directory, or goes through something that is none")),
+        (json!({"operation": "list", "path": "b.md"}),                              Err("\"b.md\" is not a directory, or a part of the path is not one")),
         (json!({"operation": "glob", "pattern": "**/*.md"}),                        Ok("b.md\nnotes/a.md")),
         (json!({"operation": "glob", "pattern": "*"}),                              Ok("b.md\nnotes/")),
         (json!({"operation": "glob", "pattern": "./d*", "path": "notes"}),          Ok("notes/deep/")),
@@ -277,7 +277,7 @@ fn a_line_that_fills_a_page_is_cut_between_characters() {
     assert_eq!(text.len(), 1024 * 1024 - 1);
     assert_eq!(
         note,
-        "[Line 1 is cut here: it is longer than 1048576 bytes.]\n[Lines 1 to 1. The file goes on: read it with offset 2.]"
+        "[Line 1 is cut here: it is longer than 1048576 bytes.]\n[Lines 1 to 1. The file continues: read it with offset 2.]"
     );
     assert_eq!(
         world.call(&json!({"operation": "read", "path": "line.txt", "offset": 2})).unwrap(),

@@ -77,7 +77,7 @@ pub(super) fn actions(workspace: &Workspace, patch: &str) -> Result<Vec<Action>,
 struct Planned {
     path: String,
     what: PatchKind,
-    /// What holds it; none where it is not made yet.
+    /// What holds it; `None` where it is not made yet.
     dir: Option<Arc<Dir>>,
     name: String,
     before: Option<(Metadata, String)>,
@@ -93,7 +93,7 @@ pub(super) fn apply(
     changed: &Changed,
 ) -> Result<String, ToolError> {
     if actions(workspace, patch)? != permit.actions() {
-        let message = "files changed while the patch was about to be applied; look again";
+        let message = "files changed while the patch was about to be applied; read them again";
         return Err(ToolError::ForModel(message.into()));
     }
     let files = parse(patch).map_err(told)?;
@@ -216,7 +216,7 @@ impl Planned {
         };
         let message = || {
             ToolError::ForModel(format!(
-                "{:?} was changed by another writer meanwhile; nothing is patched, read it again",
+                "{:?} was changed by another writer in the meantime; nothing was patched, read it again",
                 self.path
             ))
         };
@@ -261,7 +261,7 @@ impl Planned {
     }
 }
 
-/// What is told where the last steps could not all be taken.
+/// The result where the last steps could not all be taken.
 fn failed(at: &Planned, error: &io::Error, left: &[&Planned], changed: &Changed) -> ToolError {
     let ToolError::ForModel(why) = refused(&at.path, error) else {
         return ToolError::Fatal(error.to_string());
@@ -273,5 +273,5 @@ fn failed(at: &Planned, error: &io::Error, left: &[&Planned], changed: &Changed)
         return ToolError::ForModel(format!("{why}; nothing is patched"));
     }
     let left = left.iter().map(|one| one.path.as_str()).collect::<Vec<_>>().join(", ");
-    ToolError::ForModel(format!("{why}; these are patched all the same: {left}"))
+    ToolError::ForModel(format!("{why}; these are patched nevertheless: {left}"))
 }

@@ -43,7 +43,7 @@ pub(super) fn begin(
 ) -> Result<Begun, ToolError> {
     let (mut file, length) = open(workspace, path)?;
     let failed = |e: io::Error| refused(path, &e);
-    // One byte more than it had: a file that grows meanwhile is a case for `read`.
+    // One byte more than it had: a file that grows in the meantime is a case for `read`.
     let looked_at = if length > SMALL { PEEKED } else { SMALL + 1 };
     let mut bytes = Vec::with_capacity(usize::try_from(length.min(looked_at)).unwrap_or(0) + 1);
     (&mut file).take(looked_at).read_to_end(&mut bytes).map_err(failed)?;
@@ -186,7 +186,7 @@ fn page(
     let last = next - 1;
     Ok(whole(path, text)?
         + &note
-        + &format!("[Lines {first} to {last}. The file goes on: read it with offset {next}.]"))
+        + &format!("[Lines {first} to {last}. The file continues: read it with offset {next}.]"))
 }
 
 /// Some lines of a file, the last one perhaps cut.

@@ -85,7 +85,7 @@ pub(super) fn write(
                 return Ok(format!("{path} holds exactly this text already."));
             }
             Err(ToolError::ForModel(format!(
-                "{path:?} came into existence meanwhile and was not overwritten; look again"
+                "{path:?} was created by another writer in the meantime and was not overwritten; read it first"
             )))
         }
         Err(e) => Err(refused(path, &e)),
@@ -203,7 +203,7 @@ pub(super) fn edit(
     }
     if !dir.symlink_metadata(name).is_ok_and(|now| same_version(&before, &now)) {
         return Err(ToolError::ForModel(format!(
-            "{path:?} was changed by another writer meanwhile; read it again"
+            "{path:?} was changed by another writer in the meantime; read it again"
         )));
     }
     staged.replace(&dir, name).map_err(|e| refused(path, &e))?;

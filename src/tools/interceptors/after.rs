@@ -37,7 +37,7 @@ pub enum Revision {
     Replace(String),
 }
 
-/// What an interceptor of results looks at, besides the result.
+/// What an interceptor of results looks at, in addition to the result.
 pub struct Returned<'a> {
     pub tool: &'a str,
     pub arguments: &'a Value,
@@ -91,7 +91,7 @@ impl After {
         self.tool.is_match(tool)
     }
 
-    /// Applies it to a result, and tells its place if it replaced it.
+    /// Applies it to a result, and returns its place if it replaced it.
     pub(super) fn revise(
         &self,
         returned: &Returned<'_>,

@@ -33,7 +33,7 @@ pub(super) fn kind(result: &Value) -> Result<Kind, String> {
     }
 }
 
-/// The answer, or why there is none, as the model reads it.
+/// The answer, or the error, as the model reads it.
 pub(super) fn of(result: &Value) -> Result<String, String> {
     let parts = result["content"].as_array().map(Vec::as_slice).unwrap_or_default();
     let mut text: Vec<String> = parts.iter().take(MAX_PARTS).map(part).collect();
@@ -49,7 +49,7 @@ pub(super) fn of(result: &Value) -> Result<String, String> {
         (Some(true), true) => Err("The tool failed and does not say why.".to_owned()),
         (Some(true), false) => Err(text),
         (_, true) if result.is_object() => Ok("The tool answered nothing.".to_owned()),
-        (_, true) => Err("The server's answer is not what the protocol asks for.".to_owned()),
+        (_, true) => Err("The server's answer does not follow the protocol.".to_owned()),
         (_, false) => Ok(text),
     }
 }
@@ -63,7 +63,7 @@ fn part(part: &Value) -> String {
             let uri = shortened(resource["uri"].as_str().unwrap_or_default());
             match resource["text"].as_str() {
                 Some(text) => format!("[{uri}]\n{text}"),
-                None => format!("[{uri} is no text and is left out]"),
+                None => format!("[{uri} is not text and is omitted]"),
             }
         }
         Some("resource_link") => format!("[see {}]", word("uri")),
@@ -111,7 +111,7 @@ mod tests {
                 Ok("[u]\nt"),
             ),
             (json!({"content": [7]}), Ok("[content of an unknown type, left out]")),
-            (Value::Null, Err("The server's answer is not what the protocol asks for.")),
+            (Value::Null, Err("The server's answer does not follow the protocol.")),
         ] {
             let expected = expected.map(str::to_owned).map_err(str::to_owned);
             assert_eq!(of(&result), expected, "{result}");

@@ -43,21 +43,21 @@ pub(super) fn read(result: &Value) -> Result<Asked, String> {
     let state = match &result["requestState"] {
         Value::Null => None,
         Value::String(state) if state.len() > MAX_STATE => {
-            return Err(format!("its requestState has more than {} KiB", MAX_STATE / 1024));
+            return Err(format!("its `requestState` has more than {} KiB", MAX_STATE / 1024));
         }
         Value::String(state) if state.contains('\0') => {
-            return Err("its requestState has NUL characters".to_owned());
+            return Err("its `requestState` has NUL characters".to_owned());
         }
         Value::String(state) => Some(state.clone()),
-        _ => return Err("its requestState is no text".to_owned()),
+        _ => return Err("its `requestState` is not a string".to_owned()),
     };
     let asked = match &result["inputRequests"] {
         Value::Null => &Map::new(),
         Value::Object(asked) => asked,
-        _ => return Err("its inputRequests are none".to_owned()),
+        _ => return Err("its `inputRequests` is not an object".to_owned()),
     };
     if asked.is_empty() && state.is_none() {
-        return Err("it does not say for what".to_owned());
+        return Err("it contains neither `inputRequests` nor `requestState`".to_owned());
     }
     if asked.len() > MAX_FORMS {
         return Err(format!("it asks for more than {MAX_FORMS} things at once"));
@@ -106,7 +106,7 @@ fn schema(asked: &Value) -> Result<Value, String> {
         return Err("has no properties".to_owned());
     };
     if asked["type"] != "object" {
-        return Err("is none of an object".to_owned());
+        return Err("is not an object schema".to_owned());
     }
     if fields.len() > MAX_FIELDS {
         return Err(format!("has more than {MAX_FIELDS} fields"));
@@ -135,14 +135,14 @@ fn field(asked: &Value) -> Result<Value, String> {
         Some("number" | "integer") => &OF_NUMBERS,
         Some("boolean") => &[],
         Some("array") if choices(&asked["items"]).is_some() => &OF_CHOICES,
-        _ => return Err("is no string, number, boolean or choice of strings".to_owned()),
+        _ => return Err("is not a string, number, boolean or choice of strings".to_owned()),
     };
     let mut field = Map::new();
     for keyword in OF_ALL.iter().chain(own) {
         let value = match (*keyword, &asked[*keyword]) {
             (_, Value::Null) => continue,
             ("items", items) => choices(items).unwrap_or_default(),
-            ("oneOf", titled) => titles(titled).ok_or("has choices that are none")?,
+            ("oneOf", titled) => titles(titled).ok_or("has an invalid `oneOf`")?,
             (_, value) => value.clone(),
         };
         field.insert((*keyword).to_owned(), value);
@@ -223,9 +223,9 @@ mod tests {
         let of = |method: &str| json!({"inputRequests": {"a": {"method": method, "params": {}}}});
         let form = json!({"type": "object", "properties": {}});
         for (asked, why) in [
-            (json!({}), "does not say for what"),
-            (json!({"inputRequests": 7}), "are none"),
-            (json!({"requestState": 7}), "no text"),
+            (json!({}), "neither `inputRequests` nor"),
+            (json!({"inputRequests": 7}), "not an object"),
+            (json!({"requestState": 7}), "not a string"),
             (json!({"requestState": "x".repeat(70_000)}), "64 KiB"),
             (of("sampling/createMessage"), "not offered"),
             (of("roots/list"), "not offered"),

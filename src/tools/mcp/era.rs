@@ -1,5 +1,5 @@
-//! Which era of the protocol a server speaks: the old one begins with `initialize`, in the new one
-//! every request says its version by itself.
+//! Which era of the protocol a server speaks: the old revisions begin with `initialize`, in the new
+//! ones every request states its version.
 //!
 //! Pure. A server is asked for `server/discover` first, as the specification advises for clients that
 //! speak both; what is no answer of the new era means the old one, whatever it is.
@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::messages::{Failure, Fault, NEW_VERSION, NOT_OFFERED, VERSIONS};
 use crate::bounds::text::shortened;
 
-/// An era.
+/// An era: the protocol revisions with `initialize`, or those with `server/discover`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Era {
     Old,
@@ -30,18 +30,18 @@ pub(super) const HEADER_MISMATCH: i64 = -32020;
 const MISSING_CAPABILITY: i64 = -32021;
 /// The server does not speak the version of a request.
 const UNSUPPORTED_VERSION: i64 = -32022;
-/// Versions of a server that are told.
+/// Versions of a server that are reported.
 const MAX_TOLD: usize = 8;
 
 /// What the first answer says.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Found {
     New {
-        /// Whether it can tell that its list of tools has changed.
+        /// Whether it can notify that its list of tools has changed.
         tells_changes: bool,
     },
     Old,
-    /// Why it cannot be asked: a phrase.
+    /// Why it cannot be used: a phrase.
     Neither(String),
 }
 
@@ -81,7 +81,9 @@ fn older(listed: &Value) -> Found {
         return Found::Old;
     }
     let told: Vec<String> = versions(listed).take(MAX_TOLD).map(shortened).collect();
-    Found::Neither(format!("it speaks the protocol versions {told:?}, of which none is known here"))
+    Found::Neither(format!(
+        "it speaks only the protocol versions {told:?}, none of which is supported"
+    ))
 }
 
 /// Whether only a server of the new era refuses like this.
@@ -115,7 +117,8 @@ mod tests {
                 "capabilities": {"tools": {"listChanged": changed}}}))
         };
         let neither = |why: &str| Found::Neither(why.to_owned());
-        let none = "it speaks the protocol versions [\"2099-01-01\"], of which none is known here";
+        let none =
+            "it speaks only the protocol versions [\"2099-01-01\"], none of which is supported";
         for (answer, expected) in [
             (discovered(json!([NEW_VERSION]), true), Found::New { tells_changes: true }),
             (

@@ -1,8 +1,8 @@
 //! A server at an address: each message is a POST, answered by JSON or by a stream of events (the
 //! streamable HTTP of the protocol, without the stream that a client may open beside).
 //!
-//! In the old era there are sessions, and the server is told what is not needed any more; in the new
-//! one headers repeat what the body says, and the end of the connection tells it.
+//! In the old era there are sessions, and the server is notified of what is no longer needed; in the new
+//! one headers repeat what the body says, and the end of the connection does that.
 //!
 //! Requests go to exactly the host and port that the operator wrote, whatever the server redirects
 //! to, through the client that is for addresses of others. An answer has a size, a stream ends with
@@ -44,7 +44,7 @@ const MAX_CALLS: usize = 32;
 const MAX_REPLIES: usize = 8;
 /// Why a request of a session came to nothing that the server does not know any more.
 const SESSION_ENDED: &str = "it answers 404: the session has ended";
-/// Bytes of a refusal that are told.
+/// Bytes of a refusal that are reported.
 const MAX_TOLD: usize = 200;
 
 type Answer = Result<Value, Failure>;
@@ -115,7 +115,7 @@ struct Stream {
     broken: Option<String>,
 }
 
-/// A question that is under way; the server is told when its answer is not needed any more.
+/// A pending request; the server is notified when its answer is no longer needed.
 struct Asked {
     address: Address,
     id: u64,
@@ -231,7 +231,7 @@ impl Address {
         self.0.session.lock().name.clone()
     }
 
-    /// Begins a session in the place of one that has ended, unless that was done meanwhile.
+    /// Begins a session in the place of one that has ended, unless that was done in the meantime.
     async fn begin_another(&self, ended: Option<HeaderValue>) -> Result<(), Failure> {
         let _renewing = self.0.renewing.lock().await;
         if self.session() != ended {
@@ -390,7 +390,7 @@ fn is_stream(headers: &HeaderMap) -> bool {
     kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("text/event-stream")
 }
 
-/// What a status says that is none of success.
+/// What a status that is not a success says.
 fn refusal(era: Era, status: StatusCode, body: &[u8]) -> Failure {
     let fault = messages::fault_in(body).filter(|_| status.is_client_error());
     if let Some(fault) = fault.filter(|fault| era == Era::New || era::is_of_new_era(fault)) {

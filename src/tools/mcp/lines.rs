@@ -1,7 +1,7 @@
 //! Lines of a stream that anybody may have written, of bounded length, read at a bounded rate.
 //!
-//! A line that is longer than it may be is passed over; its beginning is told, so that who waits for
-//! it can be told as well.
+//! A line that is longer than it may be is passed over; its beginning is reported, so that who waits for
+//! it can be notified as well.
 
 use std::io;
 use std::time::Duration;

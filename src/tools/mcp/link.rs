@@ -39,7 +39,7 @@ pub(super) enum Way {
 #[derive(Debug, Clone, Copy)]
 struct Spoken {
     era: Era,
-    /// Whether it can be asked to tell that its list has changed.
+    /// Whether it can be asked for notifications that its list has changed.
     tells_changes: bool,
 }
 
@@ -91,7 +91,7 @@ impl Link {
         }
     }
 
-    /// The result of a call. Dropping the future tells the server that it is not needed any more.
+    /// The result of a call. Dropping the future notifies the server that it is no longer needed.
     pub(super) async fn call(
         &self,
         tool: &Described,
@@ -117,7 +117,7 @@ impl Link {
         })
     }
 
-    /// Gets acquainted: finds out the era, unless that is known to be the old one. `is_probing` is set
+    /// Performs the handshake: finds out the era, unless that is known to be the old one. `is_probing` is set
     /// while a server that may be of the old era has to take what it cannot know, and stays set where
     /// it has answered neither that nor, as it should, `initialize`.
     ///
@@ -220,7 +220,7 @@ impl Link {
         Ok(())
     }
 
-    /// Asks a program to tell changes of its list. Over HTTP that would keep a request open for ever: the
+    /// Asks a program for notifications of changes of its list. Over HTTP that would keep a request open for ever: the
     /// list is looked at there.
     fn follow(&self) {
         if let (Way::Pipes(pipes), Some(Spoken { tells_changes: true, .. })) =
@@ -244,7 +244,7 @@ impl Link {
             let page = self.ask_soon(self.era(), "tools/list", params).await;
             let mut page = page.map_err(|failure| failure.to_string())?;
             let Value::Array(more) = page["tools"].take() else {
-                return Err("its list of tools is none".to_owned());
+                return Err("the `tools/list` result has no valid `tools` array".to_owned());
             };
             fresh = fresh.min(page["ttlMs"].as_u64().unwrap_or(0));
             entries.extend(more.into_iter().take(MAX_ENTRIES.saturating_sub(entries.len())));

@@ -187,7 +187,7 @@ fn output_schema(entry: &Value) -> Result<Option<Value>, String> {
         return Ok(None);
     }
     if !schema.is_object() {
-        return Err("is no object".to_owned());
+        return Err("is not an object".to_owned());
     }
     if schema.to_string().len() > MAX_SCHEMA {
         return Err(format!("has more than {} KiB", MAX_SCHEMA / 1024));

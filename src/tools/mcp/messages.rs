@@ -112,7 +112,7 @@ pub(super) fn initialized() -> String {
 
 /// The answer to a request is not needed any more.
 pub(super) fn cancellation(id: u64) -> String {
-    let params = json!({"requestId": id, "reason": "the caller does not wait for it any more"});
+    let params = json!({"requestId": id, "reason": "the caller no longer waits for it"});
     notification("notifications/cancelled", &params)
 }
 
@@ -145,7 +145,7 @@ fn client_info() -> Value {
 pub(super) fn version_in(introduced: &Value) -> Result<&'static str, String> {
     let theirs = introduced["protocolVersion"].as_str().unwrap_or_default();
     VERSIONS.into_iter().find(|version| *version == theirs).ok_or_else(|| {
-        format!("it speaks the protocol version {:?}, which is not known here", shortened(theirs))
+        format!("it speaks the protocol version {:?}, which is not supported", shortened(theirs))
     })
 }
 

@@ -72,7 +72,7 @@ fn marked(
     let header = written.map(|name| HeaderName::try_from(format!("{PREFIX}{name}")));
     let Some(Ok(header)) = header else { return Err(wrong("which is no name of a header")) };
     if path.is_empty() || !is_primitive(keywords) {
-        return Err(wrong("of what is no string, integer or boolean"));
+        return Err(wrong("of something that is not a string, integer or boolean"));
     }
     if found.iter().any(|other| other.header == header) {
         return Err(wrong("which is there twice"));

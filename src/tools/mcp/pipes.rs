@@ -85,7 +85,7 @@ impl Bearable {
     }
 }
 
-/// A question that is under way; the server is told when its answer is not needed any more, unless it
+/// A pending request; the server is notified when its answer is no longer needed, unless it
 /// is one of those by which its era is found out: of these it need not answer each.
 struct Asked<'a> {
     shared: &'a Arc<Shared>,

@@ -65,7 +65,7 @@ pub enum Connection {
         variables: Vec<(String, String)>,
         /// Where it starts, and what it may write.
         directory: PathBuf,
-        /// What it may read and execute besides.
+        /// What it may read and execute in addition to the system's files.
         reads: Vec<PathBuf>,
         /// What it may ask of the network.
         network: Arc<Hosts>,
@@ -87,7 +87,7 @@ pub(super) struct Surroundings {
     pub(super) generation: Arc<AtomicU64>,
 }
 
-/// How a server is at the moment.
+/// The current state of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Status {
     NotStarted,
@@ -173,12 +173,12 @@ impl Server {
         *self.status.borrow() != Status::NotStarted
     }
 
-    /// Whether it has ever told its tools.
+    /// Whether it has ever listed its tools.
     pub(super) fn is_listed(&self) -> bool {
         self.is_listed.load(Ordering::Relaxed)
     }
 
-    /// Why it cannot be asked, as a sentence; none where it can.
+    /// Why it is not available, as a sentence; `None` where it is.
     pub(super) fn fault(&self) -> Option<String> {
         let name = self.name();
         match &*self.status.borrow() {
@@ -192,7 +192,7 @@ impl Server {
     /// The connection.
     ///
     /// # Errors
-    /// Why there is none: a sentence.
+    /// Why it is not available: a sentence.
     pub(super) fn link(&self) -> Result<Link, String> {
         let link = self.link.read().clone();
         link.ok_or_else(|| {
@@ -218,7 +218,7 @@ impl Server {
         let _ = self.status.subscribe().wait_for(is_settled).await; // it lives as long as this
     }
 
-    /// Its whole life; to be dropped at its end.
+    /// Runs the connection until it is dropped.
     pub(super) async fn driven(self: Arc<Self>) {
         let mut pause = FIRST_PAUSE;
         loop {
@@ -322,7 +322,7 @@ impl Server {
         let Connection::Program { command, args, variables, directory, reads, network } =
             self.settings.connection.clone()
         else {
-            return Err("it is no program".to_owned());
+            return Err("it is not a program".to_owned());
         };
         let leads_out = !network.are_none();
         if leads_out && !self.surroundings.sandbox.kernel().await.holds.network {
@@ -359,7 +359,7 @@ impl Server {
         looked.await.unwrap_or_else(|_| Err("the service failed".to_owned()))
     }
 
-    /// Gets acquainted, lists the tools, and keeps the list fresh until the server cannot be asked any
+    /// Performs the handshake, lists the tools, and keeps the list fresh until the server is not available any
     /// more; why not.
     async fn used(&self, link: Link, finds_out_era: bool) -> String {
         if let Err(why) = link.introduce(finds_out_era, &self.is_probing).await {
@@ -386,7 +386,7 @@ impl Server {
         }
     }
 
-    /// Waits until the list may have changed; answers why the server cannot be asked, where that
+    /// Waits until the list may have changed; answers why the server is not available, where that
     /// comes first.
     async fn until_changed(&self, link: &Link, look: Option<Duration>) -> Option<String> {
         let look = async {
@@ -402,7 +402,7 @@ impl Server {
                 () = &mut look => return None,
                 () = self.suspicious.notified() => {
                     if !link.answers().await {
-                        return Some("it hangs, or does not answer any more".to_owned());
+                        return Some("it hangs or no longer answers".to_owned());
                     }
                 }
             }
@@ -431,7 +431,7 @@ fn look_after(link: &Link, fresh: Duration) -> Option<Duration> {
     match link.era() {
         Era::Old => link.is_address().then_some(LOOK),
         Era::New => {
-            // Not at the same time as everyone else who was told the same.
+            // Not at the same time as every other client of the server.
             let share = f64::from(getrandom::u32().unwrap_or_default()) / f64::from(u32::MAX);
             Some(fresh.clamp(LOOK, LONGEST_LOOK).mul_f64(1.0 + share / 10.0))
         }

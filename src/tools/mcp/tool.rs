@@ -24,7 +24,7 @@ use crate::governance::{Action, ActionKind, Permit};
 use crate::run::{Effect, SandboxLevel, Target};
 use crate::tools::{Tool, ToolContext, ToolError, ToolInfo};
 
-/// Faults of an answer that are told.
+/// Faults of an answer that are reported.
 const MAX_FAULTS: usize = 5;
 /// How often a server may ask for input during one call.
 const MAX_ROUNDS: u32 = 8;
@@ -104,7 +104,7 @@ impl Tool for McpTool {
         let told = |why: String| ToolError::ForModel(why);
         let link = self.server.link().map_err(told)?;
         if context.input.is_some() && link.era() == Era::Old {
-            let why = "it does not speak the version any more in which it asked for input";
+            let why = "it no longer speaks the protocol version in which it asked for input";
             return Err(self.incomplete(why));
         }
         let mut given = context.input.as_deref().cloned();
@@ -121,7 +121,7 @@ impl Tool for McpTool {
                 Ok(Kind::InputRequired) => {}
                 Err(kind) => {
                     let why = format!(
-                        "it answers with a result of the type {kind}, which is not known here"
+                        "it answers with a result of the type {kind}, which is not supported"
                     );
                     return Err(self.incomplete(&why));
                 }
@@ -144,7 +144,7 @@ impl Tool for McpTool {
 }
 
 impl McpTool {
-    /// The result of a call, or why there is none, for the model.
+    /// The result of a call, or the error, for the model.
     async fn sent(
         &self,
         link: &Link,
@@ -159,7 +159,7 @@ impl McpTool {
             Ok(result) => Ok(result),
             // What it did before it asked for input is not known.
             Err(failure @ (Failure::NotSent(_) | Failure::Refused(_))) if given.is_none() => {
-                Err(format!("The MCP server {name} did not do it: {failure}."))
+                Err(format!("The MCP server {name} did not execute the call: {failure}."))
             }
             Err(failure) => {
                 Err(format!("The MCP server {name} did not answer: {failure}.{}", self.unknown()))
@@ -170,7 +170,7 @@ impl McpTool {
     /// What the server asks for, with the next round.
     fn asked(&self, link: &Link, result: &Value, round: u32) -> Result<InputAsked, String> {
         if link.era() == Era::Old {
-            return Err("it asks for input, which the version that it speaks does not know".into());
+            return Err("it asks for input, which its protocol version does not support".into());
         }
         let Asked { forms: requests, state: request_state } =
             asked::read(result).map_err(|why| format!("it asks for input, and {why}"))?;

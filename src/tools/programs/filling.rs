@@ -14,7 +14,7 @@ use crate::tools::sandbox::known::Size;
 /// Between two looks at the file system: the first while much is written, and at the beginning.
 const SOON: Duration = Duration::from_millis(2);
 const LATER: Duration = Duration::from_millis(20);
-/// Between two looks at a workspace, where the file system tells nothing.
+/// Between two looks at a workspace, where the file system reports nothing.
 const PAUSE: Duration = Duration::from_millis(500);
 /// The part of the time that such looks may take.
 const SHARE: u32 = 20;
@@ -49,7 +49,7 @@ struct Watched {
     begun: Option<Size>,
     /// Until the next look.
     pause: Duration,
-    /// Bytes and files that the file system has room for; none where it does not say.
+    /// Bytes and files that the file system has room for; `None` where it does not say.
     seen: Option<[u64; 2]>,
     /// The same when the workspace was looked at.
     room: Option<[u64; 2]>,

@@ -1,8 +1,8 @@
-//! What programs have left in the workspace, looked at when they have ended, however that came about:
+//! What programs have left in the workspace, inspected when they have ended, for whatever reason:
 //! which files they made, changed and deleted, and whether they made what `paths.deny` forbids.
 //!
 //! Such a thing is put aside, since a rule by glob cannot be held while programs run: only what is there
-//! before they start is hidden from them. What others do in the workspace meanwhile cannot be told
+//! before they start is hidden from them. What others do in the workspace in the meantime cannot be told
 //! from what the programs do, except for what the service itself writes; so nothing is deleted.
 
 use std::collections::HashSet;
@@ -24,7 +24,7 @@ use crate::tools::sandbox::walk::{Beyond, MAX_WALKED, Met, walk};
 /// Entries that are looked at after programs have ended. They may have made more than there may be before
 /// the next ones.
 const MAX_AFTERWARDS: usize = 10 * MAX_WALKED;
-/// Such things that a model is told of.
+/// Such files that are listed to a model.
 const MAX_TOLD: usize = 20;
 
 /// Looks the workspace through when this is dropped and the programs have ended.
@@ -61,7 +61,7 @@ impl Drop for LooksThrough {
             let _ = ended.await; // the other side is dropped, nothing is sent
             let looking = move || look_through(&permit, &context, before);
             if let Err(error) = tokio::task::spawn_blocking(looking).await {
-                tracing::error!(%error, "what programs have left was not looked through");
+                tracing::error!(%error, "the files that programs left could not be inspected");
             }
             drop(until);
         });
@@ -89,7 +89,7 @@ fn look_through(permit: &Permit, context: &ToolContext, before: Before) {
         Ok(found) => tell(found, permit, context),
         Err(error) => context
             .changed
-            .object(format!("What the programs have left cannot be looked through: {error}.")),
+            .object(format!("The files that the programs left could not be inspected: {error}.")),
     }
 }
 
@@ -120,7 +120,7 @@ fn tell(found: Found, permit: &Permit, context: &ToolContext) {
             }
         };
         let (tenant, run, call) = (&context.caller.tenant, context.run_id, context.call_id);
-        tracing::warn!(path, pattern, kept, tenant, %run, %call, "programs made what is denied");
+        tracing::warn!(path, pattern, kept, tenant, %run, %call, "programs created denied files");
         told.push(format!("{}{was}, which is denied by {pattern}{failed}", quoted(&path)));
         context.requests.left(&path, kept, ruling, outcome);
     }
@@ -137,7 +137,7 @@ fn tell(found: Found, permit: &Permit, context: &ToolContext) {
     ));
 }
 
-/// What the kernel tells of the changes, if that is all there is to know.
+/// What the kernel reports of the changes, if that is all there is to know.
 fn told_or_found(permit: &Permit, context: &ToolContext, mut before: Before) -> io::Result<Found> {
     let root = context.workspace.root();
     let changes =

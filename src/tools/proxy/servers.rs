@@ -16,7 +16,7 @@ use crate::run::Target;
 
 /// The reason of a request of which the outcome is not known.
 const CANCELLED: &str = "the server did not wait for the answer";
-/// The reason of requests that are not told apart.
+/// The reason of requests that are counted together.
 const SEVERAL: &str = "for several reasons";
 
 /// The hosts that a server may ask.
@@ -45,7 +45,7 @@ impl fmt::Display for Hosts {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ServerRequest {
     pub server: String,
-    /// Host and port; none for those that are not told apart.
+    /// Host and port; `None` for those that are counted together.
     pub to: Option<(String, u16)>,
     pub is_refused: bool,
     /// Why it was refused, or has failed.

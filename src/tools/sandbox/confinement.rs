@@ -55,7 +55,7 @@ pub(super) fn open_path(path: &str) -> io::Result<OwnedFd> {
 /// Limits of every program, and of all together what the kernel counts so.
 pub(super) fn limit(limits: &Limits, counts_processes: bool) -> io::Result<()> {
     let both = |value| Rlimit { current: Some(value), maximum: Some(value) };
-    // A program is told first, and killed if it goes on.
+    // A program gets a signal first, and is killed if it goes on.
     let killed = Some(limits.cpu_seconds.saturating_add(1));
     setrlimit(Resource::Cpu, Rlimit { current: Some(limits.cpu_seconds), maximum: killed })?;
     setrlimit(Resource::Fsize, both(limits.file_size))?;

@@ -98,7 +98,7 @@ impl Sandbox {
 }
 
 impl Ending {
-    /// Waits for the end, and says in a phrase how it came about.
+    /// Waits for the end, and says in a phrase what caused it.
     pub async fn told(self) -> String {
         match self.0.report().await {
             Err(error) => format!("its supervisor failed: {error}"),

@@ -1,18 +1,18 @@
 //! What lies in a workspace, and is still known when the next call comes: a large workspace is then not looked
 //! through twice for each call of programs.
 //!
-//! The kernel tells (inotify) which names have changed since; only those are looked at again. That is sound since
-//! it tells of every way in which programs can change a file, or stop being exact in a way that is seen:
+//! The kernel reports (inotify) which names have changed since; only those are looked at again. That is sound since
+//! it reports every way in which programs can change a file, or stop being exact in a way that is seen:
 //! - Each directory is watched before its names are read, so a change meets the reading or the watch.
-//! - A change is told under the name that it was made by. It can be missed only where a file has a second
+//! - A change is reported under the name that it was made by. It can be missed only where a file has a second
 //!   name, so a tree with a file of several names is not kept, and a name that was made and is gone again,
-//!   which may have been such a name, cannot be told. Writing through a mapping is told when the file is closed,
+//!   which may have been such a name, is not reported. Writing through a mapping is reported when the file is closed,
 //!   which a program's end does before that end is seen (or some microseconds later, where just then another process reads
 //!   of the program in `/proc`).
-//! - Directories that come, go, move or change, a queue that overflows, and denied names cannot be told.
+//! - Directories that come, go, move or change, a queue that overflows, and denied names are not followed.
 //! - What is mounted in a workspace, and file systems that others may change past this kernel, are not watched.
 //!
-//! Where something cannot be told, the workspace is looked through as it always was. What is told need only be
+//! In these cases the whole workspace is compared. What is reported need only be
 //! a superset: whether a file has changed is judged by its stamp. A tree belongs to one call at a time.
 
 use std::collections::{HashMap, HashSet};
@@ -97,12 +97,12 @@ pub struct Tree {
     pub directories: HashSet<String>,
     /// What is denied, without what lies in it.
     pub denied: HashSet<String>,
-    /// None where it is not told what changes.
+    /// `None` where changes are not reported.
     watches: Option<Watches>,
 }
 
 impl Tree {
-    /// An empty one, of which it is told what changes if that is possible.
+    /// An empty one, whose changes are reported if that is possible.
     pub fn watched(root: &Dir) -> Self {
         Self { watches: Watches::begin(root), ..Self::default() }
     }
@@ -236,7 +236,7 @@ impl Watches {
         matches!(number, Some(Ok(number)) if self.directories.insert(number, path.to_owned()).is_none())
     }
 
-    /// What was touched since this was last asked; nothing where that cannot be told by names.
+    /// What was touched since this was last asked; nothing where that is not known by names.
     fn touched(&mut self) -> Option<Touched> {
         let mut touched = Touched::default();
         let mut space = Vec::with_capacity(AT_ONCE);
@@ -464,7 +464,7 @@ mod tests {
         tree
     }
 
-    /// `None` where it is not told by names.
+    /// `None` where it is not known by names.
     #[test]
     fn what_happens_is_told_or_looked_for() {
         use ChangeKind::{Created, Deleted, Modified};

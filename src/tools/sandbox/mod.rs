@@ -3,7 +3,7 @@
 //! [`Sandbox::run`] starts a supervisor (a copy of a small process of this same binary, see
 //! `fork_server`), hands it a plan and reads what the programs write. The supervisor outlives the service: dropping the future, and the
 //! death of the whole service, end every program there is. How well programs are held depends on
-//! the kernel; it is found out by trying, told as a [`SandboxLevel`], and never assumed.
+//! the kernel; it is found out by trying, reported as a [`SandboxLevel`], and never assumed.
 //!
 //! It does not decide what may run, nor what may be reached: tools do, from a permit.
 
@@ -131,14 +131,14 @@ pub struct Job<'a> {
     pub way_out: Option<WayOut>,
     /// Sees each line of standard error and says whether it is part of the output.
     pub each_line: Option<&'a mut (dyn FnMut(&str) -> bool + Send)>,
-    /// Dropped when none of the programs is there any more, however that came about.
+    /// Dropped when none of the programs exists any more, for whatever reason.
     pub held: Option<oneshot::Sender<()>>,
 }
 
 /// How programs ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ran {
-    /// Of the last one; none where they were ended.
+    /// Of the last one; `None` where they were ended.
     pub exit_code: Option<i32>,
     pub stopped: Option<Stopped>,
     pub stdout: Output,

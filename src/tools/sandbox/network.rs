@@ -32,7 +32,7 @@ pub(super) fn hand_over() -> io::Result<()> {
     handles::send(rustix::stdio::stdin(), MARK, &[listener.as_fd()])
 }
 
-/// The socket, from the supervisor's other end; none where a report comes in its place.
+/// The socket, from the supervisor's other end; `None` where a report comes in its place.
 pub(super) async fn taken_over(socket: &UnixStream) -> io::Result<Option<TcpListener>> {
     socket.async_io(Interest::READABLE, || received(socket)).await
 }

@@ -111,7 +111,7 @@ pub struct Before {
     pub tree: Option<Tree>,
     /// What is denied, without what lies in it.
     pub denied: HashSet<String>,
-    /// What all of it takes; none where a part was not looked at.
+    /// What all of it takes; `None` where a part was not looked at.
     pub size: Option<Size>,
     /// Began before the others were looked at.
     pub own: Watch,

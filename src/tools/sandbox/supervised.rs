@@ -204,7 +204,7 @@ impl Supervised {
         self.streams.take().ok_or_else(|| io::Error::other("the streams are read elsewhere"))
     }
 
-    /// Where programs that were given a network ask for what is outside; none where nothing was started.
+    /// Where programs that were given a network ask for what is outside; `None` where nothing was started.
     pub(super) async fn listener(&self) -> io::Result<Option<TcpListener>> {
         taken_over(&self.socket).await
     }

@@ -147,7 +147,7 @@ fn programs(plan: &Plan, input: Option<OwnedFd>) -> io::Result<Report> {
     drop(writes);
     drop(input);
     let stopped = watched(plan, runner, &reads);
-    // All at once: none of them can make another one meanwhile.
+    // All at once: none of them can make another one in the meantime.
     let _ = kill_process_group(runner, Signal::KILL);
     let _ = kill_process(runner, Signal::KILL);
     if !matches!(stopped, Ok(None)) && !plan.namespaces {
@@ -164,7 +164,7 @@ fn programs(plan: &Plan, input: Option<OwnedFd>) -> io::Result<Report> {
     Ok(Report { stopped: Some(stopped), ..Report::default() })
 }
 
-/// Why programs have to be ended; none where they are done.
+/// Why programs have to be ended; `None` where they are done.
 fn watched(plan: &Plan, runner: Pid, report: &OwnedFd) -> io::Result<Option<Stopped>> {
     let end = Instant::now() + Duration::from_millis(plan.timeout_ms);
     let mut pause = FIRST_LOOK;

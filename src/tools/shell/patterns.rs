@@ -59,7 +59,7 @@ pub(super) fn expanded(directory: &Dir, pattern: &str) -> Result<Vec<String>, To
     }
     found.sort();
     let prefix = &pattern[..pattern.len() - relative.len()];
-    // An option must not come about by the name of a file.
+    // The name of a file must not become an option.
     let prefix = if prefix.is_empty() && found.iter().any(|path| path.starts_with('-')) {
         "./"
     } else {

@@ -105,7 +105,7 @@ fn first_directory(
             workspace.resolve(&to.text()).map_err(|e| ToolError::ForModel(e.to_string()))?;
         if found.kind != Some(Kind::Directory) {
             return Err(ToolError::ForModel(format!(
-                "cd: {} is no directory",
+                "cd: {} is not a directory",
                 quoted(&found.path)
             )));
         }

@@ -26,7 +26,7 @@ impl Text {
         let is_binary = has_mark.is_none() && body.iter().take(8192).any(|byte| *byte == 0);
         if is_binary {
             let kind = if kind.is_empty() { "unknown type" } else { &kind };
-            return Err(format!("it is no text, but {} bytes of {kind}", body.len()));
+            return Err(format!("it is not text but {} bytes of {kind}", body.len()));
         }
         let is_page = match kind.as_str() {
             "text/html" | "application/xhtml+xml" => true,

@@ -54,7 +54,7 @@ impl Robots {
         hosts.get(place(url).as_str()).is_some_and(|(since, _)| since.elapsed() < KEPT)
     }
 
-    /// Keeps what a host says; none where it cannot be asked.
+    /// Keeps what a host says; `None` where it cannot be reached.
     pub(super) fn learn(&self, url: &Url, said: Option<&Response>) {
         let rules = match said {
             Some(said) if said.status.is_success() => {

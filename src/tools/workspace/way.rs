@@ -149,7 +149,7 @@ impl Drop for Made<'_> {
         }
         for index in (self.from..self.way.missing.len()).rev() {
             let above = self.way.above(index);
-            // What others have put there meanwhile keeps its directory.
+            // What others have put there in the meantime keeps its directory.
             if above.and_then(|above| above.remove_dir(self.way.name_of(index))).is_err() {
                 return;
             }

@@ -125,7 +125,7 @@ fn changes_of_stretches(earlier: &dyn Fn(&str, i64) -> String) -> Vec<(String, &
         (format!("UPDATE audit_stretches SET closed_at = {} WHERE number = 4", earlier("closed_at", 1)), "changed"),
         (format!("UPDATE audit_stretches SET first_at = {} WHERE number = 8", earlier("first_at", 1)), "changed"),
         (format!("UPDATE audit_stretches SET last_at = {} WHERE number = 9", earlier("last_at", -1)), "changed"),
-        ("UPDATE audit_stretches SET signature = NULL".into(), "not signed"),
+        ("UPDATE audit_stretches SET signature = NULL".into(), "unsigned"),
         ("DELETE FROM audit_stretches WHERE number = 3".into(), "is missing"),
         ("DELETE FROM audit_stretches WHERE number = 1".into(), "no record says"),
         ("UPDATE audit_stretches SET records = 9 WHERE number = 2".into(), "missing"),
@@ -141,7 +141,7 @@ fn changes_of_stretches(earlier: &dyn Fn(&str, i64) -> String) -> Vec<(String, &
                 .into(),
             "missing",
         ),
-        ("UPDATE audit_stretches SET signature = NULL WHERE number = 4".into(), "not signed"),
+        ("UPDATE audit_stretches SET signature = NULL WHERE number = 4".into(), "unsigned"),
     ]
 }
 
@@ -178,19 +178,19 @@ async fn every_change_is_found(db: Db) {
         (swap, "changed"),
         (format!("DELETE FROM audit_log WHERE id = {}", nth(15)), "missing"),
         (format!("UPDATE audit_log SET reason = '' WHERE id = {}", nth(15)), "changed"),
-        (insert("at", 15), "in no stretch"),
-        (insert("at", 77), "in no stretch"),
-        (insert("at", 80), "in no stretch"),
-        (insert(&earlier("at", 1), 0), "in no stretch"),
-        (insert(&earlier("at", 1), 10), "in no stretch"),
-        (insert(&earlier("at", 1), 78), "in no stretch"),
+        (insert("at", 15), "belong to no stretch"),
+        (insert("at", 77), "belong to no stretch"),
+        (insert("at", 80), "belong to no stretch"),
+        (insert(&earlier("at", 1), 0), "belong to no stretch"),
+        (insert(&earlier("at", 1), 10), "belong to no stretch"),
+        (insert(&earlier("at", 1), 78), "belong to no stretch"),
         (
             format!(
                 "INSERT INTO audit_log ({copy}, id) SELECT {moved}, id FROM audit_log WHERE id = {}",
                 nth(15),
                 moved = copy.replace(" at,", &format!(" {},", earlier("at", 60_000_000))),
             ),
-            "in no stretch",
+            "belong to no stretch",
         ),
     ];
     assert_eq!(faults(&db).await, []);
@@ -221,7 +221,7 @@ async fn a_chain_that_was_made_again_is_found(db: Db) {
     db.execute("DELETE FROM audit_stretches").await;
     assert_eq!(close_with(&db, 10, &|_| None).await, 3);
     let found = faults(&db).await;
-    assert!(found.len() == 3 && found.iter().all(|(_, it)| it.contains("not signed")), "{found:?}");
+    assert!(found.len() == 3 && found.iter().all(|(_, it)| it.contains("unsigned")), "{found:?}");
     // The service goes on with its key.
     write(&db, 10).await;
     close(&db, 10).await;
@@ -264,7 +264,7 @@ async fn late_records_are_closed_with_the_next(db: Db) {
     write(&db, 5).await;
     // Until then it looks as if it had been added.
     let found = faults(&db).await;
-    assert!(found.len() == 1 && found[0].1.contains("in no stretch"), "{found:?}");
+    assert!(found.len() == 1 && found[0].1.contains("belong to no stretch"), "{found:?}");
     // At once, however young it is.
     let young = Closing { records: 100, aged: now() - TimeDelta::hours(1), ..closing(1) };
     let sign = |hash: &[u8]| Some([b"signed ", hash].concat());
@@ -452,5 +452,5 @@ async fn what_is_closed_late_or_twice_is_told(db: Db) {
     db.execute("DELETE FROM audit_stretches").await;
     close(&db, 10).await;
     let found = faults(&db).await;
-    assert!(found.iter().any(|(n, it)| *n == 1 && it.contains("closed 2 times")), "{found:?}");
+    assert!(found.iter().any(|(n, it)| *n == 1 && it.contains("2 audit records say")), "{found:?}");
 }

@@ -65,7 +65,11 @@ async fn what_an_observed_run_leaves_is_found_by_its_words(db: Db) {
     db.commit("me", &observed(script.write(vec![RunEvent::ended(end, 1)]), "reader")).await;
     for (text, kind, content) in [
         ("pelican?", "model_response", "Let me look for pelicans."),
-        ("ENGINE", "tool_call", r#"file_ops {"path":"src/engine.rs"} brought: result of file_ops"#),
+        (
+            "ENGINE",
+            "tool_call",
+            r#"file_ops {"path":"src/engine.rs"} returned: result of file_ops"#,
+        ),
         ("refused", "decision", "shell was refused: read only"),
         ("circles", "error", "It ran in circles."),
     ] {

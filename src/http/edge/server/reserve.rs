@@ -16,7 +16,7 @@ use super::timing::ConnectionTiming;
 
 /// Connections that are open beyond the limit.
 const RESERVE: usize = 64;
-/// How long one that was told to make room may take before another one is told, too.
+/// How long a connection that was asked to make room may take before another one is asked, too.
 const PATIENCE: Duration = Duration::from_millis(10);
 
 /// The connections of the reserve.

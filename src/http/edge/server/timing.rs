@@ -36,7 +36,7 @@ struct State {
     write_blocked: bool,
     /// The client may still be sending when the connection is closed.
     lingers: bool,
-    /// Of the head that is being read, the last bytes, as far as they end lines; none outside of one.
+    /// Of the head that is being read, the last bytes, as far as they end lines; `None` outside of one.
     head: Option<LineEnd>,
 }
 

@@ -52,7 +52,7 @@ impl Scope {
                         return Ok(());
                     }
                     if alone.is_none() {
-                        tracing::warn!("the first files of a workspace wait for changes under way");
+                        tracing::warn!("the download of workspace files waits for pending changes");
                         return Err(NotKept::Unavailable);
                     }
                 }
@@ -196,7 +196,9 @@ impl Scope {
             let directory = directory.clone();
             async move {
                 if !layout::is_path(&path.path) {
-                    return Err(Failure::Io(io::Error::other("a path is kept that can be none")));
+                    return Err(Failure::Io(io::Error::other(
+                        "the database holds an invalid path",
+                    )));
                 }
                 let file = match &path.content {
                     Some(KeptContent::File(file)) => {

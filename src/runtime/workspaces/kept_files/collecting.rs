@@ -40,7 +40,7 @@ impl KeptFiles {
             let kept = Arc::clone(&self);
             let _ = tokio::task::spawn_blocking(move || kept.forget_idle()).await;
             if let Err(error) = self.delete_unused(&stop).await {
-                tracing::warn!(%error, "contents that are not needed are not deleted yet");
+                tracing::warn!(%error, "unneeded objects could not be deleted; retrying");
             }
             let root = self.root.clone();
             let _ = tokio::task::spawn_blocking(move || Workspace::empty_bin(&root)).await;
@@ -53,7 +53,7 @@ impl KeptFiles {
             let unused = self.store.unused_objects(before, BATCH).await?;
             let mut gone = Vec::new();
             if let Err(error) = self.is_mounted().await {
-                tracing::warn!(%error, "objects are not deleted yet");
+                tracing::warn!(%error, "objects could not be deleted; retrying");
                 break;
             }
             for object in &unused {
@@ -126,7 +126,7 @@ impl KeptFiles {
             known.remove(&path);
         }
         Workspace::throw_away(&self.root, &tenant.name, directory).unwrap_or_else(|error| {
-            tracing::warn!(%error, "copies of files that are not needed are left");
+            tracing::warn!(%error, "unneeded copies of files could not be removed");
             false
         })
     }

@@ -62,7 +62,7 @@ impl Gate {
         self.changed.notify_waiters();
     }
 
-    /// Waits until no change is under way; none where that takes too long.
+    /// Waits until no change is under way; `None` where that takes too long.
     pub(super) async fn alone(&self, directory: &str, patience: Duration) -> Option<Alone<'_>> {
         self.inside.lock().bringing.push(directory.to_owned());
         let alone = Alone { gate: self, directory: directory.to_owned() };

@@ -41,7 +41,7 @@ enum Now {
 type Written = (PathWrite, Option<Stamp>);
 
 impl Scope {
-    /// Keeps what was changed; the paths that others have changed meanwhile, of which the change here is
+    /// Keeps what was changed; the paths that others have changed in the meantime, of which the change here is
     /// undone, and those that cannot be kept.
     pub(super) async fn keep(
         &self,
@@ -92,7 +92,7 @@ impl Scope {
             PathsWritten::Done { version, changed_by_others } => (version, changed_by_others),
             PathsWritten::Fenced => return Err(Failure::Fenced),
             PathsWritten::Lost => {
-                return Err(Failure::Overtaken("a content is being collected".to_owned()));
+                return Err(Failure::Overtaken("the object is being garbage-collected".to_owned()));
             }
         };
         crash::point("after_files");
@@ -169,7 +169,7 @@ impl Scope {
             for path in paths {
                 let known = tenant.known.lock().get(&path).cloned();
                 let found = layout::look(&directory, &path)?;
-                // What was not told is known by its stamp.
+                // Changes that were not reported show in the stamp.
                 let is_told = touched.is_all || touched.paths.contains(&path);
                 if !is_told && known.as_ref().is_some_and(|known| known.is_here(&found)) {
                     continue;
@@ -241,7 +241,7 @@ impl KeptFiles {
                 return Ok((self.is_there(object).await?, hash, size));
             }
         }
-        Err(Failure::Overtaken("a file changes all the time".to_owned()))
+        Err(Failure::Overtaken("the file kept changing while it was read".to_owned()))
     }
 
     async fn is_there(&self, object: String) -> Result<String, Failure> {
@@ -249,7 +249,7 @@ impl KeptFiles {
         if self.store.object_stored(&object).await? {
             Ok(object)
         } else {
-            Err(Failure::Overtaken("a content came too late".to_owned()))
+            Err(Failure::Overtaken("the object was stored too late".to_owned()))
         }
     }
 

@@ -11,8 +11,8 @@ use futures::future::BoxFuture;
 use tokio::time::{Instant, timeout};
 
 use super::Runtime;
-use crate::clock;
 use crate::store::{Store, StoreError};
+use crate::{clock, jitter};
 
 /// How long a beat may take, at least: a new connection needs some time, however short the lease.
 const LEAST_PATIENCE: Duration = Duration::from_millis(500);
@@ -105,6 +105,5 @@ impl Runtime {
 
 /// Up to a tenth less, so that replicas that were started together do not beat together.
 fn jittered(pause: Duration) -> Duration {
-    let share = f64::from(getrandom::u32().unwrap_or_default()) / f64::from(u32::MAX);
-    pause.mul_f64(1.0 - share / 10.0)
+    pause.mul_f64(1.0 - jitter::fraction() / 10.0)
 }

@@ -25,6 +25,7 @@ use super::listing::{self, Described, Effects};
 use super::messages::PATIENCE;
 use super::pipes::{self, Pipes};
 use crate::bounds::secrets::redacted;
+use crate::jitter;
 use crate::outbound::Client;
 use crate::run::SandboxLevel;
 use crate::tools::ToolInfo;
@@ -432,8 +433,7 @@ fn look_after(link: &Link, fresh: Duration) -> Option<Duration> {
         Era::Old => link.is_address().then_some(LOOK),
         Era::New => {
             // Not at the same time as everyone else who was told the same.
-            let share = f64::from(getrandom::u32().unwrap_or_default()) / f64::from(u32::MAX);
-            Some(fresh.clamp(LOOK, LONGEST_LOOK).mul_f64(1.0 + share / 10.0))
+            Some(fresh.clamp(LOOK, LONGEST_LOOK).mul_f64(1.0 + jitter::fraction() / 10.0))
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use uuid::Uuid;
 
@@ -37,13 +37,13 @@ impl Probation {
         }
         // The semaphore is never closed.
         if let Ok(permit) = Arc::clone(&self.place).acquire_owned().await {
-            *self.lock() = Some(((run, epoch), permit));
+            *self.holder.lock() = Some(((run, epoch), permit));
         }
     }
 
     /// Makes room for the next suspect, if this run has the place.
     pub(super) fn leave(&self, run: Uuid, epoch: i64) {
-        self.lock().take_if(|(holder, _)| *holder == (run, epoch));
+        self.holder.lock().take_if(|(holder, _)| *holder == (run, epoch));
     }
 
     /// A write is durable.
@@ -54,9 +54,5 @@ impl Probation {
         {
             self.leave(write.run_id, write.epoch);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<(Claim, OwnedSemaphorePermit)>> {
-        self.holder.lock()
     }
 }

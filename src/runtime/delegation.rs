@@ -268,7 +268,7 @@ impl Runtime {
         let agent = self.agent(name)?;
         let definition = &parent.plan.agent.definition;
         narrowed(&agent, autonomy, definition, &parent.directory)
-            .map_err(|e| StartError::BrokenAgent { agent: name.to_owned(), message: e.to_string() })
+            .map_err(|e| StartError::broken(name, &e))
     }
 
     /// Waits until a child has ended or is parked, wherever it is driven; takes it from the queue

@@ -100,7 +100,7 @@ impl StartError {
         Self::Store(StoreError::Unavailable(reason.to_string()))
     }
 
-    pub(super) fn broken(agent: &str, error: &dyn std::error::Error) -> Self {
+    pub(in crate::runtime) fn broken(agent: &str, error: &dyn std::error::Error) -> Self {
         Self::BrokenAgent { agent: agent.to_owned(), message: error.to_string() }
     }
 }

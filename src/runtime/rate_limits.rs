@@ -126,10 +126,7 @@ impl RateLimits {
         }
         let default = self.default;
         let limit = match self.store.key(subject).await? {
-            Some(key) => Some(RateLimit {
-                per_minute: key.rate_limit_per_minute.unwrap_or(default.per_minute),
-                burst: key.rate_limit_burst.unwrap_or(default.burst),
-            }),
+            Some(key) => Some(key.rate_limit(default)),
             None => (subject != Caller::local().subject).then_some(default),
         };
         self.remember(subject, limit);

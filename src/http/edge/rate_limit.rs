@@ -17,7 +17,7 @@ use super::problem::Problem;
 use crate::http::state::App;
 use crate::run::Caller;
 use crate::runtime::Allowance;
-use crate::store::{ApiKeyRecord, RateLimit};
+use crate::store::RateLimit;
 
 /// `"default";q=<burst>;w=<seconds to refill the bucket>`.
 pub(crate) const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
@@ -48,7 +48,7 @@ impl FromRequestParts<App> for Admitted {
             return Ok(Self { caller, credential });
         }
         let default = app.settings.rate_limit;
-        let limit = credential.key.as_ref().map_or(default, |key| limit_of(key, default));
+        let limit = credential.key.as_ref().map_or(default, |key| key.rate_limit(default));
         let allowance = app.runtime.rate_limits().admit_invocation(&caller.subject, limit).await?;
         if let Some(headers) = parts.extensions.get::<RateLimitHeaders>() {
             headers.set(limit, &allowance);
@@ -57,14 +57,6 @@ impl FromRequestParts<App> for Admitted {
             None => Ok(Self { caller, credential }),
             Some(wait) => Err(Problem::rate_limited(limit, seconds(wait).max(1))),
         }
-    }
-}
-
-/// The key's own limits, with the service's defaults for those that are unset.
-fn limit_of(key: &ApiKeyRecord, default: RateLimit) -> RateLimit {
-    RateLimit {
-        per_minute: key.rate_limit_per_minute.unwrap_or(default.per_minute),
-        burst: key.rate_limit_burst.unwrap_or(default.burst),
     }
 }
 

@@ -85,7 +85,7 @@ impl StartRun for Children {
 }
 
 /// Why a child run was not started, for the model.
-fn not_started(id: Uuid, agent: &str, error: StartError) -> ChildFailed {
+fn child_not_started(id: Uuid, agent: &str, error: StartError) -> ChildFailed {
     match error {
         StartError::InvalidInputs(errors) => invalid_inputs(agent, &errors),
         StartError::PromptInjection(error) => invalid_inputs(agent, &[error]),
@@ -189,7 +189,7 @@ impl Runtime {
                         Err(error) if error.is_transient() && !given_up.is_cancelled() => {
                             tokio::time::sleep(LOOK).await;
                         }
-                        _ => return Err(not_started(id, &call.agent, error)),
+                        _ => return Err(child_not_started(id, &call.agent, error)),
                     }
                 }
             }

@@ -174,7 +174,7 @@ impl Channel {
     }
 
     /// All events up to number `last` are published, whether this channel was there or not.
-    pub(super) fn is_published(&self, last: i64) {
+    pub(super) fn mark_published(&self, last: i64) {
         let mut published = self.published.lock();
         published.last = published.last.max(last);
     }

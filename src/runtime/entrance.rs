@@ -142,7 +142,7 @@ impl Entrance {
     }
 
     /// The queue may be full no more.
-    pub(super) fn left_the_queue(&self) {
+    pub(super) fn on_departure(&self) {
         let mut state = self.state.lock();
         state.departures += 1;
         state.counted = state.counted.filter(|counted| counted.left.is_some());
@@ -231,7 +231,7 @@ mod tests {
             assert_eq!(entrance.enter(count).await.unwrap().err(), Some(Refusal::Full));
         }
         assert_eq!(counts.load(Ordering::SeqCst), 1);
-        entrance.left_the_queue();
+        entrance.on_departure();
         assert!(entrance.enter(|| async { Ok::<_, ()>(4) }).await.unwrap().is_ok());
     }
 }

@@ -68,7 +68,7 @@ impl Runtime {
         let mut follower = self.follow(tenant, run, 0);
         follower.subscribe();
         if let Some(live) = &mut follower.live {
-            live.channel.is_published(published);
+            live.channel.mark_published(published);
             live.journal_until = Some(published);
         }
         follower

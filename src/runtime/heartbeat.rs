@@ -26,8 +26,8 @@ impl Runtime {
     pub(super) async fn register(&self, store: &Store) -> Result<(), StoreError> {
         let inner = &self.inner;
         let sent = Instant::now();
-        clock::told(store.register_replica(&inner.replica.id, inner.settings.lease).await?, sent);
-        inner.replica.lease.renewed(sent);
+        clock::sync(store.register_replica(&inner.replica.id, inner.settings.lease).await?, sent);
+        inner.replica.lease.renew(sent);
         Ok(())
     }
 
@@ -90,8 +90,8 @@ impl Runtime {
         let inner = &self.inner;
         let sent = Instant::now();
         if let Some(now) = store.heartbeat(&inner.replica.id).await? {
-            clock::told(now, sent);
-            inner.replica.lease.renewed(sent);
+            clock::sync(now, sent);
+            inner.replica.lease.renew(sent);
             return Ok(());
         }
         tracing::error!("this replica was declared dead; its runs were taken over");

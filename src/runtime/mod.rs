@@ -205,14 +205,14 @@ impl Runtime {
             let (bus, queue, places) = (Arc::clone(&bus), Arc::clone(&queue), Arc::clone(&places));
             let (driven, webhooks) = (Arc::clone(&driven), Arc::clone(&housekeeping.webhooks));
             Arc::new(move |write: &RunWrite| {
-                places.written(write);
-                driven.probation.written(write);
+                places.on_written(write);
+                driven.probation.on_written(write);
                 bus.publish(write.run_id, &write.events);
                 observer(write);
                 if write.fills_outbox() {
                     webhooks.outbox_grew();
                 }
-                queue.written(write);
+                queue.on_written(write);
             })
         };
         let inner = Arc::new_cyclic(|inner| Inner {

@@ -189,7 +189,7 @@ impl Runtime {
         };
         let claimed: Vec<_> = claim.await?.into_iter().map(ownership).collect();
         if !claimed.is_empty() {
-            self.inner.queue.entrance.left_the_queue();
+            self.inner.queue.entrance.on_departure();
         }
         Ok(claimed)
     }

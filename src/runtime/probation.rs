@@ -47,7 +47,7 @@ impl Probation {
     }
 
     /// A write is durable.
-    pub(super) fn written(&self, write: &RunWrite) {
+    pub(super) fn on_written(&self, write: &RunWrite) {
         let is_answer = |what: &RunEvent| matches!(what, RunEvent::ModelResponded(_));
         if self.place.available_permits() == 0
             && write.events.iter().any(|event| is_answer(&event.what))

@@ -220,7 +220,7 @@ impl Server {
     }
 
     /// Its whole life; to be dropped at its end.
-    pub(super) async fn driven(self: Arc<Self>) {
+    pub(super) async fn run(self: Arc<Self>) {
         let mut pause = FIRST_PAUSE;
         loop {
             let since = Instant::now();
@@ -231,7 +231,7 @@ impl Server {
                 }
                 is_first
             });
-            let why = self.lived().await;
+            let why = self.run_once().await;
             *self.link.write() = None;
             if since.elapsed() >= GOOD {
                 pause = FIRST_PAUSE;
@@ -252,7 +252,7 @@ impl Server {
     }
 
     /// From its start to its end; why that came.
-    async fn lived(&self) -> String {
+    async fn run_once(&self) -> String {
         match &self.settings.connection {
             Connection::Address { missing_key: Some(variable), .. } => {
                 format!("it needs the environment variable {variable}, which is not set")
@@ -265,26 +265,26 @@ impl Server {
                     Arc::clone(&self.list_changed),
                     Arc::clone(&self.suspicious),
                 );
-                self.used(Link::new(Way::Address(address)), true).await
+                self.watch(Link::new(Way::Address(address)), true).await
             }
-            Connection::Program { .. } => self.ran().await,
+            Connection::Program { .. } => self.run_program().await,
         }
     }
 
-    async fn ran(&self) -> String {
+    async fn run_program(&self) -> String {
         let since = Instant::now();
-        let why = self.ran_once(true).await;
+        let why = self.run_program_once(true).await;
         if self.is_probing.swap(false, Ordering::Relaxed) {
             // Some of the old era end, or are silent for good, when something comes before `initialize`.
             if since.elapsed() >= PATIENCE {
                 self.down(&why); // known before the second try has taken as long
             }
-            return self.ran_once(false).await;
+            return self.run_program_once(false).await;
         }
         why
     }
 
-    async fn ran_once(&self, finds_out_era: bool) -> String {
+    async fn run_program_once(&self, finds_out_era: bool) -> String {
         let kept = match self.program().await {
             Ok(kept) => kept,
             Err(why) => return why,
@@ -301,10 +301,10 @@ impl Server {
         let logging =
             AbortOnDropHandle::new(tokio::spawn(async move { pipes::logged(&name, errors).await }));
         let served = ends.served(running.input, running.output);
-        let used = self.used(Link::new(Way::Pipes(pipes.clone())), finds_out_era);
+        let watched = self.watch(Link::new(Way::Pipes(pipes.clone())), finds_out_era);
         let ended = tokio::select! {
             why = served => why,
-            why = used => Some(why),
+            why = watched => Some(why),
         };
         *self.link.write() = None;
         let why = match ended {
@@ -362,7 +362,7 @@ impl Server {
 
     /// Gets acquainted, lists the tools, and keeps the list fresh until the server cannot be asked any
     /// more; why not.
-    async fn used(&self, link: Link, finds_out_era: bool) -> String {
+    async fn watch(&self, link: Link, finds_out_era: bool) -> String {
         if let Err(why) = link.introduce(finds_out_era, &self.is_probing).await {
             return why;
         }

@@ -59,7 +59,7 @@ struct NotCounted;
 
 /// Why a run may not enter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Refusal {
+pub(super) enum QueueRefusal {
     /// The queue is full, or almost, and others are first.
     Full,
     /// The store does not say in time how long the queue is.
@@ -90,15 +90,15 @@ impl Entrance {
     pub(super) async fn enter<E, Count: Future<Output = Result<u64, E>>>(
         self: &Arc<Self>,
         count: impl Fn() -> Count,
-    ) -> Result<Result<Entry, Refusal>, E> {
+    ) -> Result<Result<Entry, QueueRefusal>, E> {
         let since = Instant::now();
         if let Ok(known) = self.known(since) {
-            return Ok(known.ok_or(Refusal::Full));
+            return Ok(known.ok_or(QueueRefusal::Full));
         }
         match tokio::time::timeout(PATIENCE, self.counted(since, count)).await {
-            Ok(counted) => Ok(counted?.ok_or(Refusal::Full)),
-            Err(_) if self.state.lock().is_counting => Ok(Err(Refusal::NotCounted)),
-            Err(_) => Ok(Err(Refusal::Full)),
+            Ok(counted) => Ok(counted?.ok_or(QueueRefusal::Full)),
+            Err(_) if self.state.lock().is_counting => Ok(Err(QueueRefusal::NotCounted)),
+            Err(_) => Ok(Err(QueueRefusal::Full)),
         }
     }
 
@@ -228,7 +228,7 @@ mod tests {
             Ok::<_, ()>(5)
         };
         for _ in 0..100 {
-            assert_eq!(entrance.enter(count).await.unwrap().err(), Some(Refusal::Full));
+            assert_eq!(entrance.enter(count).await.unwrap().err(), Some(QueueRefusal::Full));
         }
         assert_eq!(counts.load(Ordering::SeqCst), 1);
         entrance.on_departure();

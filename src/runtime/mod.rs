@@ -100,7 +100,7 @@ pub use files::{FileOwner, FileUsers, Files, FilesError};
 pub use follow::Follower;
 pub use heartbeat::HeartbeatStore;
 pub use history::{RunTurns, TurnSource, own_turns, turn_sources};
-pub use logins::{Logins, Refusal};
+pub use logins::{LoginRefusal, Logins};
 pub use memory::recollection;
 pub use policy_cases::{Decided, PolicyBench, PolicyCase};
 pub use queue::Backlog;

@@ -21,7 +21,7 @@ use crate::event::{AuditRecord, NetworkUse, SharedRequests};
 use crate::governance::{Decision, LaterRuling};
 use crate::message::canonical_json;
 use crate::outbound::Announce;
-use crate::run::{Labels, Refusal, Reserved, Target};
+use crate::run::{CapExceeded, Labels, Reserved, Target};
 
 /// Requests of one call, refused ones included.
 const MAX_REQUESTS: usize = 1_000;
@@ -201,7 +201,7 @@ impl Requests {
         let Some(shared) = shared else { return Ok(()) };
         match shared().await {
             Some(Reserved::Granted) => Ok(()),
-            Some(Reserved::Refused(Refusal { used, reserved, max, .. })) => {
+            Some(Reserved::Refused(CapExceeded { used, reserved, max, .. })) => {
                 let used = used.saturating_add(reserved);
                 let totals = &mut self.0.lock().totals;
                 totals.over_budget = true;

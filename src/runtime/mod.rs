@@ -104,7 +104,7 @@ pub use logins::{LoginRefusal, Logins};
 pub use memory::recollection;
 pub use policy_cases::{Decided, PolicyBench, PolicyCase};
 pub use queue::Backlog;
-pub use rate_limits::{Allowance, RateLimits};
+pub use rate_limits::{RateLimitStatus, RateLimits};
 pub use replay::{Change, NewDecisions, PolicyReplay, Replay, ReplayError, ReplayQuery};
 pub use start::{Accepted, Mode, StartError, StartRequest, Started, WaitError};
 pub use transcript::{KeptTurn, Transcript, transcript};

@@ -32,7 +32,7 @@ use url::Url;
 
 use super::ToolContext;
 use super::credentials::{self, Credential, Credentials};
-use super::requests::{Admitted, Requests};
+use super::requests::{AdmittedRequest, Requests};
 use super::sandbox::{Sandbox, WayOut};
 use crate::bounds::address;
 use crate::governance::Permit;
@@ -89,7 +89,7 @@ enum Judge {
 
 /// A request that is sent, until it is known what became of it.
 enum Sent<'a> {
-    OfCall(&'a Requests, Admitted),
+    OfCall(&'a Requests, AdmittedRequest),
     OfServer(Unanswered),
 }
 

@@ -335,8 +335,8 @@ fn every_handler_names_its_scope() {
             assert!(
                 public.contains(&name.as_str())
                     || signature.contains("Scoped<")
-                    || signature.contains("Admitted"),
-                "src/{}: handler {name} takes no Scoped<…> and no Admitted: name the scope that it needs in its signature",
+                    || signature.contains("AdmittedCaller"),
+                "src/{}: handler {name} takes no Scoped<…> and no AdmittedCaller: name the scope that it needs in its signature",
                 source.path
             );
         }

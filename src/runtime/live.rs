@@ -11,7 +11,7 @@ use crate::engine::RunControl;
 
 /// Who runs here and how to reach them.
 #[derive(Debug, Default)]
-pub(super) struct Live {
+pub(super) struct LiveRuns {
     running: Mutex<HashMap<Uuid, Running>>,
     abandoned: Mutex<Vec<OwnedRun>>,
 }
@@ -22,7 +22,7 @@ struct Running {
     control: Arc<RunControl>,
 }
 
-impl Live {
+impl LiveRuns {
     /// Of two tasks of one run, that of the older epoch winds down.
     pub(super) fn insert(&self, id: Uuid, epoch: i64, control: Arc<RunControl>) {
         let mut running = self.running.lock();

@@ -16,7 +16,7 @@ use crate::engine::RunControl;
 use crate::store::{ClaimedRun, GivenBack, StoreError};
 
 /// A run, and the epoch under which it is owned.
-type Ownership = (Uuid, i64);
+pub(super) type RunEpoch = (Uuid, i64);
 
 /// The runs that this replica owns and drives.
 #[derive(Debug, Default)]
@@ -24,13 +24,13 @@ pub(super) struct OwnedRuns(Mutex<OwnedRunsInner>);
 
 #[derive(Debug, Default)]
 struct OwnedRunsInner {
-    held: HashMap<Ownership, usize>,
+    held: HashMap<RunEpoch, usize>,
     /// Claims under way, by number.
     claims: BTreeSet<u64>,
     next_claim: u64,
     /// Runs that were owned and not driven at the last look, each with the number of the first claim
     /// that began after it was missed first.
-    missed: HashMap<Ownership, u64>,
+    missed: HashMap<RunEpoch, u64>,
     /// Runs that were asked to cancel, with the reasons, before they were known by their ids: those of
     /// `held`, and those that a claim under way may bring.
     cancelled: HashMap<Uuid, Option<String>>,
@@ -114,7 +114,7 @@ impl OwnedRuns {
 
     /// Of all that is owned: what is not driven now, was not at the last look, and no claim under way
     /// can still bring.
-    fn undriven(&self, owned: Vec<Ownership>) -> Vec<Ownership> {
+    fn undriven(&self, owned: Vec<RunEpoch>) -> Vec<RunEpoch> {
         let mut holding = self.0.lock();
         let holding = &mut *holding;
         let next = holding.next_claim;
@@ -254,11 +254,7 @@ impl Runtime {
         self.inner.capacity.places.reconcile().await
     }
 
-    async fn requeue(
-        &self,
-        (run, epoch): Ownership,
-        reason: Reclaimed,
-    ) -> Result<bool, StoreError> {
+    async fn requeue(&self, (run, epoch): RunEpoch, reason: Reclaimed) -> Result<bool, StoreError> {
         let crashed = GivenBack::Crashed;
         let was_ours =
             self.inner.store.give_back(&self.inner.replica.id, run, epoch, crashed).await?;
@@ -275,9 +271,9 @@ impl Runtime {
 mod tests {
     use super::*;
 
-    const RUN: Ownership = (Uuid::nil(), 1);
+    const RUN: RunEpoch = (Uuid::nil(), 1);
 
-    fn look(owned: &Arc<OwnedRuns>) -> Vec<Ownership> {
+    fn look(owned: &Arc<OwnedRuns>) -> Vec<RunEpoch> {
         owned.undriven(vec![RUN])
     }
 

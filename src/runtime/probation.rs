@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use uuid::Uuid;
 
+use super::ownership::RunEpoch;
 use crate::event::RunEvent;
 use crate::store::RunWrite;
 
@@ -16,11 +17,9 @@ use crate::store::RunWrite;
 #[derive(Debug)]
 pub(super) struct Probation {
     place: Arc<Semaphore>,
-    holder: Mutex<Option<(Claim, OwnedSemaphorePermit)>>,
+    /// What else has the run's id has no part in its place.
+    holder: Mutex<Option<(RunEpoch, OwnedSemaphorePermit)>>,
 }
-
-/// A run and the epoch of its claim: what else has the run's id has no part in its place.
-type Claim = (Uuid, i64);
 
 impl Default for Probation {
     fn default() -> Self {

@@ -34,7 +34,7 @@ use crate::tools::proxy::{Hosts, Proxy};
 use crate::tools::sandbox::Startable;
 use crate::tools::sandbox::plan::{Access, Grant, GrantKind, Reach};
 use crate::tools::sandbox::reach;
-use crate::tools::sandbox::{Kept, Sandbox};
+use crate::tools::sandbox::{KeptProgram, Sandbox};
 
 /// The pause before a server is started again; it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
@@ -319,7 +319,7 @@ impl Server {
     }
 
     /// The program as the sandbox takes it; or why it cannot be started.
-    async fn program(&self) -> Result<Kept, String> {
+    async fn program(&self) -> Result<KeptProgram, String> {
         let Connection::Program { command, args, variables, directory, reads, network } =
             self.settings.connection.clone()
         else {
@@ -348,7 +348,7 @@ impl Server {
             let all = Access { read: true, write: true, execute: true };
             grants.push(Grant { path: ".".to_owned(), access: all, kind: GrantKind::Tree });
             let arguments = std::iter::once(command).chain(args).collect();
-            Ok(Kept {
+            Ok(KeptProgram {
                 program: file,
                 arguments,
                 directory: opened(&directory)?,

@@ -40,7 +40,7 @@ pub fn every(pause: Duration) -> Interval {
 }
 
 /// Takes note that the database had that time between `asked` and now.
-pub fn told(database: DateTime<Utc>, asked: Instant) {
+pub fn sync(database: DateTime<Utc>, asked: Instant) {
     #[cfg(test)]
     if simulated::now().is_some() {
         return; // it is the database's already
@@ -106,13 +106,13 @@ mod tests {
     fn the_database_puts_it_right() {
         let off = |hours: i64| (now() - Utc::now() - TimeDelta::hours(hours)).abs();
         let close = TimeDelta::seconds(5);
-        told(Utc::now() + TimeDelta::hours(2), Instant::now());
+        sync(Utc::now() + TimeDelta::hours(2), Instant::now());
         assert!(off(2) < close);
         let slow =
             Instant::now().checked_sub(Duration::from_hours(20)).unwrap_or_else(Instant::now);
-        told(Utc::now() - TimeDelta::hours(8), slow);
+        sync(Utc::now() - TimeDelta::hours(8), slow);
         assert!(off(2) < close, "an answer that was so long on its way says nothing");
-        told(Utc::now(), Instant::now());
+        sync(Utc::now(), Instant::now());
         assert!(off(0) < close);
     }
 }

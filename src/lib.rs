@@ -5,6 +5,7 @@
 
 pub mod clock;
 pub mod event;
+pub mod jitter;
 pub mod message;
 pub mod model;
 pub mod run;

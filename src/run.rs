@@ -29,7 +29,7 @@ use crate::bounds::name;
 use crate::message::Usage;
 
 pub use action::{Action, ActionKind, Target};
-pub use amounts::{Amounts, Caps, Refusal, Reserved};
+pub use amounts::{Amounts, CapExceeded, Caps, Reserved};
 pub use consumption::Consumption;
 pub use delegation::Delegation;
 pub use given::GivenCall;

@@ -63,7 +63,7 @@ pub(super) enum ClientError {
         sent: bool,
     },
     #[error("{}", error_text(.0))]
-    Refused(Box<Refusal>),
+    Refused(Box<ApiError>),
     /// The response is not one of this service.
     #[error("unexpected response: {0}\n  Is there a toolloop service at that address?")]
     UnexpectedResponse(String),
@@ -71,7 +71,7 @@ pub(super) enum ClientError {
 
 /// A problem document (RFC 9457).
 #[derive(Debug, Clone, PartialEq, serde::Deserialize)]
-pub(super) struct Refusal {
+pub(super) struct ApiError {
     pub(super) status: u16,
     pub(super) code: String,
     detail: String,
@@ -88,16 +88,16 @@ struct Fault {
 }
 
 /// The error, and what to do about it.
-fn error_text(refusal: &Refusal) -> String {
-    let mut lines = vec![escape_control(refusal.detail.trim_end_matches('.')).into_owned()];
-    if refusal.errors.len() > 1 {
+fn error_text(error: &ApiError) -> String {
+    let mut lines = vec![escape_control(error.detail.trim_end_matches('.')).into_owned()];
+    if error.errors.len() > 1 {
         lines.extend(
-            refusal.errors.iter().map(|e| {
+            error.errors.iter().map(|e| {
                 format!("  {} {}", escape_control(&e.pointer), escape_control(&e.message))
             }),
         );
     }
-    let advice = match refusal.code.as_str() {
+    let advice = match error.code.as_str() {
         "UNAUTHENTICATED" => {
             "  Give a key with --key or in TOOLLOOP_KEY; `toolloop keys create` creates one."
                 .to_owned()
@@ -108,7 +108,7 @@ fn error_text(refusal: &Refusal) -> String {
         "RATE_LIMITED" | "OVERLOADED" | "DRAINING" | "STORE_UNAVAILABLE" => {
             "  Try again in a moment.".to_owned()
         }
-        "INTERNAL" => match &refusal.request_id {
+        "INTERNAL" => match &error.request_id {
             Some(id) => format!(
                 "  The service's log has the cause, under request id {}.",
                 escape_control(id)

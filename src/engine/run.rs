@@ -64,12 +64,16 @@ pub trait Audience: Send + Sync {
 #[async_trait]
 pub trait Admission: Send + Sync {
     /// Whether this tool may be called now; `per_minute` is what its own options say.
-    async fn admit(&self, tool: &str, per_minute: Option<u32>) -> Result<Admitted, AppendFailed>;
+    async fn admit(
+        &self,
+        tool: &str,
+        per_minute: Option<u32>,
+    ) -> Result<CallAdmission, AppendFailed>;
 }
 
 /// Whether a call may be made now.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Admitted {
+pub struct CallAdmission {
     /// Why it may not.
     pub refused: Option<String>,
     /// How the limit stands that leaves the least; `None` where there is no limit.

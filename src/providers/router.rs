@@ -1,6 +1,6 @@
 //! Resolves models to providers; the only place with retries and fallbacks.
 //!
-//! A try is made when the provider has a free slot, is not known to refuse ([`gate`]), and the
+//! A try is made when the provider has a free slot, is not known to refuse ([`refusal_gate`]), and the
 //! model's [`breaker`] is closed, after [`adapt`] removed what the model does not support. Transient
 //! failures are retried ([`retry`]), refusals by all calls of a model together;
 //! when that does not help, the next fallback model is tried, unless our request or key was
@@ -10,7 +10,7 @@
 mod adapt;
 mod breaker;
 mod call;
-mod gate;
+mod refusal_gate;
 mod retry;
 mod route;
 
@@ -24,7 +24,7 @@ use tokio::time::{Instant, sleep};
 use self::breaker::{Breakers, Call};
 pub use self::call::ModelCall;
 use self::call::{CallState, may_fall_back, run_id};
-use self::gate::{Gate, Gates, Outlook};
+use self::refusal_gate::{Gates, Outlook, RefusalGate};
 pub use self::route::Route;
 use super::capabilities::CapabilityTable;
 use super::prices::PriceTable;
@@ -101,7 +101,7 @@ struct ProviderState {
     slots: Option<Semaphore>,
     breakers: Breakers,
     /// What is known of refusals of the whole account.
-    account: Gate,
+    account: RefusalGate,
 }
 
 /// A model name that cannot be resolved.
@@ -159,7 +159,7 @@ impl Router {
                 .max_concurrency
                 .map(|slots| Semaphore::new(slots.clamp(1, Semaphore::MAX_PERMITS))),
             breakers: Breakers::default(),
-            account: Gate::default(),
+            account: RefusalGate::default(),
             entry,
         };
         let providers = providers.into_iter().map(|(name, entry)| (name, state(entry))).collect();

@@ -37,13 +37,13 @@ impl Provider for Queue {
 
 /// Answers when told to, and counts who is waiting.
 #[derive(Default)]
-struct Gate {
+struct GatedProvider {
     open: Notify,
     inside: Mutex<usize>,
 }
 
 #[async_trait]
-impl Provider for Gate {
+impl Provider for GatedProvider {
     async fn complete(&self, _: &ModelRequest<'_>) -> Said {
         *self.inside.lock().unwrap() += 1;
         self.open.notified().await;
@@ -481,7 +481,7 @@ async fn a_probe_that_is_given_up_or_takes_long_holds_nobody_up() {
 
 #[tokio::test]
 async fn no_more_tries_at_once_than_allowed() {
-    let gate = Arc::new(Gate::default());
+    let gate = Arc::new(GatedProvider::default());
     let entry = ProviderEntry { max_concurrency: Some(2), ..ProviderEntry::new(gate.clone()) };
     let router = Arc::new(router(vec![("p", entry)]));
     let calls: Vec<_> = (0..5)

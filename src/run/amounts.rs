@@ -45,12 +45,12 @@ pub struct Caps {
 pub enum Reserved {
     Granted,
     /// Not enough is left; nothing is reserved.
-    Refused(Refusal),
+    Refused(CapExceeded),
 }
 
 /// The cap that a reservation would exceed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Refusal {
+pub struct CapExceeded {
     /// The name of the setting, e.g. `max_total_tokens`.
     pub limit: &'static str,
     /// Spent; cost in millionths of a dollar.
@@ -63,7 +63,7 @@ pub struct Refusal {
     pub max: u64,
 }
 
-impl Refusal {
+impl CapExceeded {
     /// Whether it may be granted once the calls under way have settled.
     pub fn may_settle(&self) -> bool {
         self.may_be_less() && self.used.saturating_add(self.wanted) <= self.max
@@ -117,7 +117,12 @@ impl Caps {
     }
 
     /// The first cap that `wanted` would exceed; amounts of zero are not checked.
-    pub fn refuses(&self, spent: Amounts, reserved: Amounts, wanted: Amounts) -> Option<Refusal> {
+    pub fn refuses(
+        &self,
+        spent: Amounts,
+        reserved: Amounts,
+        wanted: Amounts,
+    ) -> Option<CapExceeded> {
         type Part = fn(&Amounts) -> u64;
         let caps: [(&str, Part, Option<u64>); 7] = [
             ("max_total_tokens", |it| it.tokens, self.tokens),
@@ -132,9 +137,9 @@ impl Caps {
             let (used, reserved, wanted) = (part(&spent), part(&reserved), part(&wanted));
             let all = used.saturating_add(reserved).saturating_add(wanted);
             let max = max.filter(|max| wanted > 0 && all > *max)?;
-            Some(Refusal { limit, used, reserved, wanted, max })
+            Some(CapExceeded { limit, used, reserved, wanted, max })
         });
-        refusals.min_by_key(Refusal::may_settle)
+        refusals.min_by_key(CapExceeded::may_settle)
     }
 }
 

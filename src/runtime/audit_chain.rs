@@ -77,14 +77,14 @@ impl fmt::Debug for AuditKey {
 enum Seen {
     Head(ChainHead),
     /// The head that it knew was replaced. Nothing more is closed.
-    Replaced(Act, Told),
+    Replaced(Act, TamperRecord),
 }
 
 /// Whether that is recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Told {
-    Recorded,
-    NotYet,
+enum TamperRecord {
+    Written,
+    Pending,
 }
 
 /// Closes stretches of the store's audit log, and checks those that are closed.
@@ -171,10 +171,10 @@ impl AuditChain {
             let known = match seen {
                 None => None,
                 Some(Seen::Head(head)) => Some(KnownHead { head, deleted_until }),
-                Some(Seen::Replaced(_, Told::Recorded)) => break,
-                Some(Seen::Replaced(act, Told::NotYet)) => {
+                Some(Seen::Replaced(_, TamperRecord::Written)) => break,
+                Some(Seen::Replaced(act, TamperRecord::Pending)) => {
                     store.record_act(act.clone()).await?;
-                    note(Seen::Replaced(act, Told::Recorded));
+                    note(Seen::Replaced(act, TamperRecord::Written));
                     break;
                 }
             };
@@ -192,7 +192,7 @@ impl AuditChain {
                 Closed::Replaced(stored) => {
                     let Some(KnownHead { head, .. }) = known else { break };
                     let act = replaced(tenant.to_owned(), &head, stored.as_ref());
-                    note(Seen::Replaced(act, Told::NotYet));
+                    note(Seen::Replaced(act, TamperRecord::Pending));
                 }
             }
         }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::sync::{Notify, OnceCell, broadcast};
 use uuid::Uuid;
 
@@ -114,7 +114,7 @@ impl Bus {
         run: Uuid,
         after: i64,
     ) -> (Arc<Channel>, bool) {
-        let mut channels = lock(&self.channels);
+        let mut channels = self.channels.lock();
         if let Some(channel) = channels.by_run.get(&run).and_then(Weak::upgrade) {
             return (channel, false);
         }
@@ -135,7 +135,7 @@ impl Bus {
     /// The channels of all followed runs, for the poller. Where there are none it ends, and the next
     /// channel starts another one.
     pub(super) fn to_poll(&self) -> Option<Vec<Arc<Channel>>> {
-        let mut channels = lock(&self.channels);
+        let mut channels = self.channels.lock();
         let followed: Vec<_> = channels.by_run.values().filter_map(Weak::upgrade).collect();
         channels.are_polled = !followed.is_empty();
         channels.are_polled.then_some(followed)
@@ -150,14 +150,14 @@ impl Bus {
 
     /// The run's channel, if it has followers.
     pub(super) fn followed(&self, run: Uuid) -> Option<Arc<Channel>> {
-        lock(&self.channels).by_run.get(&run).and_then(Weak::upgrade)
+        self.channels.lock().by_run.get(&run).and_then(Weak::upgrade)
     }
 }
 
 impl Channel {
     /// Passes on what was not published yet, and the pieces that wait for it.
     pub(super) fn publish(&self, events: impl Iterator<Item = Event>) {
-        let mut published = lock(&self.published);
+        let mut published = self.published.lock();
         for event in events {
             if event.seq > published.last {
                 published.last = event.seq;
@@ -174,15 +174,15 @@ impl Channel {
     }
 
     /// All events up to number `last` are published, whether this channel was there or not.
-    pub(super) fn is_published(&self, last: i64) {
-        let mut published = lock(&self.published);
+    pub(super) fn mark_published(&self, last: i64) {
+        let mut published = self.published.lock();
         published.last = published.last.max(last);
     }
 
     /// Passes on the rest of an answer that belongs behind event number `after`, as soon as that is
     /// published.
     pub(super) fn publish_answer(&self, after: i64, rest: Vec<ModelDelta>) {
-        let mut published = lock(&self.published);
+        let mut published = self.published.lock();
         if published.last >= after {
             self.publish_deltas(rest.into_iter());
         } else {
@@ -198,7 +198,7 @@ impl Channel {
     /// Passes on what a call says, once event number `after` is published. Of what has to wait for
     /// that only the beginning is kept.
     pub(super) fn publish_progress(&self, after: i64, progress: ToolProgress) {
-        let mut published = lock(&self.published);
+        let mut published = self.published.lock();
         if published.last >= after {
             self.tell(StreamItem::Progress(clock::now(), progress));
         } else if published.early.len() < MAX_EARLY {
@@ -212,7 +212,7 @@ impl Channel {
 
     /// The newest event that was published.
     pub(super) fn last(&self) -> i64 {
-        lock(&self.published).last
+        self.published.lock().last
     }
 
     /// Everything published from now on.
@@ -224,17 +224,13 @@ impl Channel {
 impl Drop for Channel {
     fn drop(&mut self) {
         if let Some(bus) = self.bus.upgrade() {
-            let mut channels = lock(&bus.channels);
+            let mut channels = bus.channels.lock();
             // A new channel may have taken the place.
             if channels.by_run.get(&self.run).is_some_and(|channel| channel.strong_count() == 0) {
                 channels.by_run.remove(&self.run);
             }
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock()
 }
 
 #[cfg(test)]

@@ -85,7 +85,7 @@ impl StartRun for Children {
 }
 
 /// Why a child run was not started, for the model.
-fn not_started(id: Uuid, agent: &str, error: StartError) -> ChildFailed {
+fn child_not_started(id: Uuid, agent: &str, error: StartError) -> ChildFailed {
     match error {
         StartError::InvalidInputs(errors) => invalid_inputs(agent, &errors),
         StartError::PromptInjection(error) => invalid_inputs(agent, &[error]),
@@ -189,7 +189,7 @@ impl Runtime {
                         Err(error) if error.is_transient() && !given_up.is_cancelled() => {
                             tokio::time::sleep(LOOK).await;
                         }
-                        _ => return Err(not_started(id, &call.agent, error)),
+                        _ => return Err(child_not_started(id, &call.agent, error)),
                     }
                 }
             }
@@ -268,7 +268,7 @@ impl Runtime {
         let agent = self.agent(name)?;
         let definition = &parent.plan.agent.definition;
         narrowed(&agent, autonomy, definition, &parent.directory)
-            .map_err(|e| StartError::BrokenAgent { agent: name.to_owned(), message: e.to_string() })
+            .map_err(|e| StartError::broken(name, &e))
     }
 
     /// Waits until a child has ended or is parked, wherever it is driven; takes it from the queue

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use uuid::Uuid;
 
 use super::bus::{Bus, Channel};
@@ -141,7 +141,7 @@ impl Audience for Followers {
 
 impl Batch {
     fn take(self: &Arc<Self>, delta: ModelDelta) {
-        let mut gathered = self.lock();
+        let mut gathered = self.gathered.lock();
         if gathered.is_given_up {
             return;
         }
@@ -166,7 +166,7 @@ impl Batch {
         loop {
             let may_pass = self.readers.channel().is_none_or(|channel| self.may_pass(&channel));
             tokio::time::sleep(if may_pass { BATCH } else { SOON }).await;
-            let mut gathered = self.lock();
+            let mut gathered = self.gathered.lock();
             match self.readers.channel() {
                 Some(channel) if !gathered.deltas.is_empty() => {
                     self.pass_on(&channel, &mut gathered);
@@ -190,10 +190,6 @@ impl Batch {
             channel.publish_deltas(gathered.deltas.drain(..));
         }
     }
-
-    fn lock(&self) -> MutexGuard<'_, Gathered> {
-        self.gathered.lock()
-    }
 }
 
 /// Passes on what is left when the answer is complete, before the event that holds all of it.
@@ -201,7 +197,7 @@ struct Flushed(Arc<Batch>);
 
 impl Drop for Flushed {
     fn drop(&mut self) {
-        let mut gathered = self.0.lock();
+        let mut gathered = self.0.gathered.lock();
         gathered.finish();
         let rest = std::mem::take(&mut gathered.deltas);
         if !rest.is_empty()

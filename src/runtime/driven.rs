@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-use super::live::Live;
+use super::live::LiveRuns;
 use super::ownership::OwnedRuns;
 use super::parents::Parents;
 use super::probation::Probation;
@@ -20,7 +20,7 @@ pub(super) struct DrivenRuns {
     /// From the claim to the end of their task.
     pub(super) owned: Arc<OwnedRuns>,
     /// Those that are known by their ids.
-    pub(super) live: Live,
+    pub(super) live: LiveRuns,
     /// Those that may be what crashes their replicas.
     pub(super) probation: Probation,
     /// Those that can start others.

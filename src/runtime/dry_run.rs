@@ -60,10 +60,8 @@ impl Runtime {
         let what =
             RunEvent::RunStarted { system: opening.system, turns, history, single_shot, warnings };
         let opened = Event { seq: 1, at: clock::now(), run_id: new.id, what };
-        let conversation = conversation(&[opened]).map_err(|e| StartError::BrokenAgent {
-            agent: new.agent.clone(),
-            message: e.to_string(),
-        })?;
+        let conversation =
+            conversation(&[opened]).map_err(|e| StartError::broken(&new.agent, &e))?;
         let offer = |offer: &ToolOffer| {
             (offer.name.clone(), offer.description.clone(), offer.input_schema.clone())
         };

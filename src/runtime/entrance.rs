@@ -59,7 +59,7 @@ struct NotCounted;
 
 /// Why a run may not enter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Refusal {
+pub(super) enum QueueRefusal {
     /// The queue is full, or almost, and others are first.
     Full,
     /// The store does not say in time how long the queue is.
@@ -90,15 +90,15 @@ impl Entrance {
     pub(super) async fn enter<E, Count: Future<Output = Result<u64, E>>>(
         self: &Arc<Self>,
         count: impl Fn() -> Count,
-    ) -> Result<Result<Entry, Refusal>, E> {
+    ) -> Result<Result<Entry, QueueRefusal>, E> {
         let since = Instant::now();
         if let Ok(known) = self.known(since) {
-            return Ok(known.ok_or(Refusal::Full));
+            return Ok(known.ok_or(QueueRefusal::Full));
         }
         match tokio::time::timeout(PATIENCE, self.counted(since, count)).await {
-            Ok(counted) => Ok(counted?.ok_or(Refusal::Full)),
-            Err(_) if self.state.lock().is_counting => Ok(Err(Refusal::NotCounted)),
-            Err(_) => Ok(Err(Refusal::Full)),
+            Ok(counted) => Ok(counted?.ok_or(QueueRefusal::Full)),
+            Err(_) if self.state.lock().is_counting => Ok(Err(QueueRefusal::NotCounted)),
+            Err(_) => Ok(Err(QueueRefusal::Full)),
         }
     }
 
@@ -142,7 +142,7 @@ impl Entrance {
     }
 
     /// The queue may be full no more.
-    pub(super) fn left_the_queue(&self) {
+    pub(super) fn on_departure(&self) {
         let mut state = self.state.lock();
         state.departures += 1;
         state.counted = state.counted.filter(|counted| counted.left.is_some());
@@ -228,10 +228,10 @@ mod tests {
             Ok::<_, ()>(5)
         };
         for _ in 0..100 {
-            assert_eq!(entrance.enter(count).await.unwrap().err(), Some(Refusal::Full));
+            assert_eq!(entrance.enter(count).await.unwrap().err(), Some(QueueRefusal::Full));
         }
         assert_eq!(counts.load(Ordering::SeqCst), 1);
-        entrance.left_the_queue();
+        entrance.on_departure();
         assert!(entrance.enter(|| async { Ok::<_, ()>(4) }).await.unwrap().is_ok());
     }
 }

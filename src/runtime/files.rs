@@ -25,7 +25,7 @@ use crate::tools::staged::Staged;
 use crate::tools::stored_files::{
     ChangeError, Condition, ListedFile, NewFile, OpenedFile, StoredFiles,
 };
-use crate::tools::workspace::Kind;
+use crate::tools::workspace::{Kind, is_absent};
 
 /// Lists and hashes of all requests at the same time.
 pub(super) static READS: Semaphore = Semaphore::const_new(4);
@@ -116,14 +116,7 @@ impl Files {
         self.blocking(move |files| {
             let Some(path) = files.resolved(&path) else { return Ok(None) };
             match files.stored.open(&files.workspace, path) {
-                Err(e)
-                    if matches!(
-                        e.kind(),
-                        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
-                    ) =>
-                {
-                    Ok(None)
-                }
+                Err(e) if is_absent(&e) => Ok(None),
                 opened => opened.map(Some),
             }
         })

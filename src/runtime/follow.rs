@@ -32,14 +32,14 @@ pub struct Follower {
     seen: i64,
     /// Read from the journal and not handed out yet.
     ready: VecDeque<Arc<Published>>,
-    live: Option<Live>,
+    live: Option<Subscription>,
     /// Whether the journal held nothing new after subscribing.
     caught_up: bool,
     over: bool,
 }
 
 /// A subscription; the channel lives as long as its last subscription.
-struct Live {
+struct Subscription {
     channel: Arc<Channel>,
     events: Receiver<Arc<Published>>,
     /// The last event that must be read from the journal, where that is known: reading more would
@@ -68,7 +68,7 @@ impl Runtime {
         let mut follower = self.follow(tenant, run, 0);
         follower.subscribe();
         if let Some(live) = &mut follower.live {
-            live.channel.is_published(published);
+            live.channel.mark_published(published);
             live.journal_until = Some(published);
         }
         follower
@@ -187,6 +187,6 @@ impl Follower {
             tokio::spawn(self.runtime.clone().poll_journals());
         }
         let events = channel.subscribe();
-        self.live = Some(Live { channel, events, journal_until: None });
+        self.live = Some(Subscription { channel, events, journal_until: None });
     }
 }

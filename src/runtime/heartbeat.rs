@@ -11,8 +11,8 @@ use futures::future::BoxFuture;
 use tokio::time::{Instant, timeout};
 
 use super::Runtime;
-use crate::clock;
 use crate::store::{Store, StoreError};
+use crate::{clock, jitter};
 
 /// How long a beat may take, at least: a new connection needs some time, however short the lease.
 const LEAST_PATIENCE: Duration = Duration::from_millis(500);
@@ -26,8 +26,8 @@ impl Runtime {
     pub(super) async fn register(&self, store: &Store) -> Result<(), StoreError> {
         let inner = &self.inner;
         let sent = Instant::now();
-        clock::told(store.register_replica(&inner.replica.id, inner.settings.lease).await?, sent);
-        inner.replica.lease.renewed(sent);
+        clock::sync(store.register_replica(&inner.replica.id, inner.settings.lease).await?, sent);
+        inner.replica.lease.renew(sent);
         Ok(())
     }
 
@@ -90,8 +90,8 @@ impl Runtime {
         let inner = &self.inner;
         let sent = Instant::now();
         if let Some(now) = store.heartbeat(&inner.replica.id).await? {
-            clock::told(now, sent);
-            inner.replica.lease.renewed(sent);
+            clock::sync(now, sent);
+            inner.replica.lease.renew(sent);
             return Ok(());
         }
         tracing::error!("this replica was declared dead; its runs were taken over");
@@ -105,6 +105,5 @@ impl Runtime {
 
 /// Up to a tenth less, so that replicas that were started together do not beat together.
 fn jittered(pause: Duration) -> Duration {
-    let share = f64::from(getrandom::u32().unwrap_or_default()) / f64::from(u32::MAX);
-    pause.mul_f64(1.0 - share / 10.0)
+    pause.mul_f64(1.0 - jitter::fraction() / 10.0)
 }

@@ -24,13 +24,13 @@ struct Table {
 impl KeyLocks {
     /// Waits for the requests of this key that came before.
     pub(super) async fn lock(&self, tenant: &str, key: &str) -> OwnedMutexGuard<()> {
-        let lock = self.0.lock().get((tenant.to_owned(), key.to_owned()));
+        let lock = self.0.lock().get_or_insert((tenant.to_owned(), key.to_owned()));
         lock.lock_owned().await
     }
 }
 
 impl Table {
-    fn get(&mut self, key: (String, String)) -> Arc<KeyLock<()>> {
+    fn get_or_insert(&mut self, key: (String, String)) -> Arc<KeyLock<()>> {
         if self.by_key.len() >= self.full {
             self.by_key.retain(|_, lock| lock.strong_count() > 0);
             self.full = FEW.max(2 * self.by_key.len());

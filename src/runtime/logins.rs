@@ -29,7 +29,7 @@ const UNKNOWN: &str = "unknown";
 
 /// Why a login was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Refusal {
+pub enum LoginRefusal {
     Malformed,
     UnknownKey,
     WrongSecret,
@@ -40,7 +40,7 @@ pub enum Refusal {
     Jwt(JwtRefusal),
 }
 
-impl Refusal {
+impl LoginRefusal {
     fn sentence(self) -> String {
         let known = match self {
             Self::Malformed => "The token is not an API key.",
@@ -86,7 +86,7 @@ impl Used {
 struct Group {
     tenant: String,
     subject: String,
-    why: Refusal,
+    why: LoginRefusal,
     /// The client's address; absent for further ones.
     source: Option<IpAddr>,
 }
@@ -102,7 +102,12 @@ impl Logins {
     }
 
     /// Notes a refused login, which may have named a key that exists.
-    pub fn note_refused(&self, why: Refusal, key: Option<&ApiKeyRecord>, source: Option<IpAddr>) {
+    pub fn note_refused(
+        &self,
+        why: LoginRefusal,
+        key: Option<&ApiKeyRecord>,
+        source: Option<IpAddr>,
+    ) {
         let group = Group {
             tenant: key.map_or(DEFAULT_TENANT, |key| &key.tenant).to_owned(),
             subject: key.map_or(UNKNOWN, |key| &key.id).to_owned(),

@@ -100,12 +100,12 @@ pub use files::{FileOwner, FileUsers, Files, FilesError};
 pub use follow::Follower;
 pub use heartbeat::HeartbeatStore;
 pub use history::{RunTurns, TurnSource, own_turns, turn_sources};
-pub use logins::{Logins, Refusal};
+pub use logins::{LoginRefusal, Logins};
 pub use memory::recollection;
 pub use parents::MAX_DEPTH as MAX_ANCESTORS;
 pub use policy_cases::{Decided, PolicyBench, PolicyCase};
 pub use queue::Backlog;
-pub use rate_limits::{Allowance, RateLimits};
+pub use rate_limits::{RateLimitStatus, RateLimits};
 pub use replay::{Change, NewDecisions, PolicyReplay, Replay, ReplayError, ReplayQuery};
 pub use start::{Accepted, Mode, StartError, StartRequest, Started, WaitError};
 pub use transcript::{KeptTurn, Transcript, transcript};
@@ -206,14 +206,14 @@ impl Runtime {
             let (bus, queue, places) = (Arc::clone(&bus), Arc::clone(&queue), Arc::clone(&places));
             let (driven, webhooks) = (Arc::clone(&driven), Arc::clone(&housekeeping.webhooks));
             Arc::new(move |write: &RunWrite| {
-                places.written(write);
-                driven.probation.written(write);
+                places.on_written(write);
+                driven.probation.on_written(write);
                 bus.publish(write.run_id, &write.events);
                 observer(write);
                 if write.fills_outbox() {
                     webhooks.outbox_grew();
                 }
-                queue.written(write);
+                queue.on_written(write);
             })
         };
         let inner = Arc::new_cyclic(|inner| Inner {

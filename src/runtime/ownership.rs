@@ -8,7 +8,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use uuid::Uuid;
 
 use super::Runtime;
@@ -16,7 +16,7 @@ use crate::engine::RunControl;
 use crate::store::{ClaimedRun, GivenBack, StoreError};
 
 /// A run, and the epoch under which it is owned.
-type Ownership = (Uuid, i64);
+pub(super) type RunEpoch = (Uuid, i64);
 
 /// The runs that this replica owns and drives.
 #[derive(Debug, Default)]
@@ -24,13 +24,13 @@ pub(super) struct OwnedRuns(Mutex<OwnedRunsInner>);
 
 #[derive(Debug, Default)]
 struct OwnedRunsInner {
-    held: HashMap<Ownership, usize>,
+    held: HashMap<RunEpoch, usize>,
     /// Claims under way, by number.
     claims: BTreeSet<u64>,
     next_claim: u64,
     /// Runs that were owned and not driven at the last look, each with the number of the first claim
     /// that began after it was missed first.
-    missed: HashMap<Ownership, u64>,
+    missed: HashMap<RunEpoch, u64>,
     /// Runs that were asked to cancel, with the reasons, before they were known by their ids: those of
     /// `held`, and those that a claim under way may bring.
     cancelled: HashMap<Uuid, Option<String>>,
@@ -78,24 +78,20 @@ impl Reclaimed {
 }
 
 impl OwnedRuns {
-    fn lock(&self) -> MutexGuard<'_, OwnedRunsInner> {
-        self.0.lock()
-    }
-
     pub(super) fn own(self: &Arc<Self>, run: Uuid, epoch: i64) -> OwnedRun {
-        *self.lock().held.entry((run, epoch)).or_default() += 1;
+        *self.0.lock().held.entry((run, epoch)).or_default() += 1;
         OwnedRun { owned: Arc::clone(self), run, epoch }
     }
 
     /// Whether no run is owned, and no claim under way can bring one.
     pub(super) fn is_empty(&self) -> bool {
-        let holding = self.lock();
+        let holding = self.0.lock();
         holding.held.is_empty() && holding.claims.is_empty()
     }
 
     /// Notes that a run is to be cancelled, where it may be about to be driven.
     pub(super) fn cancel(&self, run: Uuid, reason: Option<&str>) {
-        let mut holding = self.lock();
+        let mut holding = self.0.lock();
         if !holding.claims.is_empty() || holding.is_held(run) {
             holding.cancelled.insert(run, reason.map(str::to_owned));
         }
@@ -103,13 +99,13 @@ impl OwnedRuns {
 
     /// Cancels a run that is known by its id now, where that was asked for before.
     pub(super) fn cancel_if_noted(&self, run: Uuid, control: &RunControl) {
-        if let Some(reason) = self.lock().cancelled.remove(&run) {
+        if let Some(reason) = self.0.lock().cancelled.remove(&run) {
             control.cancel(reason);
         }
     }
 
     fn claim(self: &Arc<Self>) -> Claim {
-        let mut holding = self.lock();
+        let mut holding = self.0.lock();
         let number = holding.next_claim;
         holding.next_claim += 1;
         holding.claims.insert(number);
@@ -118,8 +114,8 @@ impl OwnedRuns {
 
     /// Of all that is owned: what is not driven now, was not at the last look, and no claim under way
     /// can still bring.
-    fn undriven(&self, owned: Vec<Ownership>) -> Vec<Ownership> {
-        let mut holding = self.lock();
+    fn undriven(&self, owned: Vec<RunEpoch>) -> Vec<RunEpoch> {
+        let mut holding = self.0.lock();
         let holding = &mut *holding;
         let next = holding.next_claim;
         let oldest = holding.claims.first().copied().unwrap_or(next);
@@ -145,13 +141,13 @@ impl OwnedRun {
 
     /// Whether another task has the same run under the same epoch, as rivals for an id do.
     fn is_shared(&self) -> bool {
-        self.owned.lock().held.get(&(self.run, self.epoch)).is_some_and(|holders| *holders > 1)
+        self.owned.0.lock().held.get(&(self.run, self.epoch)).is_some_and(|holders| *holders > 1)
     }
 }
 
 impl Drop for OwnedRun {
     fn drop(&mut self) {
-        let mut holding = self.owned.lock();
+        let mut holding = self.owned.0.lock();
         if let Some(holders) = holding.held.get_mut(&(self.run, self.epoch)) {
             *holders -= 1;
             if *holders == 0 {
@@ -166,7 +162,7 @@ impl Drop for OwnedRun {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        let mut holding = self.owned.lock();
+        let mut holding = self.owned.0.lock();
         holding.claims.remove(&self.number);
         if holding.claims.is_empty() && !holding.cancelled.is_empty() {
             let mut cancelled = std::mem::take(&mut holding.cancelled);
@@ -193,7 +189,7 @@ impl Runtime {
         };
         let claimed: Vec<_> = claim.await?.into_iter().map(ownership).collect();
         if !claimed.is_empty() {
-            self.inner.queue.entrance.left_the_queue();
+            self.inner.queue.entrance.on_departure();
         }
         Ok(claimed)
     }
@@ -258,11 +254,7 @@ impl Runtime {
         self.inner.capacity.places.reconcile().await
     }
 
-    async fn requeue(
-        &self,
-        (run, epoch): Ownership,
-        reason: Reclaimed,
-    ) -> Result<bool, StoreError> {
+    async fn requeue(&self, (run, epoch): RunEpoch, reason: Reclaimed) -> Result<bool, StoreError> {
         let crashed = GivenBack::Crashed;
         let was_ours =
             self.inner.store.give_back(&self.inner.replica.id, run, epoch, crashed).await?;
@@ -279,9 +271,9 @@ impl Runtime {
 mod tests {
     use super::*;
 
-    const RUN: Ownership = (Uuid::nil(), 1);
+    const RUN: RunEpoch = (Uuid::nil(), 1);
 
-    fn look(owned: &Arc<OwnedRuns>) -> Vec<Ownership> {
+    fn look(owned: &Arc<OwnedRuns>) -> Vec<RunEpoch> {
         owned.undriven(vec![RUN])
     }
 

@@ -72,7 +72,7 @@ impl Places {
     }
 
     /// A run that is stored needs nothing else.
-    pub(super) fn written(&self, write: &RunWrite) {
+    pub(super) fn on_written(&self, write: &RunWrite) {
         if write.new.is_some() && !self.limits.is_unlimited() {
             self.held.lock().retain(|(run, _)| *run != write.run_id);
         }

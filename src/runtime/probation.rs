@@ -5,10 +5,11 @@
 
 use std::sync::Arc;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use uuid::Uuid;
 
+use super::ownership::RunEpoch;
 use crate::event::RunEvent;
 use crate::store::RunWrite;
 
@@ -16,11 +17,9 @@ use crate::store::RunWrite;
 #[derive(Debug)]
 pub(super) struct Probation {
     place: Arc<Semaphore>,
-    holder: Mutex<Option<(Claim, OwnedSemaphorePermit)>>,
+    /// What else has the run's id has no part in its place.
+    holder: Mutex<Option<(RunEpoch, OwnedSemaphorePermit)>>,
 }
-
-/// A run and the epoch of its claim: what else has the run's id has no part in its place.
-type Claim = (Uuid, i64);
 
 impl Default for Probation {
     fn default() -> Self {
@@ -37,26 +36,22 @@ impl Probation {
         }
         // The semaphore is never closed.
         if let Ok(permit) = Arc::clone(&self.place).acquire_owned().await {
-            *self.lock() = Some(((run, epoch), permit));
+            *self.holder.lock() = Some(((run, epoch), permit));
         }
     }
 
     /// Makes room for the next suspect, if this run has the place.
     pub(super) fn leave(&self, run: Uuid, epoch: i64) {
-        self.lock().take_if(|(holder, _)| *holder == (run, epoch));
+        self.holder.lock().take_if(|(holder, _)| *holder == (run, epoch));
     }
 
     /// A write is durable.
-    pub(super) fn written(&self, write: &RunWrite) {
+    pub(super) fn on_written(&self, write: &RunWrite) {
         let is_answer = |what: &RunEvent| matches!(what, RunEvent::ModelResponded(_));
         if self.place.available_permits() == 0
             && write.events.iter().any(|event| is_answer(&event.what))
         {
             self.leave(write.run_id, write.epoch);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<(Claim, OwnedSemaphorePermit)>> {
-        self.holder.lock()
     }
 }

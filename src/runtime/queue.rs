@@ -89,7 +89,7 @@ impl Queue {
     }
 
     /// What a run wrote is durable; its end may be what others in the queue wait for.
-    pub(super) fn written(&self, write: &RunWrite) {
+    pub(super) fn on_written(&self, write: &RunWrite) {
         if write.events.last().is_none_or(|event| event.what.ending().is_none()) {
             return;
         }

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use super::patience::patiently;
 use crate::clock;
 use crate::engine::AppendFailed;
-use crate::engine::run::{Admission, Admitted};
+use crate::engine::run::{Admission, CallAdmission};
 use crate::event::CallRate;
 use crate::run::Caller;
 use crate::store::{RateLimit, Store, StoreError, Taken};
@@ -39,7 +39,7 @@ const REMEMBERED: Duration = Duration::from_secs(10);
 
 /// Whether something may be done now, and how its bucket stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Allowance {
+pub struct RateLimitStatus {
     /// `None`: it may. Otherwise how long until it may be tried again.
     pub retry_after: Option<Duration>,
     /// Tokens that are left at least.
@@ -58,7 +58,11 @@ pub(super) struct CallLimits {
 
 #[async_trait]
 impl Admission for CallLimits {
-    async fn admit(&self, tool: &str, per_minute: Option<u32>) -> Result<Admitted, AppendFailed> {
+    async fn admit(
+        &self,
+        tool: &str,
+        per_minute: Option<u32>,
+    ) -> Result<CallAdmission, AppendFailed> {
         let subject = &self.caller.subject;
         patiently(self.patience, || self.rates.admitted_call(subject, tool, per_minute)).await
     }
@@ -86,7 +90,7 @@ impl RateLimits {
         &self,
         key: &str,
         limit: RateLimit,
-    ) -> Result<Allowance, StoreError> {
+    ) -> Result<RateLimitStatus, StoreError> {
         self.take_token(&format!("invocations {key}"), limit).await
     }
 
@@ -96,7 +100,7 @@ impl RateLimits {
         subject: &str,
         tool: &str,
         own: Option<u32>,
-    ) -> Result<Admitted, StoreError> {
+    ) -> Result<CallAdmission, StoreError> {
         let sentence = |what: &str, limit: RateLimit, wait: Duration| {
             let seconds = wait.as_millis().div_ceil(1000).max(1);
             format!(
@@ -104,22 +108,22 @@ impl RateLimits {
                 limit.per_minute
             )
         };
-        let mut admitted = Admitted::default();
+        let mut admitted = CallAdmission::default();
         if let Some(limit) = self.call_limit(subject).await? {
-            let allowance = self.take_token(&format!("calls {subject}"), limit).await?;
-            admitted.rate = Some(tighter(admitted.rate, limit, allowance));
-            if let Some(wait) = allowance.retry_after {
+            let status = self.take_token(&format!("calls {subject}"), limit).await?;
+            admitted.rate = Some(tighter(admitted.rate, limit, status));
+            if let Some(wait) = status.retry_after {
                 let refused = Some(sentence("of tools", limit, wait));
-                return Ok(Admitted { refused, ..admitted });
+                return Ok(CallAdmission { refused, ..admitted });
             }
         }
         if let Some(per_minute) = own {
             let limit = RateLimit { per_minute, burst: per_minute };
-            let allowance = self.take_token(&format!("calls {subject} {tool}"), limit).await?;
-            admitted.rate = Some(tighter(admitted.rate, limit, allowance));
-            if let Some(wait) = allowance.retry_after {
+            let status = self.take_token(&format!("calls {subject} {tool}"), limit).await?;
+            admitted.rate = Some(tighter(admitted.rate, limit, status));
+            if let Some(wait) = status.retry_after {
                 let refused = Some(sentence(&format!("of {tool}"), limit, wait));
-                return Ok(Admitted { refused, ..admitted });
+                return Ok(CallAdmission { refused, ..admitted });
             }
         }
         Ok(admitted)
@@ -132,23 +136,24 @@ impl RateLimits {
         }
         let default = self.default;
         let limit = match self.store.key(subject).await? {
-            Some(key) => Some(RateLimit {
-                per_minute: key.rate_limit_per_minute.unwrap_or(default.per_minute),
-                burst: key.rate_limit_burst.unwrap_or(default.burst),
-            }),
+            Some(key) => Some(key.rate_limit(default)),
             None => (subject != Caller::local().subject).then_some(default),
         };
         self.remember(subject, limit);
         Ok(limit)
     }
 
-    async fn take_token(&self, name: &str, limit: RateLimit) -> Result<Allowance, StoreError> {
+    async fn take_token(
+        &self,
+        name: &str,
+        limit: RateLimit,
+    ) -> Result<RateLimitStatus, StoreError> {
         let bucket = self.buckets.named(name);
         let (came, place) = (Instant::now(), QueueTicket::take(&bucket.waiting));
         let mut known = bucket.known.lock().await;
         let behind = place.leave();
-        if let Some(allowance) = known.spend(Instant::now()) {
-            return Ok(allowance);
+        if let Some(status) = known.spend(Instant::now()) {
+            return Ok(status);
         }
         if known.failed_at.is_some_and(|failed_at| came < failed_at) {
             return Err(StoreError::Unavailable(
@@ -177,8 +182,8 @@ impl RateLimits {
 }
 
 /// Of two limits, the one that leaves less.
-fn tighter(known: Option<CallRate>, limit: RateLimit, allowance: Allowance) -> CallRate {
-    let rate = CallRate { limit: limit.per_minute, remaining: allowance.remaining };
+fn tighter(known: Option<CallRate>, limit: RateLimit, status: RateLimitStatus) -> CallRate {
+    let rate = CallRate { limit: limit.per_minute, remaining: status.remaining };
     known.filter(|known| known.remaining < rate.remaining).unwrap_or(rate)
 }
 
@@ -298,14 +303,14 @@ impl BucketView {
     }
 
     /// The answer, if it needs no question.
-    fn spend(&mut self, now: Instant) -> Option<Allowance> {
+    fn spend(&mut self, now: Instant) -> Option<RateLimitStatus> {
         self.is_of_use(now).then(|| self.answer(now))
     }
 
-    fn answer(&mut self, now: Instant) -> Allowance {
+    fn answer(&mut self, now: Instant) -> RateLimitStatus {
         let is_admitted = self.tokens > 0;
         self.tokens -= u32::from(is_admitted);
-        Allowance {
+        RateLimitStatus {
             retry_after: (!is_admitted).then(|| self.empty_until.saturating_duration_since(now)),
             remaining: self.remaining.saturating_add(self.tokens),
             reset: self.full_at.saturating_duration_since(now),

@@ -34,7 +34,7 @@ fn what_is_known_answers_until_it_is_old() {
     let first = known.spend(after(500)).unwrap();
     assert_eq!(
         first,
-        Allowance { retry_after: None, remaining: 8, reset: Duration::from_millis(4500) }
+        RateLimitStatus { retry_after: None, remaining: 8, reset: Duration::from_millis(4500) }
     );
     assert!(known.spend(after(1000)).is_none(), "a token was kept too long");
     assert_eq!(known.spend(after(999)).unwrap().remaining, 7);
@@ -123,11 +123,11 @@ proptest! {
             now += pause * 1_000_000 / 4;
             let known = &mut replicas[replica];
             let instant = start + Duration::from_nanos(now);
-            let allowance = known.spend(instant).unwrap_or_else(|| {
+            let status = known.spend(instant).unwrap_or_else(|| {
                 *known = BucketView::told(shared.take(now, lease(limit)), instant);
                 known.answer(instant)
             });
-            match allowance.retry_after {
+            match status.retry_after {
                 None => admitted.push(now),
                 Some(wait) => {
                     prop_assert_eq!(shared.available(now), 0);

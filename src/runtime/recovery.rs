@@ -22,7 +22,7 @@ use super::loaded::LoadedAgent;
 use super::ownership::{OwnedRun, Reclaimed};
 use super::slots::RunSlot;
 use super::waiting::expiry;
-use super::worker::{DrivenRun, Notify};
+use super::worker::{DrivenRun, RunNotices};
 use super::workspaces::{OpenError, User};
 use crate::agents::prompt::ActiveSkill;
 use crate::clock;
@@ -79,7 +79,7 @@ impl Runtime {
         let identity = RunIdentity::of_claimed(&claimed, self.inner.settings.sample_ratio);
         let recover = AssertUnwindSafe(self.recover(claimed, identity.clone(), slot));
         match recover.catch_unwind().await {
-            Ok(Ok(Claimed::GoesOn(owned))) => owned.spawn(ownership, Notify::default()),
+            Ok(Ok(Claimed::GoesOn(owned))) => owned.spawn(ownership, RunNotices::default()),
             Ok(Ok(Claimed::Disposed(ended))) => {
                 let (identity, entry) = *ended;
                 self.dispose(&identity, ownership, entry).await;

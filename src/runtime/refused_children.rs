@@ -54,7 +54,7 @@ impl Runtime {
             let models = known.definition.models_from(&known.definition.model);
             let refusal = self.inner.router.refusal(&models).await?;
             tracing::warn!(agent, %refusal, "no more child runs are started for now");
-            not_started(agent, &refusal)
+            refused_child(agent, &refusal)
         };
         if !matches!(self.inner.store.run(tenant, id).await, Ok(None)) {
             return None;
@@ -64,7 +64,7 @@ impl Runtime {
     }
 }
 
-fn not_started(agent: &str, refusal: &ProviderError) -> ChildFailed {
+fn refused_child(agent: &str, refusal: &ProviderError) -> ChildFailed {
     let ProviderError { provider, message, .. } = refusal;
     let code = refusal.code.as_deref().unwrap_or(refusal.kind.as_str());
     ChildFailed(format!(

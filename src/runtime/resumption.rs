@@ -31,7 +31,7 @@ impl DrivenRun {
                 () = self.run.control.cancelled() => return Ok(()), // it is ended at once
                 () = driven.probation.enter(self.identity.new.id, self.identity.epoch) => {}
             }
-            self.has_waited(since.elapsed());
+            self.record_wait(since.elapsed());
             let parent = parent.and_then(|id| driven.parents.get(id));
             let parent_slot = parent.as_ref().map(|parent| &parent.slot);
             let slot = runtime.inner.capacity.slots.of_parent_or_free(parent_slot);
@@ -56,14 +56,14 @@ impl DrivenRun {
     }
 
     /// It waited to be driven alone; that it is resumed is not handed over yet.
-    fn has_waited(&mut self, waited: Duration) {
+    fn record_wait(&mut self, waited: Duration) {
         let resumed = self.run.outbox.iter_mut().find_map(|event| match &mut event.what {
             RunEvent::RunResumed { waited_ms, .. } => Some(waited_ms),
             _ => None,
         });
         if let Some(waited_ms) = resumed {
             *waited_ms = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
-            self.run.state.has_waited(*waited_ms);
+            self.run.state.record_wait(*waited_ms);
         }
     }
 

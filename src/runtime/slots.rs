@@ -20,13 +20,13 @@ pub(super) struct RunSlots {
 
 /// The slot of one run.
 #[derive(Clone)]
-pub(super) struct RunSlot(Arc<Shared>);
+pub(super) struct RunSlot(Arc<SlotState>);
 
 /// The slot of a run, as its children see it.
 #[derive(Clone)]
-pub(super) struct ParentSlot(Weak<Shared>);
+pub(super) struct ParentSlot(Weak<SlotState>);
 
-struct Shared {
+struct SlotState {
     taken: Mutex<Option<Taken>>,
     /// One permit, for the child to which the slot is lent.
     lent: Arc<Semaphore>,
@@ -88,7 +88,7 @@ impl RunSlots {
 impl RunSlot {
     fn new(taken: Taken) -> Self {
         let lent = Arc::new(Semaphore::new(1));
-        Self(Arc::new(Shared { taken: Mutex::new(Some(taken)), lent, place: OnceLock::new() }))
+        Self(Arc::new(SlotState { taken: Mutex::new(Some(taken)), lent, place: OnceLock::new() }))
     }
 
     fn taken(&self) -> MutexGuard<'_, Option<Taken>> {

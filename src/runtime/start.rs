@@ -20,7 +20,7 @@ use super::entrance;
 use super::identity::{Lineage, RunIdentity};
 use super::slots::RunSlot;
 use super::uploads::Uploads;
-use super::worker::{DrivenRun, Notify};
+use super::worker::{DrivenRun, RunNotices};
 use super::workspaces::{OpenError, User};
 use super::{Follower, Runtime};
 use crate::agents::Agent;
@@ -276,7 +276,7 @@ impl Runtime {
         let is_followed = mode == Mode::Followed;
         let ownership = self.inner.driven.owned.own(run_id, owned.identity.epoch);
         let stored = tell_stored.then_some(stored);
-        owned.spawn(ownership, Notify { stored, is_followed, end: Some(tell) });
+        owned.spawn(ownership, RunNotices { stored, is_followed, end: Some(tell) });
         let mut follower = None;
         if tell_stored {
             follower = is_stored

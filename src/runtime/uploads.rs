@@ -18,7 +18,7 @@ use super::loaded::LoadedAgent;
 use crate::tools::quota::{Growth, OverQuota};
 use crate::tools::staged::Staged;
 use crate::tools::stored_files::{ChangeError, NewFile, StoredFiles};
-use crate::tools::workspace::{directories_of, normalise};
+use crate::tools::workspace::{directories_of, is_absent, normalise};
 
 const CHUNK: usize = 64 << 10;
 
@@ -273,14 +273,7 @@ impl Files {
         self.blocking(move |files| {
             let Some(path) = files.resolved(&path) else { return Ok(None) };
             let file = match files.workspace.open_file(&path) {
-                Err(e)
-                    if matches!(
-                        e.kind(),
-                        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
-                    ) =>
-                {
-                    return Ok(None);
-                }
+                Err(e) if is_absent(&e) => return Ok(None),
                 opened => opened?,
             };
             let metadata = file.metadata()?;

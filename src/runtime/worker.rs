@@ -57,7 +57,7 @@ enum Registration {
 
 /// Channels that are notified of a run's progress.
 #[derive(Default)]
-pub(super) struct Notify {
+pub(super) struct RunNotices {
     /// Told once the run's row is stored, or cannot be.
     pub(super) stored: Option<oneshot::Sender<Result<Option<Follower>, Stopped>>>,
     /// Whether the receiver of that wants to follow the run.
@@ -174,7 +174,7 @@ impl DrivenRun {
     pub(super) fn spawn(
         mut self,
         ownership: OwnedRun,
-        Notify { stored, is_followed, end }: Notify,
+        RunNotices { stored, is_followed, end }: RunNotices,
     ) {
         let (runtime, id) = (self.runtime.clone(), self.identity.new.id);
         let control = Arc::clone(&self.run.control);

@@ -93,14 +93,8 @@ impl Batch {
     }
 }
 
-fn columns_of<G: Group>() -> Vec<Column> {
-    let mut columns = Vec::new();
-    G::list(&mut columns);
-    columns
-}
-
 fn known_runs(owner: &str, runs: Vec<RunChange>) -> Step {
-    let mut columns = columns_of::<RunProgress>();
+    let mut columns = RunProgress::columns();
     let set = |column: &Column| match column.name {
         "id" | "epoch" => None,
         "started_at" => Some("started_at = COALESCE(runs.started_at, w.started_at)".to_owned()),
@@ -140,8 +134,8 @@ fn new_runs(dialect: Dialect, mut runs: Vec<RunChange>) -> Step {
         run.opening.as_ref().is_some_and(|opening| opening.session_place.is_some())
     };
     let condition = if runs.iter().any(has_session) { IN_TURN } else { "true" };
-    let mut columns = columns_of::<RunOpening>();
-    columns.extend(columns_of::<RunProgress>());
+    let mut columns = RunOpening::columns();
+    columns.extend(RunProgress::columns());
     let row = |run: RunChange| {
         let mut row = run.opening?.values();
         run.progress.append(&mut row);
@@ -181,7 +175,7 @@ fn insert_head(table: &str, columns: &[Column], select: &[String]) -> String {
 
 /// Rows of one group into a table.
 fn inserts<G: Group>(table: &'static str, rows: Vec<G>) -> Step {
-    insert_rows(table, columns_of::<G>(), rows.into_iter().map(Group::values).collect())
+    insert_rows(table, G::columns(), rows.into_iter().map(Group::values).collect())
 }
 
 fn insert_rows(table: &'static str, columns: Vec<Column>, rows: Vec<Vec<Value>>) -> Step {
@@ -191,8 +185,8 @@ fn insert_rows(table: &'static str, columns: Vec<Column>, rows: Vec<Vec<Value>>)
 }
 
 fn new_calls(calls: Vec<CallChange>) -> Step {
-    let mut columns = columns_of::<CallProposal>();
-    columns.extend(columns_of::<CallState>());
+    let mut columns = CallProposal::columns();
+    columns.extend(CallState::columns());
     let row = |call: CallChange| {
         let mut row = call.proposal?.values();
         call.state.append(&mut row);
@@ -203,7 +197,7 @@ fn new_calls(calls: Vec<CallChange>) -> Step {
 
 /// What is not known of a call any better stays as it is.
 fn known_calls(calls: Vec<CallChange>) -> Step {
-    let columns = columns_of::<CallState>();
+    let columns = CallState::columns();
     let set = columns.iter().map(|column| column.name).filter(|name| !name.ends_with("_id"));
     let set = set.map(|name| match name {
         // When it was first made, however often it is repeated.
@@ -222,7 +216,7 @@ fn known_calls(calls: Vec<CallChange>) -> Step {
 }
 
 fn deliveries(dialect: Dialect, rows: Vec<NewDelivery>) -> Step {
-    let columns = columns_of::<NewDelivery>();
+    let columns = NewDelivery::columns();
     let select = |column: &Column| match column.name {
         // By the clock of the database, where it has one.
         "due_at" if dialect == Dialect::Postgres => "clock_timestamp()".to_owned(),

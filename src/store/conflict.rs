@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use super::StoreError;
+use crate::jitter;
 
 /// How often something is tried, at most.
 const TRIES: u32 = 6;
@@ -36,8 +37,7 @@ where
 /// A pause of that length at most and half of it at least, so that those who failed together do not
 /// try together.
 pub(super) fn jittered(pause: Duration) -> Duration {
-    let share = f64::from(getrandom::u32().unwrap_or(u32::MAX)) / f64::from(u32::MAX);
-    pause.mul_f64(0.5 + share / 2.0)
+    pause.mul_f64(0.5 + jitter::fraction() / 2.0)
 }
 
 #[cfg(test)]

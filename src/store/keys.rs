@@ -10,7 +10,7 @@ use super::backend::{Transaction, Work};
 use super::conflict::anew;
 use super::sql::Query;
 use super::tables::{Record, insert};
-use super::{ApiKeyRecord, Store, StoreError, Wakeup};
+use super::{ApiKeyRecord, RateLimit, Store, StoreError, Wakeup};
 use crate::event::{Act, AuditAction, SERVICE};
 
 /// What became of a key that was to be stored.
@@ -65,6 +65,14 @@ pub enum Revoked {
 }
 
 impl ApiKeyRecord {
+    /// The key's own limits, with the service's defaults for those that are unset.
+    pub fn rate_limit(&self, default: RateLimit) -> RateLimit {
+        RateLimit {
+            per_minute: self.rate_limit_per_minute.unwrap_or(default.per_minute),
+            burst: self.rate_limit_burst.unwrap_or(default.burst),
+        }
+    }
+
     /// Whether it may do everything.
     pub fn is_admin(&self) -> bool {
         self.scopes.iter().any(|scope| scope == "admin")

@@ -26,10 +26,8 @@ struct Order {
 
 /// The columns of runs in lists, without what callers may make large: inputs are empty objects.
 static COLUMNS_OF_LISTS: LazyLock<String> = LazyLock::new(|| {
-    let mut columns = Vec::new();
-    RunOpening::list(&mut columns);
-    RunProgress::list(&mut columns);
-    let written = columns.into_iter().map(|column| column.name);
+    let columns = RunOpening::columns().into_iter().chain(RunProgress::columns());
+    let written = columns.map(|column| column.name);
     let all = written.chain(["crash_count", "cancel_requested_at", "cancel_reason"]);
     let column = |name: &str| match name {
         "inputs" => "'{}' AS inputs".to_owned(),
@@ -249,9 +247,7 @@ impl Store {
         filter: &ApprovalFilter,
         page: &Page<RunCursor>,
     ) -> Result<Vec<ApprovalRecord>, StoreError> {
-        let mut columns = Vec::new();
-        ApprovalRequest::list(&mut columns);
-        let written = columns.into_iter().map(|column| column.name);
+        let written = ApprovalRequest::columns().into_iter().map(|column| column.name);
         let all = written.chain(["decided_at", "decided_by", "decision_reason", "resolution"]);
         let column = |name: &str| match name {
             // Of one run they are shown whole.

@@ -65,8 +65,7 @@ impl Store {
         filter: &MemoryFilter,
         page: &Page<RunCursor>,
     ) -> Result<Vec<Observation>, StoreError> {
-        let mut columns = Vec::new();
-        Observation::list(&mut columns);
+        let columns = Observation::columns();
         let columns: Vec<_> = columns.iter().map(|column| format!("o.{}", column.name)).collect();
         let list = Query::new(format!(
             "SELECT {} FROM observations o WHERE o.tenant = :tenant",

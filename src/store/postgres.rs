@@ -113,6 +113,21 @@ impl Postgres {
         Ok(store)
     }
 
+    /// Runs one statement on the primary, anew where the database gave it up for the sake of others.
+    async fn run_statement(
+        &self,
+        work: Work,
+        statement: &Rendered,
+    ) -> Result<Vec<Row>, StoreError> {
+        let is_kept = work != Work::Lists || self.transaction_pooler;
+        anew(|| async {
+            let mut line = self.connections(work).get().await?;
+            let rows = ask(&mut line, statement, is_kept).await;
+            line.settle(rows)
+        })
+        .await
+    }
+
     fn connections(&self, work: Work) -> &Connections {
         match work {
             Work::Control => &self.control,
@@ -215,17 +230,12 @@ impl Backend for Postgres {
         {
             return Ok(rows);
         }
-        let is_kept = work != Work::Lists || self.transaction_pooler;
-        anew(|| async {
-            let mut line = self.connections(work).get().await?;
-            let rows = ask(&mut line, &statement, is_kept).await;
-            line.settle(rows)
-        })
-        .await
+        self.run_statement(work, &statement).await
     }
 
     async fn write(&self, work: Work, query: Query) -> Result<Vec<Row>, StoreError> {
-        self.read(work, query).await
+        let _hold = hold(work).await;
+        self.run_statement(work, &query.render(Dialect::Postgres)?).await
     }
 
     async fn begin(&self, work: Work) -> Result<Box<dyn Transaction + '_>, StoreError> {

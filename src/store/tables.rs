@@ -18,7 +18,7 @@ pub(super) trait Group: Sized {
     fn list(columns: &mut Vec<Column>);
     fn append(self, values: &mut Vec<Value>);
 
-    fn columns(&self) -> Vec<Column> {
+    fn columns() -> Vec<Column> {
         let mut columns = Vec::new();
         Self::list(&mut columns);
         columns
@@ -37,8 +37,8 @@ pub(super) fn ids(rows: &[Row]) -> Result<Vec<Uuid>, StoreError> {
 }
 
 /// The statement that inserts one row.
-pub(super) fn insert(table: &str, row: impl Group) -> Query {
-    let columns = row.columns();
+pub(super) fn insert<G: Group>(table: &str, row: G) -> Query {
+    let columns = G::columns();
     let names: Vec<&str> = columns.iter().map(|column| column.name).collect();
     let text =
         format!("INSERT INTO {table} ({}) VALUES (:{})", names.join(", "), names.join(", :"));

@@ -28,9 +28,9 @@ const MAX_BATCH: usize = 128;
 const MAX_IN_FLIGHT: usize = 2;
 /// The pause before the first retry; it doubles up to [`LAST_PAUSE`], both with jitter.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LAST_PAUSE: Duration = Duration::from_secs(2);
 /// How long the start of a run is tried that was asked for by a request.
 const START_PATIENCE: Duration = Duration::from_secs(3);
-const LAST_PAUSE: Duration = Duration::from_secs(2);
 /// How often it is looked which starts have waited for too long behind commits that do not get on.
 const LOOK: Duration = Duration::from_millis(250);
 
@@ -350,7 +350,7 @@ impl Committer {
 
     /// Tells those who wait what became of the writes; gives back what is left to be written: that which
     /// came before the ends of runs that are to be cancelled.
-    fn told(
+    fn settle(
         &self,
         writes: Vec<RunWrite>,
         waiting: Vec<Waiting>,
@@ -398,7 +398,7 @@ impl Committer {
                     for (run, asked) in &cancelling {
                         (self.on_cancelling)(*run, asked);
                     }
-                    (writes, waiting) = self.told(writes, waiting, outcomes);
+                    (writes, waiting) = self.settle(writes, waiting, outcomes);
                     if writes.is_empty() {
                         return Vec::new();
                     }

@@ -40,6 +40,8 @@ use crate::run::{Consumption, Delegation, Effect, Labels};
 
 /// The wait before a failed call is repeated; it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// The longest such wait.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// Who approves a call that is made again.
 const EARLIER_DECISION: &str = "the decision with which it was started";
 /// What is said in addition of a call that cannot be made again.
@@ -47,8 +49,6 @@ const GONE_MEANWHILE: &str =
     "; the call was started before, and it is unknown whether it took effect";
 /// What allows a call that no rule names: the tool was offered.
 const LISTED: &str = "tools";
-/// The longest such wait.
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// The longest wait that a service may ask for; where it asks for more, its answer is the result.
 const LONGEST_ASKED: Duration = Duration::from_secs(10);
 

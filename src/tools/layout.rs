@@ -16,7 +16,7 @@ use sha2::{Digest, Sha256};
 
 use super::sandbox::walk::{Beyond, Met, walk};
 use super::staged::Staged;
-use super::workspace::{Kind, normalise};
+use super::workspace::{Kind, is_absent, normalise};
 use super::{Workspace, own_writes, removal};
 
 /// Says that a directory holds copies, and is locked by the process that uses it; no tenant can have its name.
@@ -145,7 +145,7 @@ pub fn look(tenant: &Workspace, path: &str) -> io::Result<Found> {
 fn is_nothing(error: &io::Error) -> bool {
     // A link on the way is none of this workspace's directories.
     let is_link = error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error());
-    is_link || matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+    is_link || is_absent(error)
 }
 
 /// All that lies beneath a directory; what has no name of text is left out.

@@ -29,7 +29,7 @@ impl Lease {
     }
 
     /// A heartbeat that was sent at `sent` has been accepted.
-    pub fn renewed(&self, sent: Instant) {
+    pub fn renew(&self, sent: Instant) {
         let ms = u64::try_from(sent.saturating_duration_since(self.since).as_millis())
             .unwrap_or(u64::MAX);
         self.renewed_ms.fetch_max(ms, Ordering::Relaxed);
@@ -98,7 +98,7 @@ mod tests {
         assert!(Lease::new(Duration::from_mins(1)).holds());
         let lease = Lease { good_for: Duration::ZERO, ..Lease::new(Duration::from_mins(1)) };
         assert!(!lease.holds(), "it ran out");
-        lease.renewed(Instant::now() + Duration::from_mins(1));
+        lease.renew(Instant::now() + Duration::from_mins(1));
         let lease = Lease { good_for: Duration::from_mins(1), ..lease };
         assert!(lease.holds(), "it was renewed");
     }

@@ -94,7 +94,7 @@ impl Servers {
             let mut driven = self.driven.lock();
             if driven.is_empty() {
                 let drive = |server: &Arc<Server>| {
-                    AbortOnDropHandle::new(tokio::spawn(Arc::clone(server).driven()))
+                    AbortOnDropHandle::new(tokio::spawn(Arc::clone(server).run()))
                 };
                 driven.extend(self.by_name.values().map(drive));
             }

@@ -32,7 +32,7 @@ use url::Url;
 
 use super::ToolContext;
 use super::credentials::{self, Credential, Credentials};
-use super::requests::{Admitted, Requests};
+use super::requests::{AdmittedRequest, Requests};
 use super::sandbox::{Sandbox, WayOut};
 use crate::bounds::address;
 use crate::governance::Permit;
@@ -89,7 +89,7 @@ enum Judge {
 
 /// A request that is sent, until it is known what became of it.
 enum Sent<'a> {
-    OfCall(&'a Requests, Admitted),
+    OfCall(&'a Requests, AdmittedRequest),
     OfServer(Unanswered),
 }
 
@@ -105,12 +105,12 @@ impl Sent<'_> {
 
 impl Judge {
     /// Whether a request is sent.
-    async fn admit(&self, method: &Method, target: Target) -> Result<Sent<'_>, Refusal> {
+    async fn admit(&self, method: &Method, target: Target) -> Result<Sent<'_>, ProxyRefusal> {
         match self {
             Self::Permit(permit, requests) => {
                 let ruling = permit.ruling_on(&target);
                 let admitted = requests.ask(method.as_str(), target, ruling).await;
-                admitted.map(|it| Sent::OfCall(requests, it)).map_err(Refusal::forbidden)
+                admitted.map(|it| Sent::OfCall(requests, it)).map_err(ProxyRefusal::forbidden)
             }
             Self::Server { asking, refusals } => {
                 let (host, port) = (target.host.clone(), target.port);
@@ -124,7 +124,7 @@ impl Judge {
                             "an MCP server asked for a host that its settings do not list"
                         );
                     }
-                    Refusal::forbidden(why)
+                    ProxyRefusal::forbidden(why)
                 })
             }
         }
@@ -132,12 +132,12 @@ impl Judge {
 }
 
 /// Why a request is not answered by the host that it is for.
-struct Refusal {
+struct ProxyRefusal {
     status: StatusCode,
     reason: String,
 }
 
-impl Refusal {
+impl ProxyRefusal {
     fn malformed(reason: &str) -> Self {
         Self { status: StatusCode::BAD_REQUEST, reason: reason.to_owned() }
     }
@@ -147,7 +147,7 @@ impl Refusal {
     }
 }
 
-impl From<OutboundError> for Refusal {
+impl From<OutboundError> for ProxyRefusal {
     fn from(error: OutboundError) -> Self {
         let status = match error {
             OutboundError::NotPublic(_) | OutboundError::Refused(_) => StatusCode::FORBIDDEN,
@@ -280,7 +280,7 @@ impl Call {
         &self,
         mut request: Request<Incoming>,
         opened: &Opened,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<Answer, ProxyRefusal> {
         let asked = address_of(&request)?;
         let credential = self.credentials.iter().find(|credential| credential.covers(&asked));
         let url = credential.map_or_else(|| asked.clone(), |credential| credential.address(&asked));
@@ -310,7 +310,7 @@ impl Call {
 }
 
 /// The address that a request is for, which must be the same however it is read.
-fn address_of(request: &Request<Incoming>) -> Result<Url, Refusal> {
+fn address_of(request: &Request<Incoming>) -> Result<Url, ProxyRefusal> {
     let uri = request.uri();
     let is_tunnel = request.method() == Method::CONNECT;
     let written = match (uri.scheme_str(), uri.authority()) {
@@ -319,20 +319,20 @@ fn address_of(request: &Request<Incoming>) -> Result<Url, Refusal> {
         }
         (Some("http"), Some(_)) if !is_tunnel => uri.to_string(),
         (Some("https"), _) => {
-            return Err(Refusal::malformed("https goes through this proxy by CONNECT"));
+            return Err(ProxyRefusal::malformed("https goes through this proxy by CONNECT"));
         }
         _ => {
             let usage = "this is a proxy: ask for http://HOST/PATH, or CONNECT HOST:PORT";
-            return Err(Refusal::malformed(usage));
+            return Err(ProxyRefusal::malformed(usage));
         }
     };
-    let url =
-        address::read(&written).map_err(|why| Refusal::malformed(&format!("the address {why}")))?;
+    let url = address::read(&written)
+        .map_err(|why| ProxyRefusal::malformed(&format!("the address {why}")))?;
     let mut hosts = request.headers().get_all(HOST).iter();
     let host = hosts.next();
     let is_named = host.is_none_or(|host| names(host, &url, is_tunnel));
     if !is_named || hosts.next().is_some() {
-        return Err(Refusal::malformed("the Host header names another host than the address"));
+        return Err(ProxyRefusal::malformed("the Host header names another host than the address"));
     }
     Ok(url)
 }
@@ -350,7 +350,7 @@ fn names(host: &HeaderValue, url: &Url, is_tunnel: bool) -> bool {
     })
 }
 
-fn refused(Refusal { status, reason }: Refusal) -> Answer {
+fn refused(ProxyRefusal { status, reason }: ProxyRefusal) -> Answer {
     let mut answer = Response::new(Either::Right(Full::from(format!("{reason}\n"))));
     *answer.status_mut() = status;
     answer

@@ -21,7 +21,7 @@ use crate::event::{AuditRecord, NetworkUse, SharedRequests};
 use crate::governance::{Decision, LaterRuling};
 use crate::message::canonical_json;
 use crate::outbound::Announce;
-use crate::run::{Labels, Refusal, Reserved, Target};
+use crate::run::{CapExceeded, Labels, Reserved, Target};
 
 /// Requests of one call, refused ones included.
 const MAX_REQUESTS: usize = 1_000;
@@ -108,7 +108,7 @@ impl What {
 
 /// An admitted request, until it is known what became of it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Admitted(usize);
+pub(super) struct AdmittedRequest(usize);
 
 impl RequestsLeft {
     pub fn of(left: Option<u64>) -> Self {
@@ -178,7 +178,7 @@ impl Requests {
         method: &str,
         target: Target,
         ruling: LaterRuling,
-    ) -> Result<Admitted, String> {
+    ) -> Result<AdmittedRequest, String> {
         let is_objected = ruling.decision > Decision::Warned;
         let refused = if is_objected { None } else { self.reserve().await.err() };
         match refused {
@@ -201,7 +201,7 @@ impl Requests {
         let Some(shared) = shared else { return Ok(()) };
         match shared().await {
             Some(Reserved::Granted) => Ok(()),
-            Some(Reserved::Refused(Refusal { used, reserved, max, .. })) => {
+            Some(Reserved::Refused(CapExceeded { used, reserved, max, .. })) => {
                 let used = used.saturating_add(reserved);
                 let totals = &mut self.0.lock().totals;
                 totals.over_budget = true;
@@ -247,7 +247,7 @@ impl Requests {
         method: &str,
         target: Target,
         LaterRuling { decision, rule, pattern, reason }: LaterRuling,
-    ) -> Result<Admitted, String> {
+    ) -> Result<AdmittedRequest, String> {
         let mut told = self.0.lock();
         if told.asked.len() >= MAX_REQUESTS {
             return Err(told.declined(format!("this call has sent {MAX_REQUESTS} requests")));
@@ -277,11 +277,11 @@ impl Requests {
         }
         told.totals.requests += 1;
         told.by_programs = true;
-        Ok(Admitted(told.asked.len() - 1))
+        Ok(AdmittedRequest(told.asked.len() - 1))
     }
 
     /// What became of a request.
-    pub(super) fn settle(&self, Admitted(place): Admitted, failure: Option<&str>) {
+    pub(super) fn settle(&self, AdmittedRequest(place): AdmittedRequest, failure: Option<&str>) {
         let mut told = self.0.lock();
         if let Some(asked) = told.asked.get_mut(place) {
             asked.outcome = if failure.is_none() { "succeeded" } else { "failed" };
@@ -294,14 +294,20 @@ impl Requests {
 
     /// Notes what the rules say to a file that came of a request; unless it is blocked, what became of it
     /// is to be told.
-    pub(super) fn file(&self, path: &str, bytes: u64, url: &str, ruling: LaterRuling) -> Admitted {
+    pub(super) fn file(
+        &self,
+        path: &str,
+        bytes: u64,
+        url: &str,
+        ruling: LaterRuling,
+    ) -> AdmittedRequest {
         let LaterRuling { decision, rule, pattern, reason } = ruling;
         let mut told = self.0.lock();
         let outcome = if decision > Decision::Warned { "blocked" } else { "failed" };
         let what = What::File { path: path.to_owned(), bytes, url: without_query(url) };
         let at = told.next();
         told.asked.push(Asked { at, what, rule, pattern, decision, reason, outcome });
-        Admitted(told.asked.len() - 1)
+        AdmittedRequest(told.asked.len() - 1)
     }
 
     /// Notes what the rules say to something that programs have left in the workspace, and what became
@@ -324,7 +330,7 @@ impl Requests {
     }
 
     /// A file is written.
-    pub(super) fn written(&self, Admitted(place): Admitted) {
+    pub(super) fn written(&self, AdmittedRequest(place): AdmittedRequest) {
         if let Some(asked) = self.0.lock().asked.get_mut(place) {
             asked.outcome = "succeeded";
         }

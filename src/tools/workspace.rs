@@ -402,11 +402,7 @@ impl Workspace {
     fn look(&self, path: &str) -> Result<Option<Kind>, PathError> {
         match self.root.symlink_metadata(path) {
             Ok(metadata) => Ok(Some(Kind::of(&metadata))),
-            Err(e)
-                if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) =>
-            {
-                Ok(None)
-            }
+            Err(e) if is_absent(&e) => Ok(None),
             Err(e) => {
                 Err(PathError::Unreadable { path: path.to_owned(), reason: e.kind().to_string() })
             }
@@ -459,6 +455,11 @@ enum Found {
 /// What the system says.
 pub fn open_for_reading(dir: &Dir, name: &str) -> io::Result<File> {
     dir.open_with(name, OpenOptions::new().read(true).follow(FollowSymlinks::No).nonblock(true))
+}
+
+/// Whether there is nothing at the path that was opened.
+pub(crate) fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 /// A path without empty, `.` and `..` parts; `.` where nothing is left.

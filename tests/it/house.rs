@@ -11,6 +11,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("message", &["run", "event"]),
     ("run", &["message", "event", "bounds"]),
     ("event", &["message", "run"]),
+    ("jitter", &[]),
     ("model", &[]),
     ("tls", &[]),
     ("bounds", &[]),
@@ -18,14 +19,24 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("objects", &[]),
     ("outbound", &["tls", "bounds"]),
     ("config", &["model", "bounds"]),
-    ("providers", &["message", "run", "event", "model", "tls", "bounds"]),
+    ("providers", &["jitter", "message", "run", "event", "model", "tls", "bounds"]),
     ("agents", &["message", "run", "event", "bounds"]),
     ("governance", &["message", "run", "event", "bounds"]),
-    ("store", &["clock", "message", "run", "event", "bounds", "fairness"]),
+    ("store", &["clock", "jitter", "message", "run", "event", "bounds", "fairness"]),
     ("drivers", &["message", "run", "event", "bounds", "providers"]),
     (
         "tools",
-        &["clock", "message", "run", "event", "bounds", "fairness", "governance", "outbound"],
+        &[
+            "clock",
+            "jitter",
+            "message",
+            "run",
+            "event",
+            "bounds",
+            "fairness",
+            "governance",
+            "outbound",
+        ],
     ),
     (
         "engine",
@@ -46,6 +57,7 @@ const ROOMS: &[(&str, &[&str])] = &[
         "runtime",
         &[
             "clock",
+            "jitter",
             "tls",
             "message",
             "run",
@@ -323,8 +335,8 @@ fn every_handler_names_its_scope() {
             assert!(
                 public.contains(&name.as_str())
                     || signature.contains("Scoped<")
-                    || signature.contains("Admitted"),
-                "src/{}: handler {name} takes no Scoped<…> and no Admitted: name the scope that it needs in its signature",
+                    || signature.contains("AdmittedCaller"),
+                "src/{}: handler {name} takes no Scoped<…> and no AdmittedCaller: name the scope that it needs in its signature",
                 source.path
             );
         }

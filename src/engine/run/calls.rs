@@ -13,7 +13,7 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use super::waiting::ExternalInput;
-use super::{Admitted, Run, Stopped, instant_of, until};
+use super::{CallAdmission, Run, Stopped, instant_of, until};
 use crate::bounds::json;
 use crate::clock;
 use crate::engine::budget::SharedBudget;
@@ -191,14 +191,14 @@ impl Run {
         need: ExternalInput,
     ) -> Result<Result<ExternalInput, NextStep>, Stopped> {
         let ExternalInput::Client(permit, _) = need else { return Ok(Ok(need)) };
-        let Admitted { refused, rate } = self.admission_of(&pending.call.name).await?;
+        let CallAdmission { refused, rate } = self.admission_of(&pending.call.name).await?;
         Ok(match refused {
             Some(why) => Err(NextStep::Answered(Ok(permit.not_admitted(&pending.call, &why)))),
             None => Ok(ExternalInput::Client(permit, rate)),
         })
     }
 
-    async fn admission_of(&mut self, tool: &str) -> Result<Admitted, Stopped> {
+    async fn admission_of(&mut self, tool: &str) -> Result<CallAdmission, Stopped> {
         let own = match self.executor.per_minute(tool) {
             None if self.plan.client_tools.tool(tool).is_some() => {
                 self.plan.agent.definition.calls_per_minute(tool)
@@ -216,10 +216,10 @@ impl Run {
         next: NextStep,
     ) -> Result<NextStep, Stopped> {
         let is_counted = self.state.counted(pending.call.id).is_some();
-        let Admitted { refused, rate } = if next.is_judged() && !is_counted {
+        let CallAdmission { refused, rate } = if next.is_judged() && !is_counted {
             self.admission_of(&pending.call.name).await?
         } else {
-            Admitted::default()
+            CallAdmission::default()
         };
         let next = match (refused, next) {
             (Some(reason), NextStep::Ready(ready)) => {

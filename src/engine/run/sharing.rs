@@ -13,7 +13,7 @@ use crate::clock;
 use crate::engine::budget::SharedBudget;
 use crate::engine::state::limits::LEAST_TOKENS;
 use crate::event::RunEvent;
-use crate::run::{Amounts, Consumption, Delegation, Descendants, Refusal, Reserved};
+use crate::run::{Amounts, CapExceeded, Consumption, Delegation, Descendants, Reserved};
 
 /// Tokens of output that are reserved where the definition says nothing.
 const USUAL_OUTPUT: u32 = 4096;
@@ -106,7 +106,7 @@ impl Run {
     }
 
     /// The tokens of output that what is left pays for, where that is worth a call.
-    fn affordable(&self, refusal: &Refusal, input: u64) -> Option<u32> {
+    fn affordable(&self, refusal: &CapExceeded, input: u64) -> Option<u32> {
         let left = refusal.max.saturating_sub(refusal.used);
         let output = match refusal.limit {
             "max_total_tokens" => left.checked_sub(input),

@@ -84,7 +84,7 @@ impl State {
     }
 
     /// It has waited for so many milliseconds to be driven alone, which are not of its duration.
-    pub fn has_waited(&mut self, waited_ms: u64) {
+    pub fn record_wait(&mut self, waited_ms: u64) {
         self.totals.waited_ms += i64::try_from(waited_ms).unwrap_or(0);
     }
 

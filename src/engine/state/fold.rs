@@ -184,7 +184,7 @@ impl State {
             }
             RunEvent::RunResumed { deaths, is_alone, waited_ms, .. } => {
                 self.resumed(*deaths, *is_alone);
-                self.has_waited(*waited_ms);
+                self.record_wait(*waited_ms);
                 if let Phase::Calling { is_repeated } = &mut self.phase {
                     *is_repeated = true;
                 }

@@ -19,7 +19,7 @@ use crate::event::{
 use crate::message::ToolCall;
 use crate::providers::estimate;
 use crate::run::{
-    Amounts, Consumption, Descendants, OnLimit, Outcome, Period, Refusal, RunError, StopAction,
+    Amounts, CapExceeded, Consumption, Descendants, OnLimit, Outcome, Period, RunError, StopAction,
     TerminationReason, Usd,
 };
 
@@ -224,11 +224,11 @@ impl State {
     /// which needs so much at least.
     pub fn shared_budget_spent(
         &self,
-        refusal: &Refusal,
+        refusal: &CapExceeded,
         needs: Amounts,
         now: DateTime<Utc>,
     ) -> Vec<RunEvent> {
-        let Refusal { limit, used, reserved, max, .. } = *refusal;
+        let CapExceeded { limit, used, reserved, max, .. } = *refusal;
         let mut reached = of_tree(match limit {
             "max_cost_usd" => {
                 too_little(limit, dollars(used), Some(dollars(max)), Some(dollars(needs.micro_usd)))

@@ -29,7 +29,7 @@ use crate::fairness::Payer;
 use crate::http::state::App;
 use crate::run::Caller;
 use crate::runtime::jwt::{self, IdentityProvider, JwtError, JwtRefusal};
-use crate::runtime::{Refusal, keys};
+use crate::runtime::{LoginRefusal, keys};
 use crate::store::ApiKeyRecord;
 
 /// How often the key of an event stream or a waiting request is looked at.
@@ -161,7 +161,7 @@ impl Identity {
             Presented::Cookie(session) => Self::of_session(app, parts, session).await,
             Presented::Key(key) => Self::of_key(app, parts, key).await,
             Presented::Jwt(token, provider) => Self::of_jwt(app, parts, token, provider).await,
-            Presented::Token(_) => Err(refused(app, parts, Refusal::Malformed, None)),
+            Presented::Token(_) => Err(refused(app, parts, LoginRefusal::Malformed, None)),
         }
     }
 
@@ -169,13 +169,13 @@ impl Identity {
     async fn of_session(app: &App, parts: &Parts, session: &str) -> Result<Self, Problem> {
         check_own_page(parts)?;
         let Some(session) = app.tokens.verify::<ConsoleSession>(session) else {
-            return Err(refused(app, parts, Refusal::ForgedToken, None));
+            return Err(refused(app, parts, LoginRefusal::ForgedToken, None));
         };
         let mut identity = Self::from(usable(app, parts, &session.key, None).await?);
         let is_over = session.expires_at <= clock::now();
         if is_over || app.ended.has(app.store.as_ref(), session.id).await? {
             let key = identity.credential.key.as_deref();
-            return Err(refused(app, parts, Refusal::ExpiredToken, key));
+            return Err(refused(app, parts, LoginRefusal::ExpiredToken, key));
         }
         identity.credential.expires_at = Some(session.expires_at);
         identity.credential.session = Some(session.id);
@@ -192,7 +192,7 @@ impl Identity {
     /// The caller that made the token, if the token is for this request.
     async fn of_token(app: &App, parts: &Parts, token: &str) -> Result<Self, Problem> {
         let Some(grant) = app.tokens.verify::<Grant>(token) else {
-            return Err(refused(app, parts, Refusal::ForgedToken, None));
+            return Err(refused(app, parts, LoginRefusal::ForgedToken, None));
         };
         let mut identity = match (Self::without_key(app), &grant.caller) {
             (Some(identity), _) => identity,
@@ -203,7 +203,7 @@ impl Identity {
         };
         if grant.is_over() {
             let key = identity.credential.key.as_deref();
-            return Err(refused(app, parts, Refusal::ExpiredToken, key));
+            return Err(refused(app, parts, LoginRefusal::ExpiredToken, key));
         }
         tokens::check(&grant, app, &identity.caller.tenant, parts).await?;
         identity.credential.expires_at = Some(grant.expires_at);
@@ -224,7 +224,7 @@ impl Identity {
                 Ok(identity)
             }
             Err(JwtError::Refused(why)) => {
-                let problem = refused(app, parts, Refusal::Jwt(why), None);
+                let problem = refused(app, parts, LoginRefusal::Jwt(why), None);
                 // Only the holder of a token that the provider signed learns what is wrong with it.
                 let is_signed = !matches!(why, JwtRefusal::Malformed | JwtRefusal::Forged);
                 Err(if is_signed {
@@ -324,7 +324,7 @@ pub(crate) fn refused_key() -> Problem {
     )
 }
 
-fn refused(app: &App, parts: &Parts, why: Refusal, key: Option<&ApiKeyRecord>) -> Problem {
+fn refused(app: &App, parts: &Parts, why: LoginRefusal, key: Option<&ApiKeyRecord>) -> Problem {
     let source = parts.extensions.get::<Peer>().map(|peer| peer.0);
     app.runtime.logins().note_refused(why, key, source);
     refused_key()
@@ -336,7 +336,7 @@ async fn authenticated(app: &App, parts: &Parts, key: Option<&str>) -> Result<Ca
         return Err(Problem::new(Code::Unauthenticated, detail));
     };
     let Some((id, secret)) = keys::parse(key) else {
-        return Err(refused(app, parts, Refusal::Malformed, None));
+        return Err(refused(app, parts, LoginRefusal::Malformed, None));
     };
     usable(app, parts, id, Some(secret)).await
 }
@@ -349,7 +349,7 @@ async fn usable(
     secret: Option<&str>,
 ) -> Result<CachedKey, Problem> {
     let Some(cached) = app.keys.find(app.store.as_ref(), id).await? else {
-        return Err(refused(app, parts, Refusal::UnknownKey, None));
+        return Err(refused(app, parts, LoginRefusal::UnknownKey, None));
     };
     let refusal = secret.map_or_else(|| cached.is_over(), |secret| cached.refusal(secret));
     if let Some(why) = refusal {

@@ -13,7 +13,7 @@ use super::problem::Problem;
 use crate::clock;
 use crate::run::Caller;
 use crate::runtime::jwt::IdentityProvider;
-use crate::runtime::{Refusal, Runtime, keys};
+use crate::runtime::{LoginRefusal, Runtime, keys};
 use crate::store::{ApiKeyRecord, Store, Wakeup};
 
 /// How requests are authenticated.
@@ -77,23 +77,23 @@ pub(super) struct CachedKey {
 
 impl CachedKey {
     /// Why it cannot be used with this secret.
-    pub(super) fn refusal(&self, secret: &str) -> Option<Refusal> {
+    pub(super) fn refusal(&self, secret: &str) -> Option<LoginRefusal> {
         if keys::verify(secret, &self.key.secret_hash) {
             self.is_over()
         } else {
-            Some(Refusal::WrongSecret)
+            Some(LoginRefusal::WrongSecret)
         }
     }
 
     /// Why it cannot be used any more.
-    pub(super) fn is_over(&self) -> Option<Refusal> {
+    pub(super) fn is_over(&self) -> Option<LoginRefusal> {
         if self.key.revoked_at.is_some() {
-            Some(Refusal::Revoked)
+            Some(LoginRefusal::Revoked)
         } else {
             self.key
                 .expires_at
                 .is_some_and(|expiry| expiry <= clock::now())
-                .then_some(Refusal::Expired)
+                .then_some(LoginRefusal::Expired)
         }
     }
 

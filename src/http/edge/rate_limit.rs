@@ -16,8 +16,8 @@ use super::auth::{AgentsInvoke, Credential, Identity};
 use super::problem::Problem;
 use crate::http::state::App;
 use crate::run::Caller;
-use crate::runtime::Allowance;
-use crate::store::{ApiKeyRecord, RateLimit};
+use crate::runtime::RateLimitStatus;
+use crate::store::RateLimit;
 
 /// `"default";q=<burst>;w=<seconds to refill the bucket>`.
 pub(crate) const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
@@ -25,12 +25,12 @@ pub(crate) const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy"
 pub(crate) const REMAINING: HeaderName = HeaderName::from_static("ratelimit");
 
 /// A caller with the scope `agents:invoke` that has taken a token from its bucket.
-pub(crate) struct Admitted {
+pub(crate) struct AdmittedCaller {
     caller: Arc<Caller>,
     pub(crate) credential: Credential,
 }
 
-impl Deref for Admitted {
+impl Deref for AdmittedCaller {
     type Target = Arc<Caller>;
 
     fn deref(&self) -> &Arc<Caller> {
@@ -38,7 +38,7 @@ impl Deref for Admitted {
     }
 }
 
-impl FromRequestParts<App> for Admitted {
+impl FromRequestParts<App> for AdmittedCaller {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
@@ -48,23 +48,15 @@ impl FromRequestParts<App> for Admitted {
             return Ok(Self { caller, credential });
         }
         let default = app.settings.rate_limit;
-        let limit = credential.key.as_ref().map_or(default, |key| limit_of(key, default));
-        let allowance = app.runtime.rate_limits().admit_invocation(&caller.subject, limit).await?;
+        let limit = credential.key.as_ref().map_or(default, |key| key.rate_limit(default));
+        let status = app.runtime.rate_limits().admit_invocation(&caller.subject, limit).await?;
         if let Some(headers) = parts.extensions.get::<RateLimitHeaders>() {
-            headers.set(limit, &allowance);
+            headers.set(limit, &status);
         }
-        match allowance.retry_after {
+        match status.retry_after {
             None => Ok(Self { caller, credential }),
             Some(wait) => Err(Problem::rate_limited(limit, seconds(wait).max(1))),
         }
-    }
-}
-
-/// The key's own limits, with the service's defaults for those that are unset.
-fn limit_of(key: &ApiKeyRecord, default: RateLimit) -> RateLimit {
-    RateLimit {
-        per_minute: key.rate_limit_per_minute.unwrap_or(default.per_minute),
-        burst: key.rate_limit_burst.unwrap_or(default.burst),
     }
 }
 
@@ -74,12 +66,11 @@ fn limit_of(key: &ApiKeyRecord, default: RateLimit) -> RateLimit {
 pub(crate) struct RateLimitHeaders(Arc<OnceLock<[(HeaderName, HeaderValue); 2]>>);
 
 impl RateLimitHeaders {
-    fn set(&self, limit: RateLimit, allowance: &Allowance) {
+    fn set(&self, limit: RateLimit, status: &RateLimitStatus) {
         let value =
             |text: String| HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static(""));
         let policy = format!("\"default\";q={};w={}", limit.burst, seconds(limit.refill()).max(1));
-        let remaining =
-            format!("\"default\";r={};t={}", allowance.remaining, seconds(allowance.reset));
+        let remaining = format!("\"default\";r={};t={}", status.remaining, seconds(status.reset));
         // A request takes one token, so that this is set at most once.
         let _ = self.0.set([(POLICY, value(policy)), (REMAINING, value(remaining))]);
     }
@@ -99,9 +90,9 @@ fn seconds(wait: Duration) -> u64 {
 mod tests {
     use super::*;
 
-    fn headers(limit: RateLimit, allowance: Allowance) -> (String, String) {
+    fn headers(limit: RateLimit, status: RateLimitStatus) -> (String, String) {
         let set = RateLimitHeaders::default();
-        set.set(limit, &allowance);
+        set.set(limit, &status);
         let mut headers = HeaderMap::new();
         set.apply_to(&mut headers);
         let text = |name: HeaderName| headers[name].to_str().unwrap().to_owned();
@@ -117,8 +108,8 @@ mod tests {
             (7, 2, 1, millis(0), r#""default";q=2;w=18"#, r#""default";r=1;t=0"#),
             (6000, 1, 0, millis(3), r#""default";q=1;w=1"#, r#""default";r=0;t=1"#),
         ] {
-            let allowance = Allowance { retry_after: None, remaining, reset };
-            let headers = headers(RateLimit { per_minute, burst }, allowance);
+            let status = RateLimitStatus { retry_after: None, remaining, reset };
+            let headers = headers(RateLimit { per_minute, burst }, status);
             assert_eq!((headers.0.as_str(), headers.1.as_str()), (policy, left));
         }
     }

@@ -1,7 +1,7 @@
 //! Invoking an agent. The response is the outcome as JSON, an event stream, or 202.
 //!
 //! The run does not depend on the connection: it continues if the client disconnects, and is found by
-//! its id. The request is read by [`super::delivery`] (headers) and [`super::invocation`] (body).
+//! its id. The request is read by [`super::invocation_headers`] (headers) and [`super::invocation`] (body).
 
 use std::sync::Arc;
 
@@ -12,9 +12,9 @@ use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
 
-use super::delivery::{DeliveryOptions, Streaming};
 use super::dry_run::DryRun;
 use super::invocation::{CallToolRequest, Invocation, InvokeIterativeRequest, InvokeRequest};
+use super::invocation_headers::{InvocationHeaders, Streaming};
 use super::run_views::{Run, detail};
 use super::runs::existing;
 use super::stream::{self, CancelOnDrop, Viewer};
@@ -26,7 +26,7 @@ use crate::http::edge::auth::{
 use crate::http::edge::extract::{JsonObject, Name, Params};
 use crate::http::edge::outgoing::{X_RUN_ID, run_id_header};
 use crate::http::edge::problem::{Code, Problem};
-use crate::http::edge::rate_limit::Admitted;
+use crate::http::edge::rate_limit::AdmittedCaller;
 use crate::http::state::App;
 use crate::run::{Caller, RunKind, RunStatus};
 use crate::runtime::{Accepted, Mode, StartRequest, Started, Upload, Uploads, WaitError};
@@ -44,21 +44,21 @@ const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-appli
 /// body copies files of other workspaces; this needs `files:read` and `files:write`.
 #[utoipa::path(
     post, path = "/agents/{name}/invoke", tag = "agents", security(("bearer" = ["agents:invoke"])),
-    params(("name" = String, Path, description = "The agent's name."), DeliveryOptions),
+    params(("name" = String, Path, description = "The agent's name."), InvocationHeaders),
     request_body = Option<InvokeRequest>,
     responses(Answers),
 )]
 pub(crate) async fn invoke_agent(
     State(app): State<App>,
-    caller: Admitted,
-    delivery: DeliveryOptions,
+    caller: AdmittedCaller,
+    headers: InvocationHeaders,
     Name(agent): Name,
     params: Params,
     request: Request,
 ) -> Result<Response, Problem> {
     params.finish()?;
     let body = InvocationBody::read(&app, &caller, request).await?;
-    invoke(&app, &caller, &delivery, agent, RunKind::Single.as_str(), body).await
+    invoke(&app, &caller, &headers, agent, RunKind::Single.as_str(), body).await
 }
 
 /// Invoke an agent
@@ -69,21 +69,21 @@ pub(crate) async fn invoke_agent(
 /// succeeded. The body can also be `multipart/form-data`, as of `invoke_agent`.
 #[utoipa::path(
     post, path = "/agents/{name}/invoke-iterative", tag = "agents", security(("bearer" = ["agents:invoke"])),
-    params(("name" = String, Path, description = "The agent's name."), DeliveryOptions),
+    params(("name" = String, Path, description = "The agent's name."), InvocationHeaders),
     request_body = Option<InvokeIterativeRequest>,
     responses(Answers),
 )]
 pub(crate) async fn invoke_agent_iterative(
     State(app): State<App>,
-    caller: Admitted,
-    delivery: DeliveryOptions,
+    caller: AdmittedCaller,
+    headers: InvocationHeaders,
     Name(agent): Name,
     params: Params,
     request: Request,
 ) -> Result<Response, Problem> {
     params.finish()?;
     let body = InvocationBody::read(&app, &caller, request).await?;
-    invoke(&app, &caller, &delivery, agent, RunKind::Iterative.as_str(), body).await
+    invoke(&app, &caller, &headers, agent, RunKind::Iterative.as_str(), body).await
 }
 
 /// Invoke an agent and stream its events
@@ -93,14 +93,14 @@ pub(crate) async fn invoke_agent_iterative(
 /// event received. A dry run has no events: `dry_run` is refused.
 #[utoipa::path(
     post, path = "/agents/{name}/stream", tag = "agents", security(("bearer" = ["agents:invoke"])),
-    params(("name" = String, Path, description = "The agent's name."), DeliveryOptions),
+    params(("name" = String, Path, description = "The agent's name."), InvocationHeaders),
     request_body = Option<InvokeIterativeRequest>,
     responses(Streamed),
 )]
 pub(crate) async fn stream_agent(
     State(app): State<App>,
-    caller: Admitted,
-    Streaming(delivery): Streaming,
+    caller: AdmittedCaller,
+    Streaming(headers): Streaming,
     Name(agent): Name,
     params: Params,
     request: Request,
@@ -111,7 +111,7 @@ pub(crate) async fn stream_agent(
         let why = "has no events; use POST /agents/{name}/dry-run";
         return Err(Problem::at(Code::InvalidOverride, "/dry_run", why));
     }
-    invoke(&app, &caller, &delivery, agent, STREAM, body).await
+    invoke(&app, &caller, &headers, agent, STREAM, body).await
 }
 
 /// Call a tool as an agent
@@ -124,14 +124,14 @@ pub(crate) async fn stream_agent(
 /// `multipart/form-data`, as of `invoke_agent`. `judge_call` says beforehand what the gate would decide.
 #[utoipa::path(
     post, path = "/agents/{name}/call", tag = "agents", security(("bearer" = ["agents:invoke"])),
-    params(("name" = String, Path, description = "The agent's name."), DeliveryOptions),
+    params(("name" = String, Path, description = "The agent's name."), InvocationHeaders),
     request_body = CallToolRequest,
     responses(Answers),
 )]
 pub(crate) async fn call_tool(
     State(app): State<App>,
-    caller: Admitted,
-    delivery: DeliveryOptions,
+    caller: AdmittedCaller,
+    headers: InvocationHeaders,
     Name(agent): Name,
     params: Params,
     request: Request,
@@ -142,7 +142,7 @@ pub(crate) async fn call_tool(
         let why = "is not for one call; use POST /agents/{name}/policy/judge";
         return Err(Problem::at(Code::InvalidOverride, "/dry_run", why));
     }
-    invoke(&app, &caller, &delivery, agent, RunKind::Call.as_str(), body).await
+    invoke(&app, &caller, &headers, agent, RunKind::Call.as_str(), body).await
 }
 
 /// Show what a run would be
@@ -159,7 +159,7 @@ pub(crate) async fn call_tool(
 )]
 pub(crate) async fn dry_run_agent(
     State(app): State<App>,
-    caller: Admitted,
+    caller: AdmittedCaller,
     Name(agent): Name,
     params: Params,
     JsonObject(body): JsonObject,
@@ -177,7 +177,7 @@ async fn dry_run(app: &App, caller: &Caller, request: StartRequest) -> Result<Dr
 
 /// What is asked of the runtime, answered at once.
 fn request(
-    caller: &Admitted,
+    caller: &AdmittedCaller,
     agent: String,
     kind: RunKind,
     invocation: Invocation,
@@ -223,20 +223,20 @@ const STREAM: &str = "stream";
 
 async fn invoke(
     app: &App,
-    caller: &Admitted,
-    delivery: &DeliveryOptions,
+    caller: &AdmittedCaller,
+    headers: &InvocationHeaders,
     agent: String,
     route: &str,
     InvocationBody { body, uploads, listed }: InvocationBody,
 ) -> Result<Response, Problem> {
-    let idempotency = delivery.idempotency(route, &agent, &body, &listed);
+    let idempotency = headers.idempotency(route, &agent, &body, &listed);
     let kind = RunKind::parse(route).unwrap_or(RunKind::Iterative);
     let invocation = Invocation::read(kind, body)?;
     let is_dry = invocation.dry_run;
     let request = StartRequest {
-        mode: delivery.mode(),
+        mode: headers.mode(),
         idempotency,
-        traceparent: delivery.traceparent.clone(),
+        traceparent: headers.traceparent.clone(),
         ..request(caller, agent, kind, invocation, uploads)?
     };
     if is_dry {
@@ -248,15 +248,15 @@ async fn invoke(
         Accepted::Queued(run_id) => (*run_id, false, None),
         Accepted::Known(run_id) => (*run_id, true, None),
     };
-    let cancel = (delivery.cancel_on_disconnect && !is_replayed)
+    let cancel = (headers.cancel_on_disconnect && !is_replayed)
         .then(|| CancelOnDrop::new(app.runtime.clone(), caller, run_id));
-    let mut response = if delivery.wants_events() {
+    let mut response = if headers.wants_events() {
         let follower = follower.unwrap_or_else(|| app.runtime.follow(&caller.tenant, run_id, 0));
         let viewer = Viewer { tenant: &caller.tenant, credential: &caller.credential };
         stream::response(app, viewer, run_id, 0, follower, cancel)
     } else {
         let answer = tokio::select! {
-            answer = outcome(app, caller, delivery, accepted) => answer,
+            answer = outcome(app, caller, headers, accepted) => answer,
             () = credential_lost(app, &caller.credential) => Err(refused_key().of_run(run_id)),
         };
         CancelOnDrop::disarm(cancel);
@@ -273,11 +273,11 @@ async fn invoke(
 async fn outcome(
     app: &App,
     caller: &Caller,
-    delivery: &DeliveryOptions,
+    headers: &InvocationHeaders,
     accepted: Accepted,
 ) -> Result<Response, Problem> {
-    let until = delivery.until();
-    let is_queued = matches!(accepted, Accepted::Queued(_)) && delivery.mode() == Mode::Queued;
+    let until = headers.until();
+    let is_queued = matches!(accepted, Accepted::Queued(_)) && headers.mode() == Mode::Queued;
     let (Accepted::Queued(run_id)
     | Accepted::Known(run_id)
     | Accepted::Started(Started { run_id, .. })) = accepted;
@@ -298,7 +298,7 @@ async fn outcome(
                     found => found.map_err(Problem::from),
                 },
                 Ok(Err(WaitError::Parked(_))) => waited().await.map_err(Problem::from),
-                Err(_) if delivery.takes_accepted() => {
+                Err(_) if headers.takes_accepted() => {
                     existing(app, &caller.tenant, run_id).await.map(Some)
                 }
                 Err(_) => Ok(None),
@@ -306,7 +306,7 @@ async fn outcome(
         }
     };
     let answered = match run {
-        Ok(run) => answer_with(app, delivery, run, is_queued).await,
+        Ok(run) => answer_with(app, headers, run, is_queued).await,
         Err(problem) => Err(problem),
     };
     answered.map_err(|problem| problem.of_run(run_id))
@@ -315,7 +315,7 @@ async fn outcome(
 /// The run where it has ended or the client takes it as it is, else why there is nothing to answer.
 async fn answer_with(
     app: &App,
-    delivery: &DeliveryOptions,
+    headers: &InvocationHeaders,
     run: Option<RunRecord>,
     is_queued: bool,
 ) -> Result<Response, Problem> {
@@ -324,14 +324,14 @@ async fn answer_with(
             Ok(Json(Run::of(&app.store, run).await?).into_response())
         }
         Some(run)
-            if delivery.takes_accepted()
+            if headers.takes_accepted()
                 || !matches!(run.status, RunStatus::Queued | RunStatus::Running) =>
         {
             let location = HeaderValue::try_from(format!("/v1/runs/{}", run.id)).ok();
             let mut response =
                 (StatusCode::ACCEPTED, Json(detail(app, run).await?)).into_response();
             response.headers_mut().extend(location.map(|location| (LOCATION, location)));
-            if delivery.takes_accepted() {
+            if headers.takes_accepted() {
                 response
                     .headers_mut()
                     .insert(PREFERENCE_APPLIED, HeaderValue::from_static("respond-async"));

@@ -132,7 +132,7 @@ struct Tools<'a> {
 
 /// The stored form of an answer's thinking.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Kept<'a> {
+pub(super) struct KeptThinking<'a> {
     #[serde(borrow)]
     pub(super) thinking: Cow<'a, str>,
 }
@@ -214,7 +214,7 @@ fn messages<S: Serializer>(
 
 fn thinking<'a>(message: &'a AssistantMessage, provider: &str) -> Option<Cow<'a, str>> {
     let opaque = message.opaque.as_ref().filter(|opaque| opaque.provider == provider)?;
-    serde_json::from_str::<Kept>(&opaque.json).ok().map(|kept| kept.thinking)
+    serde_json::from_str::<KeptThinking>(&opaque.json).ok().map(|kept| kept.thinking)
 }
 
 impl Serialize for Calls<'_> {

@@ -7,7 +7,7 @@
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::request::Kept;
+use super::request::KeptThinking;
 use crate::bounds::json::UpTo;
 use crate::message::{FinishReason, OpaqueBlocks, Usage};
 use crate::providers::received::{self, CALLS_READ, Unusable};
@@ -148,8 +148,9 @@ impl Fold {
             _ => FinishReason::Other,
         };
         let is_wanted_back = !self.thinking.is_empty() && !self.tool_calls.is_empty();
-        let kept = is_wanted_back
-            .then(|| serde_json::to_string(&Kept { thinking: self.thinking.as_str().into() }));
+        let kept = is_wanted_back.then(|| {
+            serde_json::to_string(&KeptThinking { thinking: self.thinking.as_str().into() })
+        });
         Ok(Completion {
             text: received::text(self.text),
             opaque: kept

@@ -3,7 +3,7 @@
 //! It opens after more than five consecutive transient failures, stays open for 30 s and then lets
 //! one probe through, whose outcome closes it or opens it again. A server that is away for a moment
 //! fails all calls in progress, and each of them has retries, so with n of them it takes n times as
-//! many failures. A 429 is neither a failure nor a success: the [`super::gate`] is for
+//! many failures. A 429 is neither a failure nor a success: the [`super::refusal_gate`] is for
 //! it. The router decides where a rejected call goes.
 
 use std::collections::HashMap;
@@ -13,7 +13,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use tokio::time::Instant;
 
-use super::gate::Gate;
+use super::refusal_gate::RefusalGate;
 use crate::providers::{Completion, FailureKind, ProviderError};
 
 /// Consecutive failures, for each call in progress, that do not open the breaker yet.
@@ -32,7 +32,7 @@ pub(super) struct Breakers {
 pub(super) struct Breaker {
     health: Mutex<Health>,
     /// What is known of refusals of this model.
-    gate: Gate,
+    gate: RefusalGate,
 }
 
 #[derive(Debug, Default)]
@@ -88,7 +88,7 @@ impl Breaker {
 }
 
 impl Call {
-    pub(super) fn gate(&self) -> &Gate {
+    pub(super) fn gate(&self) -> &RefusalGate {
         &self.0.gate
     }
 

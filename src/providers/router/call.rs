@@ -7,7 +7,7 @@ use tokio::sync::SemaphorePermit;
 use tokio::time::{Instant, timeout};
 
 use super::breaker::Call;
-use super::gate::{CoolDown, Held, Hope, Passes, Patience};
+use super::refusal_gate::{CoolDown, Held, Hope, Passes, Patience};
 use super::route::Route;
 use super::{OnTry, Try, adapt, retry};
 use crate::providers::{Completion, FailureKind, ModelRequest, ProviderError};

@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use crate::jitter;
 use crate::providers::ProviderError;
 
 /// Upper end of the first delay.
@@ -29,7 +30,7 @@ pub(super) fn delay(
         Some(asked) => asked,
         None => {
             let ceiling = FIRST_WAIT.saturating_mul(1 << retries.min(8)).min(LONGEST_WAIT);
-            ceiling.mul_f64(unit_interval(getrandom::u32().unwrap_or(u32::MAX)))
+            ceiling.mul_f64(jitter::fraction())
         }
     };
     left.is_none_or(|left| wait < left).then_some(wait)
@@ -50,10 +51,6 @@ pub(super) fn cool_down(
     let wait = delay(error, refused, None)?;
     let seldom = wait.max((waited / 4).min(LONGEST_WAIT));
     Some(seldom.min(left).max(error.retry_after.unwrap_or_default()))
-}
-
-fn unit_interval(random: u32) -> f64 {
-    f64::from(random) / f64::from(u32::MAX)
 }
 
 #[cfg(test)]

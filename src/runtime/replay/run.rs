@@ -18,6 +18,7 @@ use crate::engine::state::State;
 use crate::event::{Event, RunEvent};
 use crate::governance::{ActionKind, Call, Decision, Gate, Objection, Verdict};
 use crate::run::{Budget, Overrides};
+use crate::runtime::journals::by_run;
 use crate::store::RunRecord;
 
 /// Examples that an answer shows.
@@ -46,12 +47,9 @@ pub(super) fn judge_all(
     journals: &[Event],
     until: Instant,
 ) -> Option<Replay> {
-    let mut by_run: HashMap<Uuid, &[Event]> = HashMap::new();
-    for journal in journals.chunk_by(|one, next| one.run_id == next.run_id) {
-        by_run.extend(journal.first().map(|first| (first.run_id, journal)));
-    }
+    let journals = by_run(journals);
     for judged in runs {
-        let journal = by_run.get(&judged.run.id).copied().unwrap_or_default();
+        let journal = journals.get(&judged.run.id).copied().unwrap_or_default();
         replay.runs += 1;
         RunReplay::new(judged).judge(&mut replay, journal, until)?;
     }

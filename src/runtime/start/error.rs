@@ -3,7 +3,7 @@
 use uuid::Uuid;
 
 use crate::event::ValidationError;
-use crate::runtime::entrance::Refusal;
+use crate::runtime::entrance::QueueRefusal;
 use crate::runtime::places::NoPlace;
 use crate::runtime::uploads::UploadError;
 use crate::store::{LimitReached, StoreError};
@@ -78,11 +78,11 @@ impl From<NoPlace> for StartError {
     }
 }
 
-impl From<Refusal> for StartError {
-    fn from(refusal: Refusal) -> Self {
+impl From<QueueRefusal> for StartError {
+    fn from(refusal: QueueRefusal) -> Self {
         match refusal {
-            Refusal::Full => Self::Overloaded,
-            Refusal::NotCounted => {
+            QueueRefusal::Full => Self::Overloaded,
+            QueueRefusal::NotCounted => {
                 let why = "the queue length could not be read in time";
                 Self::Store(StoreError::Unavailable(why.to_owned()))
             }
@@ -100,7 +100,7 @@ impl StartError {
         Self::Store(StoreError::Unavailable(reason.to_string()))
     }
 
-    pub(super) fn broken(agent: &str, error: &dyn std::error::Error) -> Self {
+    pub(in crate::runtime) fn broken(agent: &str, error: &dyn std::error::Error) -> Self {
         Self::BrokenAgent { agent: agent.to_owned(), message: error.to_string() }
     }
 }

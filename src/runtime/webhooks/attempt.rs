@@ -13,10 +13,10 @@ use serde_json::Value;
 
 use super::Webhooks;
 use crate::bounds::secrets::redact;
-use crate::clock;
 use crate::event::Event;
 use crate::outbound::{Request, Terms};
 use crate::store::{Delivery, DeliveryStatus, Tried};
+use crate::{clock, jitter};
 
 /// From the look at a name to the head of an answer.
 const DEADLINE: Duration = Duration::from_secs(15);
@@ -52,7 +52,7 @@ pub(super) async fn attempt(webhooks: &Webhooks, delivery: &Delivery, event: &Ev
         Err(error) => (None, None, error),
     };
     let (status, wanted, error) = answer;
-    let pause = pause(delivery.tries, random()).max(wanted.unwrap_or_default());
+    let pause = pause(delivery.tries, jitter::fraction()).max(wanted.unwrap_or_default());
     let is_over = TimeDelta::from_std(pause)
         .ok()
         .and_then(|pause| clock::now().checked_add_signed(pause))
@@ -112,10 +112,6 @@ fn pause(tries: u32, random: f64) -> Duration {
     let factor = 4_u32.saturating_pow(tries.saturating_sub(1));
     let pause = FIRST_PAUSE.saturating_mul(factor).min(LONGEST_PAUSE);
     pause.mul_f64(1.0 - JITTER + 2.0 * JITTER * random)
-}
-
-fn random() -> f64 {
-    f64::from(getrandom::u32().unwrap_or(u32::MAX / 2)) / f64::from(u32::MAX)
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ use crate::tools::{Workspace, quarantine};
 
 /// What of a definition is needed here.
 #[derive(Deserialize)]
-struct Kept {
+struct DefinedWorkspace {
     workspace: String,
 }
 
@@ -86,6 +86,6 @@ impl Workspaces {
 
 /// The directory that no other run uses, relative to its tenant's.
 fn left_by(run: &DeletedRun) -> Option<String> {
-    let kept: Kept = serde_json::from_str(run.definition.as_ref()?).ok()?;
+    let kept: DefinedWorkspace = serde_json::from_str(run.definition.as_ref()?).ok()?;
     left_alone(&kept.workspace, run.id, run.session_id.as_deref(), run.ends_session)
 }

@@ -8,7 +8,7 @@
 
 mod bringing;
 mod collecting;
-mod gate;
+mod directory_locks;
 mod storing;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -26,7 +26,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
-use self::gate::Gate;
+use self::directory_locks::DirectoryLocks;
 use super::User;
 use crate::objects::{Objects, ObjectsError};
 use crate::store::{KeptContent, Store, StoreError};
@@ -76,7 +76,7 @@ struct Tenant {
     scopes: Mutex<BTreeMap<String, Arc<Scope>>>,
     /// Held while files of it are put into their places.
     placing: Mutex<()>,
-    gate: Gate,
+    locks: DirectoryLocks,
 }
 
 /// A path that this replica has as it is kept.
@@ -241,7 +241,7 @@ impl KeptFiles {
                 known: Mutex::default(),
                 scopes: Mutex::default(),
                 placing: Mutex::default(),
-                gate: Gate::default(),
+                locks: DirectoryLocks::default(),
             })
         }));
         let mut scopes = tenant.scopes.lock();
@@ -395,14 +395,14 @@ impl Keeper for ScopeKeeper {
     }
 
     async fn begun(&self) {
-        self.scope.tenant.gate.enter(&self.scope.directory).await;
+        self.scope.tenant.locks.lock_shared(&self.scope.directory).await;
     }
 
     fn ended(&self, is_kept: bool) {
         if !is_kept {
             self.scope.is_tainted.store(true, Ordering::SeqCst);
         }
-        self.scope.tenant.gate.leave(&self.scope.directory);
+        self.scope.tenant.locks.unlock_shared(&self.scope.directory);
     }
 
     async fn keep(&self, touched: Touched) -> Result<Vec<String>, NotKept> {

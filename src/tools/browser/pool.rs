@@ -58,7 +58,7 @@ pub(super) struct Pool {
 
 struct State {
     chromium: Option<Arc<Chromium>>,
-    pages: HashMap<Uuid, Kept>,
+    pages: HashMap<Uuid, KeptPage>,
     /// A page that was opened before a run needs it.
     spare: Option<Page>,
     is_preparing_spare: bool,
@@ -67,7 +67,7 @@ struct State {
     used: Instant,
 }
 
-struct Kept {
+struct KeptPage {
     page: Arc<Page>,
     used: Instant,
     is_driven: bool,
@@ -95,7 +95,7 @@ impl State {
     }
 }
 
-impl Kept {
+impl KeptPage {
     /// Whether a call uses it now.
     fn is_busy(&self) -> bool {
         Arc::strong_count(&self.page) > 1
@@ -239,7 +239,7 @@ impl Pool {
         };
         let (page, used) = (Arc::new(page), Instant::now());
         state.used = used;
-        state.pages.insert(run, Kept { page: Arc::clone(&page), used, is_driven: true });
+        state.pages.insert(run, KeptPage { page: Arc::clone(&page), used, is_driven: true });
         drop(place);
         drop(state);
         tracing::debug!(run_id = %run, elapsed = ?since.elapsed(), "a page is ready");

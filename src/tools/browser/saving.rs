@@ -15,7 +15,7 @@ use crate::event::{ChangeKind, FileChange};
 use crate::governance::{Decision, Permit};
 use crate::tools::file_ops::blocking;
 use crate::tools::quota::Growth;
-use crate::tools::requests::Admitted;
+use crate::tools::requests::AdmittedRequest;
 use crate::tools::staged::Staged;
 use crate::tools::workspace::{Way, open_for_reading};
 use crate::tools::{ToolContext, ToolError};
@@ -175,7 +175,7 @@ impl Saving<'_> {
     }
 
     /// What the rules say to the file, which is noted for the audit log.
-    fn judge(&self, path: &str, size: u64, download: &Download) -> Result<Admitted, String> {
+    fn judge(&self, path: &str, size: u64, download: &Download) -> Result<AdmittedRequest, String> {
         let ruling = self.permit.ruling_on_new_file(path);
         let refused = (ruling.decision > Decision::Warned).then(|| ruling.reason.clone());
         let admitted = self.context.requests.file(path, size, &download.url, ruling);

@@ -443,7 +443,7 @@ fn a_change_that_waited_for_a_thread_checks_the_lease_before_it_acts() {
             if is_lost {
                 lost.cancel();
             }
-            lease.renewed(Instant::now() + Duration::from_hours(1));
+            lease.renew(Instant::now() + Duration::from_hours(1));
             let done = tokio::time::timeout(10 * SHORT, &mut change).await.is_ok();
             assert_eq!((done, changes.load(Ordering::SeqCst)), (!is_lost, u32::from(!is_lost)));
         }

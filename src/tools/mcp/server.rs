@@ -25,6 +25,7 @@ use super::listing::{self, Described, Effects};
 use super::messages::PATIENCE;
 use super::pipes::{self, Pipes};
 use crate::bounds::secrets::redacted;
+use crate::jitter;
 use crate::outbound::Client;
 use crate::run::SandboxLevel;
 use crate::tools::ToolInfo;
@@ -33,7 +34,7 @@ use crate::tools::proxy::{Hosts, Proxy};
 use crate::tools::sandbox::Startable;
 use crate::tools::sandbox::plan::{Access, Grant, GrantKind, Reach};
 use crate::tools::sandbox::reach;
-use crate::tools::sandbox::{Kept, Sandbox};
+use crate::tools::sandbox::{KeptProgram, Sandbox};
 
 /// The pause before a server is started again; it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
@@ -219,7 +220,7 @@ impl Server {
     }
 
     /// Runs the connection until it is dropped.
-    pub(super) async fn driven(self: Arc<Self>) {
+    pub(super) async fn run(self: Arc<Self>) {
         let mut pause = FIRST_PAUSE;
         loop {
             let since = Instant::now();
@@ -230,7 +231,7 @@ impl Server {
                 }
                 is_first
             });
-            let why = self.lived().await;
+            let why = self.run_once().await;
             *self.link.write() = None;
             if since.elapsed() >= GOOD {
                 pause = FIRST_PAUSE;
@@ -251,7 +252,7 @@ impl Server {
     }
 
     /// From its start to its end; why that came.
-    async fn lived(&self) -> String {
+    async fn run_once(&self) -> String {
         match &self.settings.connection {
             Connection::Address { missing_key: Some(variable), .. } => {
                 format!("it needs the environment variable {variable}, which is not set")
@@ -264,26 +265,26 @@ impl Server {
                     Arc::clone(&self.list_changed),
                     Arc::clone(&self.suspicious),
                 );
-                self.used(Link::new(Way::Address(address)), true).await
+                self.watch(Link::new(Way::Address(address)), true).await
             }
-            Connection::Program { .. } => self.ran().await,
+            Connection::Program { .. } => self.run_program().await,
         }
     }
 
-    async fn ran(&self) -> String {
+    async fn run_program(&self) -> String {
         let since = Instant::now();
-        let why = self.ran_once(true).await;
+        let why = self.run_program_once(true).await;
         if self.is_probing.swap(false, Ordering::Relaxed) {
             // Some of the old era end, or are silent for good, when something comes before `initialize`.
             if since.elapsed() >= PATIENCE {
                 self.down(&why); // known before the second try has taken as long
             }
-            return self.ran_once(false).await;
+            return self.run_program_once(false).await;
         }
         why
     }
 
-    async fn ran_once(&self, finds_out_era: bool) -> String {
+    async fn run_program_once(&self, finds_out_era: bool) -> String {
         let kept = match self.program().await {
             Ok(kept) => kept,
             Err(why) => return why,
@@ -300,10 +301,10 @@ impl Server {
         let logging =
             AbortOnDropHandle::new(tokio::spawn(async move { pipes::logged(&name, errors).await }));
         let served = ends.served(running.input, running.output);
-        let used = self.used(Link::new(Way::Pipes(pipes.clone())), finds_out_era);
+        let watched = self.watch(Link::new(Way::Pipes(pipes.clone())), finds_out_era);
         let ended = tokio::select! {
             why = served => why,
-            why = used => Some(why),
+            why = watched => Some(why),
         };
         *self.link.write() = None;
         let why = match ended {
@@ -318,7 +319,7 @@ impl Server {
     }
 
     /// The program as the sandbox takes it; or why it cannot be started.
-    async fn program(&self) -> Result<Kept, String> {
+    async fn program(&self) -> Result<KeptProgram, String> {
         let Connection::Program { command, args, variables, directory, reads, network } =
             self.settings.connection.clone()
         else {
@@ -347,7 +348,7 @@ impl Server {
             let all = Access { read: true, write: true, execute: true };
             grants.push(Grant { path: ".".to_owned(), access: all, kind: GrantKind::Tree });
             let arguments = std::iter::once(command).chain(args).collect();
-            Ok(Kept {
+            Ok(KeptProgram {
                 program: file,
                 arguments,
                 directory: opened(&directory)?,
@@ -361,7 +362,7 @@ impl Server {
 
     /// Performs the handshake, lists the tools, and keeps the list fresh until the server is not available any
     /// more; why not.
-    async fn used(&self, link: Link, finds_out_era: bool) -> String {
+    async fn watch(&self, link: Link, finds_out_era: bool) -> String {
         if let Err(why) = link.introduce(finds_out_era, &self.is_probing).await {
             return why;
         }
@@ -432,8 +433,7 @@ fn look_after(link: &Link, fresh: Duration) -> Option<Duration> {
         Era::Old => link.is_address().then_some(LOOK),
         Era::New => {
             // Not at the same time as every other client of the server.
-            let share = f64::from(getrandom::u32().unwrap_or_default()) / f64::from(u32::MAX);
-            Some(fresh.clamp(LOOK, LONGEST_LOOK).mul_f64(1.0 + share / 10.0))
+            Some(fresh.clamp(LOOK, LONGEST_LOOK).mul_f64(1.0 + jitter::fraction() / 10.0))
         }
     }
 }

@@ -21,7 +21,7 @@ use crate::run::SandboxLevel;
 const FOREVER: Duration = Duration::from_hours(24 * 365 * 100);
 
 /// A program that is to be kept running.
-pub struct Kept {
+pub struct KeptProgram {
     /// Absolute.
     pub program: String,
     /// As they are written, the program's name first.
@@ -54,11 +54,11 @@ impl Sandbox {
     /// # Errors
     /// [`SandboxError`] where it cannot be started as the operator requires. That it cannot be
     /// executed shows in its end.
-    pub async fn keep(&self, kept: Kept) -> Result<Running, SandboxError> {
+    pub async fn keep(&self, kept: KeptProgram) -> Result<Running, SandboxError> {
         let kernel = self.kernel().await;
         self.check(kernel)?;
         let settings = self.settings();
-        let Kept { program, arguments, directory, environment, reach, way_out } = kept;
+        let KeptProgram { program, arguments, directory, environment, reach, way_out } = kept;
         let way_out = way_out.filter(|_| kernel.holds.network);
         let temporary = temporary()?;
         let command =

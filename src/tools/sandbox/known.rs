@@ -53,7 +53,7 @@ const OWN_FILE_SYSTEMS: [u32; 8] = [
     0x794C_7630,
 ];
 
-static KEPT: Mutex<Kept> = Mutex::new(Kept { trees: Vec::new(), is_watched: false });
+static KEPT: Mutex<KeptTrees> = Mutex::new(KeptTrees { trees: Vec::new(), is_watched: false });
 
 /// How a file was when it was looked at. Its content is not read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -357,7 +357,7 @@ fn unescaped(mut written: &[u8]) -> Vec<u8> {
     }
 }
 
-struct Kept {
+struct KeptTrees {
     trees: Vec<KeptTree>,
     /// Whether a task is under way that forgets them.
     is_watched: bool,
@@ -372,7 +372,7 @@ struct KeptTree {
     since: Instant,
 }
 
-impl Kept {
+impl KeptTrees {
     fn forget_old(&mut self) {
         self.trees.retain(|kept| kept.since.elapsed() < KEPT_FOR);
     }

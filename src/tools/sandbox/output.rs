@@ -26,7 +26,7 @@ pub(super) async fn captured(
     most: usize,
     mut each_line: Option<&mut (dyn FnMut(&str) -> bool + Send)>,
 ) -> io::Result<Output> {
-    let mut kept = Kept::new(most);
+    let mut kept = KeptOutput::new(most);
     let mut line: Vec<u8> = Vec::new();
     let mut is_long = false;
     let mut piece = vec![0; PIECE];
@@ -63,7 +63,11 @@ pub(super) async fn captured(
     }
 }
 
-fn pass(line: &mut Vec<u8>, kept: &mut Kept, each_line: &mut (dyn FnMut(&str) -> bool + Send)) {
+fn pass(
+    line: &mut Vec<u8>,
+    kept: &mut KeptOutput,
+    each_line: &mut (dyn FnMut(&str) -> bool + Send),
+) {
     let is_output = std::str::from_utf8(line).map_or(true, |text| each_line(text.trim_end()));
     if is_output {
         kept.add(line);
@@ -72,7 +76,7 @@ fn pass(line: &mut Vec<u8>, kept: &mut Kept, each_line: &mut (dyn FnMut(&str) ->
 }
 
 /// The first and the last bytes of a stream.
-struct Kept {
+struct KeptOutput {
     first: Vec<u8>,
     last: VecDeque<u8>,
     /// Of each of the two.
@@ -80,7 +84,7 @@ struct Kept {
     omitted: u64,
 }
 
-impl Kept {
+impl KeptOutput {
     fn new(most: usize) -> Self {
         Self { first: Vec::new(), last: VecDeque::new(), most: most / 2, omitted: 0 }
     }

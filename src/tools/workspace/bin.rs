@@ -10,7 +10,7 @@ use cap_std::fs::Dir;
 use uuid::Uuid;
 
 use super::super::removal;
-use super::{Workspace, WorkspaceError, plain};
+use super::{Workspace, WorkspaceError, is_absent, plain};
 
 /// No tenant can have its name.
 const BIN: &str = ".deleted";
@@ -31,11 +31,7 @@ impl Workspace {
         };
         match thrown() {
             Ok(()) => Ok(true),
-            Err(e)
-                if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) =>
-            {
-                Ok(false)
-            }
+            Err(e) if is_absent(&e) => Ok(false),
             Err(source) => {
                 Err(WorkspaceError::Io { path: format!("{tenant}/{directory}"), source })
             }

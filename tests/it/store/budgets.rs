@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sqlx::{Connection, PgConnection};
 use tokio::task::JoinSet;
-use toolloop::run::{Amounts, Caps, Refusal, Reserved};
+use toolloop::run::{Amounts, CapExceeded, Caps, Reserved};
 use toolloop::store::{GivenBack, Ownership, Settled, SharedBudget};
 
 use super::ownership::until_blocked;
@@ -139,7 +139,7 @@ async fn a_refusal_names_the_cap_and_takes_nothing(db: Db) {
     assert_eq!(reserve(&db, root, run, rest).await, Reserved::Granted, "exactly what is left");
     assert_eq!(budget(&db, root).await.reserved, rest);
     let more = reserve(&db, root, run, iteration(0)).await;
-    let refusal = Refusal { limit: "max_iterations", used: 9, reserved: 1, wanted: 1, max: 10 };
+    let refusal = CapExceeded { limit: "max_iterations", used: 9, reserved: 1, wanted: 1, max: 10 };
     assert_eq!(more, Reserved::Refused(refusal), "reserved is as good as spent");
     let free = Caps { tokens: None, micro_usd: None, requests: None, ..CAPS };
     let root = driven(&db).await;

@@ -13,7 +13,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 
-use super::gate::Alone;
+use super::directory_locks::ExclusiveLock;
 use super::{FIRST_PAUSE, Failure, KeptFiles, Known, Scope, known_beneath};
 use crate::objects::ObjectsError;
 use crate::store::{KeptContent, KeptFile, KeptPath};
@@ -39,19 +39,19 @@ impl Scope {
     pub(super) async fn refresh(&self) -> Result<(), NotKept> {
         *self.used.lock() = Instant::now();
         let (since, mut pause) = (Instant::now(), FIRST_PAUSE);
-        let mut alone = None;
+        let mut exclusive = None;
         loop {
             let mut turn = self.turn.lock().await;
-            match self.bring(&mut turn, alone.as_ref()).await {
+            match self.bring(&mut turn, exclusive.as_ref()).await {
                 Ok(()) => return Ok(()),
                 Err(Failure::NotAlone) => {
                     let is_complete = turn.is_some();
                     drop(turn); // those that are waited for need it
-                    alone = self.tenant.gate.alone(&self.directory, PATIENCE).await;
-                    if alone.is_none() && is_complete {
+                    exclusive = self.tenant.locks.lock_exclusively(&self.directory, PATIENCE).await;
+                    if exclusive.is_none() && is_complete {
                         return Ok(());
                     }
-                    if alone.is_none() {
+                    if exclusive.is_none() {
                         tracing::warn!("the download of workspace files waits for pending changes");
                         return Err(NotKept::Unavailable);
                     }
@@ -66,7 +66,7 @@ impl Scope {
     pub(super) async fn bring(
         &self,
         turn: &mut Option<i64>,
-        alone: Option<&Alone<'_>>,
+        exclusive: Option<&ExclusiveLock<'_>>,
     ) -> Result<(), Failure> {
         let (kept, tenant) = (&self.kept, &self.tenant);
         if self.is_stale.swap(false, Ordering::SeqCst) {
@@ -78,7 +78,7 @@ impl Scope {
         if *turn == Some(version) && behind.is_empty() && !undoes {
             return Ok(());
         }
-        if alone.is_none() && (undoes || !behind.is_empty()) {
+        if exclusive.is_none() && (undoes || !behind.is_empty()) {
             return Err(Failure::NotAlone);
         }
         let changed = kept.store.files_since(&tenant.name, &self.directory, *turn).await?;
@@ -115,7 +115,7 @@ impl Scope {
             }
         }
         let forced: BTreeSet<String> = undone.union(&behind).cloned().collect();
-        let has_changed = self.bring_all(due, &forced, alone).await?;
+        let has_changed = self.bring_all(due, &forced, exclusive).await?;
         if undoes {
             self.is_tainted.store(false, Ordering::SeqCst); // nothing is changed beside this
         }
@@ -171,7 +171,7 @@ impl Scope {
         &self,
         due: BTreeMap<String, KeptPath>,
         forced: &BTreeSet<String>,
-        alone: Option<&Alone<'_>>,
+        exclusive: Option<&ExclusiveLock<'_>>,
     ) -> Result<bool, Failure> {
         let directory = self.kept.directory_of(&self.tenant.name)?;
         let due: Vec<KeptPath> = {
@@ -189,7 +189,7 @@ impl Scope {
         if due.is_empty() {
             return Ok(false);
         }
-        if alone.is_none() {
+        if exclusive.is_none() {
             return Err(Failure::NotAlone);
         }
         let brought = stream::iter(due).map(|path| {

@@ -32,7 +32,7 @@ const X_CANCEL_ON_DISCONNECT: HeaderName = HeaderName::from_static("x-cancel-on-
 
 /// How the outcome of an invocation is delivered, and what a retry or a disconnect means.
 #[derive(Debug)]
-pub(crate) struct DeliveryOptions {
+pub(crate) struct InvocationHeaders {
     media: MediaType,
     preference: Preference,
     pub(crate) cancel_on_disconnect: bool,
@@ -50,18 +50,18 @@ pub(crate) struct Preference {
     pub(crate) wait: Option<Duration>,
 }
 
-/// As [`DeliveryOptions`], for a route that answers events whatever `Accept` says.
-pub(crate) struct Streaming(pub(crate) DeliveryOptions);
+/// As [`InvocationHeaders`], for a route that answers events whatever `Accept` says.
+pub(crate) struct Streaming(pub(crate) InvocationHeaders);
 
 impl FromRequestParts<App> for Streaming {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
-        DeliveryOptions::read(parts, app, MediaType::EventStream).await.map(Self)
+        InvocationHeaders::read(parts, app, MediaType::EventStream).await.map(Self)
     }
 }
 
-impl FromRequestParts<App> for DeliveryOptions {
+impl FromRequestParts<App> for InvocationHeaders {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
@@ -70,7 +70,7 @@ impl FromRequestParts<App> for DeliveryOptions {
     }
 }
 
-impl DeliveryOptions {
+impl InvocationHeaders {
     async fn read(parts: &mut Parts, app: &App, media: MediaType) -> Result<Self, Problem> {
         Ok(Self {
             media,
@@ -85,7 +85,7 @@ impl DeliveryOptions {
     }
 }
 
-impl DeliveryOptions {
+impl InvocationHeaders {
     pub(crate) fn wants_events(&self) -> bool {
         self.media == MediaType::EventStream
     }
@@ -132,7 +132,7 @@ impl DeliveryOptions {
     }
 }
 
-impl IntoParams for DeliveryOptions {
+impl IntoParams for InvocationHeaders {
     fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
         let text = || ObjectBuilder::new().schema_type(Type::String);
         let key = text().min_length(Some(1)).max_length(Some(255));

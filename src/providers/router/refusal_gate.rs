@@ -39,7 +39,7 @@ const PRECEDENCE: Duration = Duration::from_millis(200);
 
 /// Whether calls may be made.
 #[derive(Debug, Default)]
-pub(super) struct Gate {
+pub(super) struct RefusalGate {
     state: Mutex<State>,
     /// The gate was opened or shut, or a probe was given up.
     changed: Notify,
@@ -90,16 +90,16 @@ struct Shut {
 /// The gates that a call passes: of its provider's account and of its model.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Gates<'a> {
-    pub(super) account: &'a Gate,
-    pub(super) model: &'a Gate,
+    pub(super) account: &'a RefusalGate,
+    pub(super) model: &'a RefusalGate,
 }
 
 /// Why a call may not ask the provider now.
 #[derive(Debug)]
 pub(super) enum Held<'a> {
     CoolsDown(Box<ProviderError>, CoolDown),
-    /// Others go first: [`Gate::settled`] says when to enter again.
-    IsProbed(&'a Gate, Instant),
+    /// Others go first: [`RefusalGate::settled`] says when to enter again.
+    IsProbed(&'a RefusalGate, Instant),
     Refused(ProviderError),
 }
 
@@ -112,7 +112,7 @@ pub(super) struct Passes<'a> {
 
 #[derive(Debug)]
 struct Pass<'a> {
-    gate: &'a Gate,
+    gate: &'a RefusalGate,
     turn: u64,
     is_probe: bool,
 }
@@ -189,7 +189,7 @@ fn is_of_account(error: &ProviderError) -> bool {
             ))
 }
 
-impl Gate {
+impl RefusalGate {
     fn enter(&self, now: Instant, insists: bool) -> Result<Pass<'_>, Held<'_>> {
         let mut state = self.state.lock();
         if state.shut.as_ref().is_some_and(|shut| shut.is_over(now)) {
@@ -345,7 +345,7 @@ impl<'a> Gates<'a> {
     }
 
     /// What a run could expect that begins now, and which gate says so.
-    pub(super) fn outlook(self, now: Instant) -> (&'a Gate, Outlook) {
+    pub(super) fn outlook(self, now: Instant) -> (&'a RefusalGate, Outlook) {
         match self.account.outlook(now) {
             Outlook::Open => (self.model, self.model.outlook(now)),
             outlook => (self.account, outlook),

@@ -13,20 +13,20 @@ use tokio::time::timeout;
 use super::contains;
 
 #[derive(Debug, Default)]
-pub(super) struct Gate {
-    inside: Mutex<Inside>,
+pub(super) struct DirectoryLocks {
+    held: Mutex<Held>,
     changed: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Inside {
+struct Held {
     changing: Vec<String>,
     bringing: Vec<String>,
 }
 
 /// While it is there, nothing else changes the directory.
-pub(super) struct Alone<'g> {
-    gate: &'g Gate,
+pub(super) struct ExclusiveLock<'l> {
+    locks: &'l DirectoryLocks,
     directory: String,
 }
 
@@ -40,15 +40,15 @@ fn take_out(entries: &mut Vec<String>, directory: &str) {
     }
 }
 
-impl Gate {
+impl DirectoryLocks {
     /// Begins a change, once nothing is being brought.
-    pub(super) async fn enter(&self, directory: &str) {
+    pub(super) async fn lock_shared(&self, directory: &str) {
         loop {
             let changed = self.changed.notified();
             {
-                let mut inside = self.inside.lock();
-                if !overlaps(&inside.bringing, directory) {
-                    inside.changing.push(directory.to_owned());
+                let mut held = self.held.lock();
+                if !overlaps(&held.bringing, directory) {
+                    held.changing.push(directory.to_owned());
                     return;
                 }
             }
@@ -57,32 +57,36 @@ impl Gate {
     }
 
     /// A change has ended.
-    pub(super) fn leave(&self, directory: &str) {
-        take_out(&mut self.inside.lock().changing, directory);
+    pub(super) fn unlock_shared(&self, directory: &str) {
+        take_out(&mut self.held.lock().changing, directory);
         self.changed.notify_waiters();
     }
 
     /// Waits until no change is under way; `None` where that takes too long.
-    pub(super) async fn alone(&self, directory: &str, patience: Duration) -> Option<Alone<'_>> {
-        self.inside.lock().bringing.push(directory.to_owned());
-        let alone = Alone { gate: self, directory: directory.to_owned() };
+    pub(super) async fn lock_exclusively(
+        &self,
+        directory: &str,
+        patience: Duration,
+    ) -> Option<ExclusiveLock<'_>> {
+        self.held.lock().bringing.push(directory.to_owned());
+        let lock = ExclusiveLock { locks: self, directory: directory.to_owned() };
         let empty = async {
             loop {
                 let changed = self.changed.notified();
-                if !overlaps(&self.inside.lock().changing, directory) {
+                if !overlaps(&self.held.lock().changing, directory) {
                     return;
                 }
                 changed.await;
             }
         };
-        timeout(patience, empty).await.ok().map(|()| alone)
+        timeout(patience, empty).await.ok().map(|()| lock)
     }
 }
 
-impl Drop for Alone<'_> {
+impl Drop for ExclusiveLock<'_> {
     fn drop(&mut self) {
-        take_out(&mut self.gate.inside.lock().bringing, &self.directory);
-        self.gate.changed.notify_waiters();
+        take_out(&mut self.locks.held.lock().bringing, &self.directory);
+        self.locks.changed.notify_waiters();
     }
 }
 
@@ -94,19 +98,19 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn who_brings_is_alone_in_directories_that_lie_in_one_another() {
-        let gate = Gate::default();
-        gate.enter("a/b").await;
-        assert!(gate.alone("a", LONG).await.is_none());
-        assert!(gate.alone(".", LONG).await.is_none());
-        assert!(gate.alone("a/bc", LONG).await.is_some());
-        gate.enter("a/b").await;
-        gate.leave("a/b");
-        assert!(gate.alone("a/b/c", LONG).await.is_none());
-        gate.leave("a/b");
-        let alone = gate.alone("a", LONG).await.unwrap();
-        assert!(timeout(LONG, gate.enter("a/b")).await.is_err());
-        gate.enter("b").await;
-        drop(alone);
-        gate.enter("a/b").await;
+        let locks = DirectoryLocks::default();
+        locks.lock_shared("a/b").await;
+        assert!(locks.lock_exclusively("a", LONG).await.is_none());
+        assert!(locks.lock_exclusively(".", LONG).await.is_none());
+        assert!(locks.lock_exclusively("a/bc", LONG).await.is_some());
+        locks.lock_shared("a/b").await;
+        locks.unlock_shared("a/b");
+        assert!(locks.lock_exclusively("a/b/c", LONG).await.is_none());
+        locks.unlock_shared("a/b");
+        let lock = locks.lock_exclusively("a", LONG).await.unwrap();
+        assert!(timeout(LONG, locks.lock_shared("a/b")).await.is_err());
+        locks.lock_shared("b").await;
+        drop(lock);
+        locks.lock_shared("a/b").await;
     }
 }

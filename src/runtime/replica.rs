@@ -18,7 +18,7 @@ use uuid::Uuid;
 use super::Runtime;
 use super::driven::DrivenRuns;
 use super::heartbeat::HeartbeatStore;
-use super::retention::Kept;
+use super::retention::Retained;
 use crate::clock;
 use crate::engine::Lease;
 use crate::store::{GivenBack, StoreError, Swept, Wakeup, Watch};
@@ -107,10 +107,10 @@ impl Runtime {
             }
         });
         if let Some(retention) = inner.settings.retention {
-            tokio::spawn(self.clone().forget_after(retention, Kept::Runs));
+            tokio::spawn(self.clone().forget_after(retention, Retained::Runs));
         }
         if let Some(retention) = inner.settings.audit_retention {
-            tokio::spawn(self.clone().forget_after(retention, Kept::Audit));
+            tokio::spawn(self.clone().forget_after(retention, Retained::Audit));
         }
         inner.housekeeping.start(&inner.replica.stop);
         Ok(())

@@ -23,7 +23,7 @@ const LOOK: Duration = Duration::from_mins(1);
 
 /// What has a retention of its own.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Kept {
+pub(super) enum Retained {
     /// Ended runs.
     Runs,
     /// Entries of the audit log.
@@ -37,7 +37,7 @@ pub(super) fn looks(retention: Duration) -> Interval {
 
 impl Runtime {
     /// Deletes what is older than this, until the service stops.
-    pub(super) async fn forget_after(self, retention: Duration, what: Kept) {
+    pub(super) async fn forget_after(self, retention: Duration, what: Retained) {
         let mut look = looks(retention);
         let mut batch = BATCH;
         loop {
@@ -59,7 +59,7 @@ impl Runtime {
     async fn forget(
         &self,
         retention: Duration,
-        what: Kept,
+        what: Retained,
         batch: &mut u32,
     ) -> Result<u64, StoreError> {
         let retention = TimeDelta::from_std(retention).unwrap_or(TimeDelta::MAX);
@@ -72,15 +72,15 @@ impl Runtime {
             let asked = *batch;
             let gone = match what {
                 // They would leave their files.
-                Kept::Runs if !self.has_workspace() => 0,
-                Kept::Runs => {
+                Retained::Runs if !self.has_workspace() => 0,
+                Retained::Runs => {
                     let throw_away = |runs: &[DeletedRun]| workspaces.throw_away(runs);
                     self.inner.store.delete_ended(before, asked, &throw_away).await?
                 }
-                Kept::Audit => self.inner.store.delete_audit(before, asked).await?,
+                Retained::Audit => self.inner.store.delete_audit(before, asked).await?,
             };
             deleted += gone;
-            if gone > 0 && matches!(what, Kept::Runs) {
+            if gone > 0 && matches!(what, Retained::Runs) {
                 workspaces.empty_bin().await;
             }
             if gone < u64::from(asked) {

@@ -67,7 +67,7 @@ pub enum Sharing {
 }
 
 /// What is known of how they share them.
-enum Shared {
+enum SharedFiles {
     No,
     Volume(Volume),
     Objects(Arc<KeptFiles>),
@@ -82,7 +82,7 @@ struct Volume {
 /// The directories of all runs, as this replica has them.
 pub(super) struct Workspaces {
     root: PathBuf,
-    shared: Shared,
+    shared: SharedFiles,
     quota: Arc<Quota>,
     quarantine_retention: Option<Duration>,
     stored: Arc<StoredFiles>,
@@ -121,8 +121,8 @@ impl Workspaces {
     ) -> Self {
         let WorkspaceSettings { root, sharing, quota, quarantine_retention } = settings.clone();
         let shared = match sharing {
-            Sharing::None => Shared::No,
-            Sharing::Volume => Shared::Volume(Volume {
+            Sharing::None => SharedFiles::No,
+            Sharing::Volume => SharedFiles::Volume(Volume {
                 marker: Arc::default(),
                 openings: Arc::new(Semaphore::new(OPENINGS)),
             }),
@@ -130,7 +130,7 @@ impl Workspaces {
                 let (store, owner) = (Arc::clone(&store), Arc::clone(owner));
                 let quota = Arc::clone(&quota);
                 let kept = KeptFiles::new(objects, store, owner, root.clone(), quota, patience);
-                Shared::Objects(kept)
+                SharedFiles::Objects(kept)
             }
         };
         Self {
@@ -156,8 +156,8 @@ impl Workspaces {
         user: User,
     ) -> Result<Workspace, OpenError> {
         match &self.shared {
-            Shared::No | Shared::Volume(_) => self.local(tenant, directory).await,
-            Shared::Objects(kept) => {
+            SharedFiles::No | SharedFiles::Volume(_) => self.local(tenant, directory).await,
+            SharedFiles::Objects(kept) => {
                 let invalid = || WorkspaceError::InvalidDirectory(directory.to_owned());
                 let plain = normalise(directory).map_err(|_| OpenError::Unusable(invalid()))?;
                 // Known before the directory is opened, so that it is not taken for idle.
@@ -220,7 +220,7 @@ impl Workspaces {
         &self,
         open: impl FnOnce(&Path) -> Result<T, WorkspaceError> + Send + 'static,
     ) -> Result<T, WorkspaceError> {
-        let Shared::Volume(Volume { marker, openings }) = &self.shared else {
+        let SharedFiles::Volume(Volume { marker, openings }) = &self.shared else {
             return open(&self.root);
         };
         let failed = |source| WorkspaceError::Io { path: self.root.display().to_string(), source };
@@ -255,8 +255,8 @@ impl Workspaces {
     /// What keeps the files in an object store, where they are kept there.
     fn kept_files(&self) -> Option<&Arc<KeptFiles>> {
         match &self.shared {
-            Shared::No | Shared::Volume(_) => None,
-            Shared::Objects(kept) => Some(kept),
+            SharedFiles::No | SharedFiles::Volume(_) => None,
+            SharedFiles::Objects(kept) => Some(kept),
         }
     }
 
@@ -274,9 +274,11 @@ impl Workspaces {
             tracing::debug!(%error, "the workspace cannot be made");
         }
         match &self.shared {
-            Shared::No => {}
-            Shared::Volume(_) => drop(self.is_usable().await),
-            Shared::Objects(kept) => drop(tokio::spawn(Arc::clone(kept).collect(stop.clone()))),
+            SharedFiles::No => {}
+            SharedFiles::Volume(_) => drop(self.is_usable().await),
+            SharedFiles::Objects(kept) => {
+                drop(tokio::spawn(Arc::clone(kept).collect(stop.clone())))
+            }
         }
         tokio::spawn(Arc::clone(self).watch(stop.clone()));
         if let Some(retention) = self.quarantine_retention {
@@ -321,9 +323,9 @@ impl Workspaces {
         let probe = move || (Workspace::probe(&root), looking);
         match tokio::task::spawn_blocking(probe).await {
             Ok((Ok(()), _looking)) => match &self.shared {
-                Shared::No => None,
-                Shared::Volume(volume) => volume.marker.fault(&self.store, &self.root).await,
-                Shared::Objects(kept) => kept.fault().await,
+                SharedFiles::No => None,
+                SharedFiles::Volume(volume) => volume.marker.fault(&self.store, &self.root).await,
+                SharedFiles::Objects(kept) => kept.fault().await,
             },
             Ok((Err(error), _)) => Some(error.to_string()),
             Err(failed) => Some(failed.to_string()),

@@ -28,9 +28,9 @@ use crate::agents::prompt::ActiveSkill;
 use crate::clock;
 use crate::engine::{Disposal, Entry, FoldError, Plan, Rules, State, Stopped};
 use crate::event::{AuditRecord, Event, LabelCause, LabelsChanged, Resolution, RunEvent};
-use crate::run::Overrides;
+use crate::run::{Amounts, Overrides};
 use crate::store::writer::AppendError;
-use crate::store::{ApprovalRecord, ClaimedRun, GivenBack, RunRecord, StoreError};
+use crate::store::{ApprovalRecord, ClaimedRun, GivenBack, Ownership, RunRecord, StoreError};
 use crate::tools::results::lost;
 
 /// Journal entries read at once during recovery.
@@ -223,6 +223,7 @@ impl Runtime {
                 identity.planned(plan);
             }
             let Recovered { state, events, audit, .. } = recovered;
+            self.settle_share(row, &state, park.is_none()).await?;
             let entry = Entry { events, audit, totals: state.totals().clone(), park };
             return Ok(Claimed::Disposed(Box::new((identity, entry))));
         }
@@ -243,6 +244,24 @@ impl Runtime {
         drop(turn);
         owned.resumption = Some(Resumption { claimed, has_crashed, is_alone });
         Ok(Claimed::GoesOn(Box::new(owned)))
+    }
+
+    /// States what a run of a tree has spent, before another run of the tree can go on. A call whose outcome
+    /// is unknown counts.
+    async fn settle_share(
+        &self,
+        row: &RunRecord,
+        state: &State,
+        has_ended: bool,
+    ) -> Result<(), StoreError> {
+        let lineage = self.lineage(row).await?;
+        let root = lineage.map_or(row.id, |lineage| lineage.root);
+        let mut spent = Amounts::of(state.totals());
+        spent.tool_calls = spent.tool_calls.saturating_add(state.dispatched_calls());
+        let ownership = Ownership { owner: &self.inner.replica.id, epoch: row.epoch };
+        // Where it is another owner's by now, its end is not stored either.
+        self.inner.store.settle((root, row.id), ownership, spent, has_ended).await?;
+        Ok(())
     }
 
     /// Records what has happened since the journal's last event.

@@ -270,6 +270,19 @@ pub fn remove(tenant: &Workspace, path: &str) -> io::Result<()> {
     }
 }
 
+/// Removes a directory in which nothing is; whether there was one.
+///
+/// # Errors
+/// What the system says.
+pub fn remove_empty(tenant: &Workspace, path: &str) -> io::Result<bool> {
+    let (dir, name) = tenant.holder(path)?;
+    own_writes::note(&dir, name);
+    match dir.remove_dir(name) {
+        Err(e) if is_nothing(&e) || e.kind() == io::ErrorKind::DirectoryNotEmpty => Ok(false),
+        removed => removed.map(|()| true),
+    }
+}
+
 /// Gives a file other permissions.
 ///
 /// # Errors

@@ -15,6 +15,7 @@ on_both_stores! {
     a_call_waits_for_what_others_have_reserved,
     a_child_ends_with_the_time_of_its_parent,
     a_crash_leaves_the_budget_balanced,
+    a_call_of_unknown_outcome_is_spent,
     every_route_answers_the_same_budget_of_a_run,
     lists_of_runs_carry_no_payloads,
 }
@@ -344,6 +345,43 @@ governance: {budget: {max_iterations: 4}}
         "four model calls are enough, whoever crashed: {run:#}"
     );
     assert_balanced(&whole_tree(&service, &root).await);
+}
+
+async fn a_call_of_unknown_outcome_is_spent(db: Db) {
+    let programs = "governance: {autonomy: full, paths: {write: ['./**']}, \
+         commands: {allow: [{command: sleep}, {command: touch}]}";
+    let shell = |command: &str| {
+        format!("{{tool_calls: [{{tool: shell, arguments: {{command: '{command}'}}}}]}}")
+    };
+    let parent = format!(
+        "{CHILD}tools: ['agent:child', shell]\nworkspace: w\n{programs}, budget: {{max_tool_calls: 2}}}}\n"
+    );
+    let mut service = Setup::new()
+        .agent("parent", &parent.replace("scripted/child", "scripted/parent"))
+        .scenario(
+            "parent",
+            &format!("steps: [{{tool_calls: [{{tool: 'agent:child'}}]}}, {}, {{text: done}}]", shell("touch more")),
+        )
+        .agent("child", &format!("{CHILD}tools: [shell]\nworkspace: w\n{programs}}}\n"))
+        .scenario("child", &format!("steps: [{}, {{text: fine}}]", shell("sleep 60")))
+        .config("[runtime]\nlease = \"2s\"")
+        .start(db)
+        .await;
+    let path = service.enqueue("parent").await;
+    let children = format!("/v1/runs?parent_run_id={}", path.rsplit('/').next().unwrap());
+    let begun = service.until(&children, |runs| runs["data"][0]["run_id"].is_string()).await;
+    let child = format!("/v1/runs/{}", begun["data"][0]["run_id"].as_str().unwrap());
+    let is_made = |calls: &Value| calls["data"][0]["state"] == "dispatched";
+    service.until(&format!("{child}/tool-calls"), is_made).await;
+    service.kill().await;
+    service.restart().await;
+    let parked = service.until(&path, |run| run["status"] == "needs_review").await;
+    assert_eq!(parked["budget"]["tree"]["tool_calls"], 2, "{parked:#}");
+    service.post(&format!("{child}/cancel"), &json!({})).await;
+    let run = service.until(&path, |run| run["finished_at"].is_string()).await;
+    assert!(refused(&run, "max_tool_calls"), "{run:#}");
+    assert_eq!(run["budget"]["tree"]["tool_calls"], 2, "{run:#}");
+    assert!(!service.dir.path().join("workspace/default/w/more").exists(), "it was made");
 }
 
 /// A parent that has delegated, and has ended.

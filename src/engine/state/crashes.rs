@@ -159,6 +159,12 @@ impl State {
         Some(self.end_mid_turn("the run ended", end))
     }
 
+    /// How many calls were dispatched and have no result.
+    pub fn dispatched_calls(&self) -> u64 {
+        let Phase::Acting(turn) = &self.phase else { return 0 };
+        turn.open_calls().filter(|(_, call)| turn.dispatched.contains_key(&call.id)).count() as u64
+    }
+
     /// Results for the calls that are still open: what is known of them.
     pub(super) fn not_executed(&self, why: &str) -> Vec<RunEvent> {
         let Phase::Acting(turn) = &self.phase else { return Vec::new() };

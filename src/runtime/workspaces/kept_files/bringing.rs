@@ -215,18 +215,25 @@ impl Scope {
             let order = |path: &KeptPath| (path.content.is_some(), path.path.clone());
             order(one).cmp(&order(other))
         });
-        let tenant = Arc::clone(&self.tenant);
+        let (tenant, beneath) = (Arc::clone(&self.tenant), self.directory.clone());
         let place = move || {
             let _alone = tenant.placing.lock();
+            let mut removed = Vec::new();
             for (path, file) in brought {
                 let placed = placed(&directory, &path, file.as_ref())?;
                 let mut known = tenant.known.lock();
                 match placed {
-                    Some(now) => known.insert(path.path, now),
-                    None => known.remove(&path.path),
-                };
+                    Some(now) => {
+                        known.insert(path.path, now);
+                    }
+                    None => {
+                        known.remove(&path.path);
+                        removed.push(path.path);
+                    }
+                }
             }
-            Ok::<_, io::Error>(())
+            let known = tenant.known.lock();
+            removed.iter().try_for_each(|path| remove_emptied(&directory, &beneath, &known, path))
         };
         tokio::task::spawn_blocking(place).await.map_err(io::Error::other)??;
         Ok(true)
@@ -276,6 +283,26 @@ impl Known {
             _ => false,
         }
     }
+}
+
+/// Removes the directories above a path that is gone which are not kept themselves and in which nothing
+/// is any more, as far as the directory of the workspace.
+fn remove_emptied(
+    tenant: &Workspace,
+    workspace: &str,
+    known: &BTreeMap<String, Known>,
+    path: &str,
+) -> io::Result<()> {
+    let mut above = path;
+    while let Some((directory, _)) = above.rsplit_once('/') {
+        let is_kept = known.contains_key(directory) || !known_beneath(known, directory).is_empty();
+        let is_inside = workspace == "." || directory.starts_with(&format!("{workspace}/"));
+        if is_kept || !is_inside || !layout::remove_empty(tenant, directory)? {
+            break;
+        }
+        above = directory;
+    }
+    Ok(())
 }
 
 fn gone(path: &str) -> KeptPath {

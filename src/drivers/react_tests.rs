@@ -59,6 +59,7 @@ impl Agent {
             max_output_tokens: None,
             thinking: None,
             prompt_caching: false,
+            output_left: None,
             deltas: Deltas::default(),
             output_schema: None,
             json_mode: false,

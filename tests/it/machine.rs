@@ -88,6 +88,8 @@ struct Bench {
     /// Seconds between the parking and the answer.
     patience: i64,
     parked: usize,
+    /// How many answers come at once.
+    answers_at_once: usize,
     /// Calls that were executed at the same time.
     together: usize,
 }
@@ -109,6 +111,7 @@ impl Bench {
             answers: vec![Resolution::Approved { arguments: None, clears: Labels::default() }],
             patience: 1,
             parked: 0,
+            answers_at_once: usize::MAX,
             together: 0,
         }
     }
@@ -283,7 +286,8 @@ impl Bench {
         let answer = self.answers[self.parked.min(self.answers.len() - 1)].clone();
         self.parked += 1;
         self.now += TimeDelta::seconds(self.patience);
-        let waiting: Vec<Awaited> = self.state.waiting().cloned().collect();
+        let waiting: Vec<Awaited> =
+            self.state.waiting().take(self.answers_at_once).cloned().collect();
         for Awaited { call_id, kind, .. } in waiting {
             let resolution = match kind {
                 WaitKind::Client if !matches!(answer, Resolution::Expired) => {
@@ -1216,6 +1220,52 @@ fn single_shots() {
         assert_eq!(bench.reason(), reason, "{what}");
         assert_eq!(bench.said, 1, "{what}: exactly one model call");
         check_journal(&bench, what);
+    }
+}
+
+#[test]
+fn what_was_answered_is_kept_where_the_run_ends_before_all_answers_are_there() {
+    let denied = Resolution::Denied;
+    let approved = Resolution::Approved { arguments: None, clears: Labels::default() };
+    let result = (None, "from the caller");
+    let cancelled = (Some(CallFailure::NotExecuted), "not executed, the run was cancelled");
+    let table = [
+        (vec!["client", "client"], &approved, vec![result, cancelled]),
+        (vec!["ask", "client"], &approved, vec![cancelled, cancelled]),
+        (vec!["client", "ask", "a"], &denied, vec![result, cancelled, cancelled]),
+        (vec!["ask", "client"], &denied, vec![cancelled]),
+    ];
+    for (calls, answer, expected) in table {
+        let what = format!("{calls:?} {answer:?}");
+        let mut benches = [None, Some(())].map(|_| Bench::new(text(), vec![Calls(calls.clone())]));
+        for bench in &mut benches {
+            bench.answers = vec![answer.clone()];
+            bench.answers_at_once = 1;
+        }
+        let [mut first, mut bench] = benches;
+        first.cancel_after = Some(40);
+        first.run(false);
+        let answered = |event: &&Event| matches!(event.what, RunEvent::ApprovalResolved(_));
+        bench.cancel_after = first.journal.iter().find(answered).map(|event| event.seq);
+        bench.run(false);
+        assert_eq!(bench.reason(), "cancelled", "{what}");
+        check_journal(&bench, &what);
+        let results: Vec<_> = bench
+            .journal
+            .iter()
+            .filter_map(|event| match &event.what {
+                RunEvent::ToolCallCompleted(done) => Some((done.failure, done.content.clone())),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(results.len(), expected.len(), "{what}: {results:?}");
+        for ((failure, content), (expected, says)) in results.iter().zip(&expected) {
+            assert_eq!(failure, expected, "{what}");
+            assert!(content.contains(says), "{what}: {content}");
+        }
+        let blocked =
+            bench.journal.iter().filter(|e| matches!(e.what, RunEvent::ToolCallBlocked(_)));
+        assert_eq!(blocked.count(), calls.len() - expected.len(), "{what}: what was denied");
     }
 }
 

@@ -778,6 +778,34 @@ fn limits() -> Vec<Row> {
             "error",
             (1, 1, 1),
         ),
+        (
+            "an output that is always cut off stops",
+            structured(),
+            vec![CutCalls(vec![OK])],
+            "error",
+            (1, 3, 0),
+        ),
+        (
+            "a whole output is a success",
+            structured(),
+            vec![
+                CutCalls(vec![OK]),
+                CutCalls(vec![OK]),
+                Calls(vec![BAD]),
+                CutCalls(vec![OK]),
+                CutCalls(vec![OK]),
+                Calls(vec![OK]),
+            ],
+            "completed",
+            (2, 6, 0),
+        ),
+        (
+            "a cut-off output is no failure of a tool",
+            Rules { throw_on_tool_failure: true, ..structured() },
+            vec![CutCalls(vec![OK]), Calls(vec![OK])],
+            "completed",
+            (1, 2, 0),
+        ),
     ]
 }
 

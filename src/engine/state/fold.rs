@@ -244,10 +244,11 @@ impl State {
         if failure.is_some_and(|failure| !failure.counts_as_failing()) {
             return;
         }
-        let Some(call) = self.call(call_id).filter(|call| call.target == CallTarget::Tool).cloned()
-        else {
-            return;
+        // An output is judged by itself, once it is whole.
+        let counts = |call: &&ToolCall| {
+            call.target == CallTarget::Tool || failure == Some(CallFailure::Truncated)
         };
+        let Some(call) = self.call(call_id).filter(counts).cloned() else { return };
         self.streak = self.streak.with(&call, content);
         self.failures_in_a_row = if failure.is_some() { self.failures_in_a_row + 1 } else { 0 };
         if failure.is_some() {
@@ -410,6 +411,9 @@ impl State {
         }
         match (&mut self.phase, proposal.call_id) {
             (Phase::Acting(turn), Some(call_id)) => {
+        if self.failed_call.as_ref().is_some_and(|failed| failed.tool == self.output_tool()) {
+            self.failures_in_a_row = 0; // this one is whole
+        }
                 let superseded = ToolResult::of_service(call_id, phrases::OUTPUT_SUPERSEDED, false);
                 turn.answers.insert(call_id, superseded);
                 turn.proposal = Some(proposal.clone());

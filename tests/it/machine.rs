@@ -1058,10 +1058,17 @@ fn demanded_calls() -> Vec<Row> {
         ),
         (
             "none: not for ever",
-            demanding(text(), ToolChoicePolicy::None),
+            limited(demanding(text(), ToolChoicePolicy::None), |l, _| l.error_threshold = 5),
             vec![Calls(vec!["a"])],
-            "max_iterations",
-            (1, 15, 0),
+            "error",
+            (1, 3, 0),
+        ),
+        (
+            "calls behind a block that are not executed have not failed",
+            Rules { stop_on_tool_block: true, ..text() },
+            vec![Calls(vec!["blocked", "a", "b", "a"]), Text("x")],
+            "completed",
+            (1, 2, 1),
         ),
         (
             "a blank answer is one before a demand is looked at",

@@ -39,6 +39,9 @@ impl Totals {
             RunEvent::ToolCallCompleted(c) if c.failure == Some(CallFailure::NotExecuted) => {}
             RunEvent::ToolCallCompleted(c) if c.target == CallTarget::Tool => {
                 self.tool_calls_made += 1;
+                if c.has_result() {
+                    self.tools_used.insert(c.tool.clone()); // also where the caller executed it
+                }
                 let requests = c.network.map_or(0, |asked| asked.uncounted());
                 let asked = &mut self.consumption.network_requests;
                 *asked = asked.saturating_add(requests);

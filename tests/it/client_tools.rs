@@ -86,6 +86,7 @@ steps:
     let done = ended(&service, &run).await;
     assert_eq!(done["output"], json!({"result": "nobody is there"}), "{done:#}");
     assert_eq!((&done["tool_calls_made"], &done["iterations"]), (&json!(2), &json!(3)));
+    assert_eq!(done["tools_used"], json!(["ask_user"]), "{done:#}");
     let made = service.get(&format!("{run}/tool-calls")).await.body;
     let states: Vec<_> =
         made["data"].as_array().unwrap().iter().map(|c| (&c["state"], &c["result"])).collect();

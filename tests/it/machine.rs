@@ -643,6 +643,13 @@ fn structured_contract() -> Vec<Row> {
         ),
         ("only blank answers", structured(), vec![Text("")], "invalid_response", (3, 6, 0)),
         (
+            "a call is an answer to the request for one: the next blank answer is another",
+            structured(),
+            vec![Text(""), Calls(vec!["a"]), Text(""), Calls(vec!["a"]), Text(""), Calls(vec![OK])],
+            "completed",
+            (1, 6, 2),
+        ),
+        (
             "only text is an invalid response",
             structured(),
             vec![Text("hm")],
@@ -772,13 +779,6 @@ fn limits() -> Vec<Row> {
             (1, 3, 3),
         ),
         (
-            "the threshold wins over a proposal",
-            limited(structured(), |l, _| l.error_threshold = 1),
-            vec![Calls(vec!["bad", OK])],
-            "error",
-            (1, 1, 1),
-        ),
-        (
             "an output that is always cut off stops",
             structured(),
             vec![CutCalls(vec![OK])],
@@ -805,6 +805,13 @@ fn limits() -> Vec<Row> {
             vec![CutCalls(vec![OK]), Calls(vec![OK])],
             "completed",
             (1, 2, 0),
+        ),
+        (
+            "the threshold wins over a proposal",
+            limited(structured(), |l, _| l.error_threshold = 1),
+            vec![Calls(vec!["bad", OK])],
+            "error",
+            (1, 1, 1),
         ),
     ]
 }
@@ -1051,14 +1058,14 @@ fn demanded_calls() -> Vec<Row> {
         ),
         (
             "none: calls that come all the same are not executed",
-            demanding(text(), ToolChoicePolicy::None),
+            limited(demanding(text(), ToolChoicePolicy::None), |l, _| l.error_threshold = 5),
             vec![Calls(vec!["a", "ask", "client", "change"]), Text("x")],
             "completed",
             (1, 2, 0),
         ),
         (
             "none: not for ever",
-            limited(demanding(text(), ToolChoicePolicy::None), |l, _| l.error_threshold = 5),
+            demanding(text(), ToolChoicePolicy::None),
             vec![Calls(vec!["a"])],
             "error",
             (1, 3, 0),
@@ -1217,48 +1224,6 @@ fn calls_that_may_not_be_executed_are_answered_so() {
 }
 
 #[test]
-fn a_model_is_told_that_its_answer_was_blank() {
-    let mut bench = Bench::new(text(), vec![Text("\t"), Text("x")]);
-    bench.run(false);
-    let turns = bench.state.conversation().turns();
-    let Turn::User(told) = &turns[2] else { panic!("{turns:#?}") };
-    assert!(told.contains("empty"), "{told}");
-    let kinds: Vec<_> = bench.journal.iter().map(|event| event.what.type_name()).collect();
-    assert!(kinds.contains(&"answer.blank"), "{kinds:?}");
-
-    let mut bench = Bench::new(text(), vec![Text("")]);
-    bench.run(false);
-    let error = bench.state.ending().unwrap().0.outcome.error().unwrap().clone();
-    assert_eq!(error.code, "INVALID_RESPONSE");
-    assert!(error.message.contains("empty"), "{}", error.message);
-}
-
-#[test]
-fn single_shots() {
-    let table = [
-        ("text", text(), Text("hello"), "completed"),
-        ("calls that nobody offered are no answer", text(), Calls(vec!["a"]), "invalid_response"),
-        ("no confirmation", confirming(), Text("hello"), "completed"),
-        ("blank", text(), Text(" \n"), "invalid_response"),
-        ("a refusal with calls", text(), RefuseCalls(vec!["a"]), "model_refused"),
-        ("cut off", text(), CutText("hel"), "invalid_response"),
-        ("refused", text(), Refuse, "model_refused"),
-        ("failed", text(), Fail, "model_error"),
-        ("structured", structured(), Text(r#"{"ok": 1}"#), "completed"),
-        ("structured in a fence", structured(), Text("```json\n{\"ok\": 1}\n```"), "completed"),
-        ("structured, not an object", structured(), Text("hello"), "invalid_response"),
-        ("structured, not valid", structured(), Text(r#"{"no": 1}"#), "validation_failed"),
-    ];
-    for (what, rules, say, reason) in table {
-        let mut bench = Bench::new(Rules { single_shot: true, ..rules }, vec![say]);
-        bench.run(true);
-        assert_eq!(bench.reason(), reason, "{what}");
-        assert_eq!(bench.said, 1, "{what}: exactly one model call");
-        check_journal(&bench, what);
-    }
-}
-
-#[test]
 fn what_was_answered_is_kept_where_the_run_ends_before_all_answers_are_there() {
     let denied = Resolution::Denied;
     let approved = Resolution::Approved { arguments: None, clears: Labels::default() };
@@ -1301,6 +1266,48 @@ fn what_was_answered_is_kept_where_the_run_ends_before_all_answers_are_there() {
         let blocked =
             bench.journal.iter().filter(|e| matches!(e.what, RunEvent::ToolCallBlocked(_)));
         assert_eq!(blocked.count(), calls.len() - expected.len(), "{what}: what was denied");
+    }
+}
+
+#[test]
+fn a_model_is_told_that_its_answer_was_blank() {
+    let mut bench = Bench::new(text(), vec![Text("\t"), Text("x")]);
+    bench.run(false);
+    let turns = bench.state.conversation().turns();
+    let Turn::User(told) = &turns[2] else { panic!("{turns:#?}") };
+    assert!(told.contains("empty"), "{told}");
+    let kinds: Vec<_> = bench.journal.iter().map(|event| event.what.type_name()).collect();
+    assert!(kinds.contains(&"answer.blank"), "{kinds:?}");
+
+    let mut bench = Bench::new(text(), vec![Text("")]);
+    bench.run(false);
+    let error = bench.state.ending().unwrap().0.outcome.error().unwrap().clone();
+    assert_eq!(error.code, "INVALID_RESPONSE");
+    assert!(error.message.contains("empty"), "{}", error.message);
+}
+
+#[test]
+fn single_shots() {
+    let table = [
+        ("text", text(), Text("hello"), "completed"),
+        ("calls that nobody offered are no answer", text(), Calls(vec!["a"]), "invalid_response"),
+        ("no confirmation", confirming(), Text("hello"), "completed"),
+        ("blank", text(), Text(" \n"), "invalid_response"),
+        ("a refusal with calls", text(), RefuseCalls(vec!["a"]), "model_refused"),
+        ("cut off", text(), CutText("hel"), "invalid_response"),
+        ("refused", text(), Refuse, "model_refused"),
+        ("failed", text(), Fail, "model_error"),
+        ("structured", structured(), Text(r#"{"ok": 1}"#), "completed"),
+        ("structured in a fence", structured(), Text("```json\n{\"ok\": 1}\n```"), "completed"),
+        ("structured, not an object", structured(), Text("hello"), "invalid_response"),
+        ("structured, not valid", structured(), Text(r#"{"no": 1}"#), "validation_failed"),
+    ];
+    for (what, rules, say, reason) in table {
+        let mut bench = Bench::new(Rules { single_shot: true, ..rules }, vec![say]);
+        bench.run(true);
+        assert_eq!(bench.reason(), reason, "{what}");
+        assert_eq!(bench.said, 1, "{what}: exactly one model call");
+        check_journal(&bench, what);
     }
 }
 

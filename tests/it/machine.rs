@@ -1237,7 +1237,7 @@ fn what_was_answered_is_kept_where_the_run_ends_before_all_answers_are_there() {
     ];
     for (calls, answer, expected) in table {
         let what = format!("{calls:?} {answer:?}");
-        let mut benches = [None, Some(())].map(|_| Bench::new(text(), vec![Calls(calls.clone())]));
+        let mut benches = [(); 2].map(|()| Bench::new(text(), vec![Calls(calls.clone())]));
         for bench in &mut benches {
             bench.answers = vec![answer.clone()];
             bench.answers_at_once = 1;

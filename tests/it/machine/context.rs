@@ -103,6 +103,40 @@ fn what_is_taken_away() {
             Some((2, 2)),
         ),
         (
+            "an answer stays with the reply to it",
+            { vec![short(), short(), Said(9), short(), short()] },
+            2000,
+            Some(1000),
+            WindowNearlyFull,
+            Some((0, 3)),
+        ),
+        (
+            "a reply at the edge",
+            vec![short(), short(), Said(9), short()],
+            2000,
+            Some(1000),
+            WindowNearlyFull,
+            Some((0, 1)),
+        ),
+    ];
+    for row in table {
+        check_taken(row);
+    }
+}
+
+type Taken = (&'static str, Vec<Part>, u64, Option<u64>, CompactionCause, Option<(usize, usize)>);
+
+fn check_taken((what, parts, tokens, window, cause, expected): Taken) {
+    let conversation = conversation(&parts);
+    let compaction = context::plan(&conversation, load(&conversation, tokens), cause, window);
+    assert_eq!(compaction.map(|c| (c.cleared.len(), c.summarised)), expected, "{what}");
+}
+
+#[test]
+fn what_is_taken_of_the_last_turns() {
+    let short = || Called(vec![5]);
+    let table = [
+        (
             "refused, with nothing but the last turns: their large results",
             vec![Called(vec![5000, 10]), short()],
             1000,
@@ -143,27 +177,9 @@ fn what_is_taken_away() {
             WindowNearlyFull,
             Some((0, 1)),
         ),
-        (
-            "an answer stays with the reply to it",
-            { vec![short(), short(), Said(9), short(), short()] },
-            2000,
-            Some(1000),
-            WindowNearlyFull,
-            Some((0, 3)),
-        ),
-        (
-            "a reply at the edge",
-            vec![short(), short(), Said(9), short()],
-            2000,
-            Some(1000),
-            WindowNearlyFull,
-            Some((0, 1)),
-        ),
     ];
-    for (what, parts, tokens, window, cause, expected) in table {
-        let conversation = conversation(&parts);
-        let compaction = context::plan(&conversation, load(&conversation, tokens), cause, window);
-        assert_eq!(compaction.map(|c| (c.cleared.len(), c.summarised)), expected, "{what}");
+    for row in table {
+        check_taken(row);
     }
 }
 

@@ -307,7 +307,7 @@ impl Conversation {
         self.places().map(move |place| &self.turns[place])
     }
 
-    /// The last turns, which are not compacted; without the run's first message.
+    /// The last turns, which are not summarised; without the run's first message.
     pub fn last_turns(&self) -> impl Iterator<Item = &Turn> + Clone {
         let first = self.turns.len().saturating_sub(LAST_TURNS);
         (first..self.turns.len())
@@ -320,11 +320,11 @@ impl Conversation {
         (0..self.turns.len().saturating_sub(LAST_TURNS)).filter(move |place| *place != history)
     }
 
-    /// Replaces the results of these calls, in replaceable turns, by a note of their size.
+    /// Replaces the results of these calls by a note of their size.
     pub fn clear_results(&mut self, calls: &[Uuid]) {
         let calls: HashSet<_> = calls.iter().collect();
-        for place in self.places() {
-            let Turn::Assistant(turn) = &mut self.turns[place] else { continue };
+        for turn in &mut self.turns {
+            let Turn::Assistant(turn) = turn else { continue };
             for result in turn.results.iter_mut().filter(|result| calls.contains(&result.call_id)) {
                 result.content = cleared(result.content.len());
                 (result.origin, result.note_bytes) = (Origin::Service, 0);

@@ -237,14 +237,27 @@ fn final_answer(decision: &Decision<'_>) -> Result<Act, String> {
 }
 
 /// Reads a text in which the model may only give its answer: an output, or the answer in a decision
-/// that it wrote nevertheless; `None` for plain text.
+/// that it wrote nevertheless; `None` for plain text. A decision without an answer says nothing.
 fn answer(text: &str, ask: &Ask<'_>, completion: &Completion) -> Option<AssistantMessage> {
     if completion.finish_reason == FinishReason::Length
         || completion.finish_reason == FinishReason::Refusal
     {
         return None;
     }
-    let decision = first_decision(text).ok().filter(|decision| decision.r#type == "final_answer");
+    let decision = first_decision(text).ok();
+    let says_nothing = |decision: &Decision<'_>| match decision.r#type.as_str() {
+        Some("call_tool") => true,
+        Some("final_answer") => decision.answer.is_none() && ask.final_output().is_none(),
+        _ => false,
+    };
+    if let Some(decision) = decision.as_ref().filter(|decision| says_nothing(decision)) {
+        return Some(AssistantMessage {
+            thinking: completion.thinking.clone(),
+            decision: Some(decision.text.to_owned()),
+            ..AssistantMessage::default()
+        });
+    }
+    let decision = decision.filter(|decision| decision.r#type == "final_answer");
     let answer = decision.as_ref().and_then(|decision| decision.answer);
     let (said, output) = (answer.map_or(text, RawValue::get), ask.final_output());
     let written = decision.as_ref().map_or(said, |decision| decision.text);

@@ -19,6 +19,8 @@ struct Agent {
     structured: bool,
 }
 
+const LOOK: &str = r#"{"thought": "t", "type": "call_tool", "tool": "file_ops", "args": {}}"#;
+
 const REACT: React = React { final_via_inference: false, fields: None };
 const LATER: React = React { final_via_inference: true, fields: None };
 
@@ -57,6 +59,7 @@ impl Agent {
             parallel_tool_calls: Some(true),
             temperature: None,
             max_output_tokens: None,
+            output_left: None,
             thinking: None,
             prompt_caching: false,
             deltas: Deltas::default(),
@@ -273,6 +276,15 @@ fn an_answer_may_be_written_afterwards() {
         (&structured, "```json\n{\"n\": 1}\n```", r#"Output output {"n": 1}"#),
         (&structured, object, r#"Output output {"n": 1}"#),
         (&structured, "one", "text one"),
+        (&text, LOOK, "answer "),
+        (&text, "I shall look: {\"type\": \"call_tool\", \"tool\": \"file_ops\"}", "answer "),
+        (&text, r#"{"type": "final_answer"}"#, "answer "),
+        (&structured, LOOK, "answer "),
+        (
+            &structured,
+            r#"{"type": "final_answer", "n": 1}"#,
+            r#"Output output {"type": "final_answer", "n": 1}"#,
+        ),
     ];
     for (agent, said, expected) in table {
         let ask = Ask { answer_only: true, ..agent.ask(ToolChoice::Auto) };

@@ -3,8 +3,9 @@
 //! First the oldest tool results give way to a note of their size. Where that is not enough, the
 //! oldest turns give way to a summary, which a model writes from a plain-text record of them,
 //! without tools. System prompt, the run's first message and last turns stay, and a turn goes only
-//! as a whole, with its calls, its results and what only its provider can read. Pure; when this is
-//! due is decided in `state`, the model is called by the shell.
+//! as a whole, with its calls, its results and what only its provider can read. Only where a provider
+//! refused the call, and next to nothing else can be taken, large results of the last turns give way
+//! too. Pure; when this is due is decided in `state`, the model is called by the shell.
 
 use std::fmt::Write as _;
 
@@ -12,12 +13,23 @@ use uuid::Uuid;
 
 use super::phrases;
 use crate::event::{CompactionCause, ContextCompacted, Summary, SummaryCall};
-use crate::message::{Conversation, Turn};
+use crate::message::{Conversation, ToolResult, Turn};
 use crate::providers::estimate;
 
 /// Smaller results are not cleared, in bytes: little is gained, and a note must not be cleared
 /// again.
 const WORTH_CLEARING: usize = 64;
+
+/// Results of the last turns that are smaller are not cleared, in bytes.
+const LARGE: usize = 1024;
+
+/// A summary with fewer bytes of text says nothing.
+const SHORTEST_SUMMARY: usize = 64;
+
+/// A refused call is worth a summary if the turns that it replaces are at least one part in so many.
+const LEAST_SUMMARISED: usize = 32;
+/// Less than one part in so many is next to nothing.
+const LEAST_TAKEN: usize = 8;
 
 /// Tokens of a summary.
 const SHORTEST_CAP: u64 = 256;
@@ -59,7 +71,7 @@ impl Load {
 pub struct Compaction {
     /// Why.
     pub cause: CompactionCause,
-    /// Calls whose results are cleared, the oldest first.
+    /// Calls whose results are cleared, the oldest first; then those of the last turns.
     pub cleared: Vec<Uuid>,
     /// How many of the replaceable turns are summarised, the oldest; 0 where no model is needed.
     pub summarised: usize,
@@ -94,15 +106,24 @@ pub fn plan(
         CompactionCause::WindowNearlyFull => (full(most), most / 2),
         CompactionCause::ProviderRefused => (most.min(load.tokens) / 2, most.min(load.tokens) / 2),
     };
-    let cleared = oldest_results(conversation, load, goal);
+    let mut cleared = oldest_results(conversation, load, goal);
     let mut smaller = conversation.clone();
     smaller.clear_results(&cleared);
     let freed = estimate::bytes(conversation) - estimate::bytes(&smaller);
-    let summarised = if load.without(freed) > enough {
+    let mut summarised = if load.without(freed) > enough {
         oldest_turns(&smaller, load.bytes_of(goal / 2))
     } else {
         0
     };
+    if cause == CompactionCause::ProviderRefused {
+        if !is_worth_a_summary(conversation, summarised, load) {
+            summarised = 0;
+        }
+        let freed = freed + oldest_bytes(&smaller, summarised);
+        if load.without(freed) > enough && freed.saturating_mul(LEAST_TAKEN) < load.bytes {
+            cleared.extend(largest_results(conversation, load, freed, goal));
+        }
+    }
     let compaction = Compaction { cause, cleared, summarised, failed_tries: 0, window, load, goal };
     (!compaction.cleared.is_empty() || summarised > 0).then_some(compaction)
 }
@@ -110,10 +131,7 @@ pub fn plan(
 /// The calls whose results are cleared, from the oldest, until the goal is reached.
 fn oldest_results(conversation: &Conversation, load: Load, goal: u64) -> Vec<Uuid> {
     let mut freed = 0;
-    let results = conversation.replaceable().flat_map(|turn| match turn {
-        Turn::Assistant(turn) => turn.results(),
-        Turn::User(_) => &[],
-    });
+    let results = conversation.replaceable().flat_map(results_of);
     let worth = results.filter(|result| result.content.len() > WORTH_CLEARING);
     let needed = worth.take_while(|result| {
         let is_needed = load.without(freed) > goal;
@@ -121,6 +139,37 @@ fn oldest_results(conversation: &Conversation, load: Load, goal: u64) -> Vec<Uui
         is_needed
     });
     needed.map(|result| result.call_id).collect()
+}
+
+/// The large results of the last turns, from the largest, until the goal is reached, where so many
+/// bytes are freed already.
+fn largest_results(
+    conversation: &Conversation,
+    load: Load,
+    mut freed: usize,
+    goal: u64,
+) -> Vec<Uuid> {
+    let results = conversation.last_turns().flat_map(results_of);
+    let mut large: Vec<_> = results.filter(|result| result.content.len() > LARGE).collect();
+    large.sort_by_key(|result| std::cmp::Reverse(result.content.len()));
+    let needed = large.into_iter().take_while(|result| {
+        let is_needed = load.without(freed) > goal;
+        freed += result.content.len() - WORTH_CLEARING;
+        is_needed
+    });
+    needed.map(|result| result.call_id).collect()
+}
+
+/// Whether a summary of so many of the oldest turns can be shorter than they are by an amount that
+/// matters.
+fn is_worth_a_summary(conversation: &Conversation, turns: usize, load: Load) -> bool {
+    let replaced = oldest_bytes(conversation, turns);
+    replaced > phrases::summary("").len() + SHORTEST_SUMMARY
+        && replaced.saturating_mul(LEAST_SUMMARISED) >= load.bytes
+}
+
+fn oldest_bytes(conversation: &Conversation, turns: usize) -> usize {
+    conversation.replaceable().take(turns).map(estimate::turn_bytes).sum()
 }
 
 /// How many of the replaceable turns are summarised: all but the last ones, as many of those as
@@ -199,19 +248,21 @@ impl Compaction {
     }
 
     fn summary(&self, conversation: &Conversation, text: &str) -> Option<Summary> {
-        let replaced = conversation.replaceable().take(self.summarised).map(estimate::turn_bytes);
-        let replaced: usize = replaced.sum();
+        let replaced = oldest_bytes(conversation, self.summarised);
         let summary = Summary { turns: self.summarised, text: phrases::summary(text) };
         (!text.is_empty() && summary.text.len() < replaced).then_some(summary)
     }
 }
 
-fn calls_of(turn: &Turn) -> impl Iterator<Item = Uuid> {
-    let results = match turn {
+fn results_of(turn: &Turn) -> &[ToolResult] {
+    match turn {
         Turn::Assistant(turn) => turn.results(),
         Turn::User(_) => &[],
-    };
-    results.iter().map(|result| result.call_id)
+    }
+}
+
+fn calls_of(turn: &Turn) -> impl Iterator<Item = Uuid> {
+    results_of(turn).iter().map(|result| result.call_id)
 }
 
 /// Turns as plain text of about so many bytes.

@@ -81,7 +81,7 @@ impl CallFailure {
         matches!(self, Self::ToolError)
     }
 
-    /// Whether the call counts towards `error_threshold`.
+    /// Whether the call counts towards `error_threshold` in any run.
     pub fn counts_as_failing(self) -> bool {
         !matches!(self, Self::Excess | Self::Cancelled | Self::NotExecuted | Self::OverBudget)
     }
@@ -212,6 +212,12 @@ impl ToolCallCompleted {
             replaced: None,
             child_run_id: None,
         }
+    }
+
+    /// Whether the tool was executed, and this is what came of it.
+    pub(super) fn has_result(&self) -> bool {
+        use CallFailure::{ToolError, Withheld};
+        self.failure.is_none_or(|failure| matches!(failure, ToolError | Withheld))
     }
 
     /// The result with the note.

@@ -1,6 +1,8 @@
 //! What a run has consumed, as the sum of its events.
 
-use super::{CallFailure, ModelInterrupted, ModelResponded, ModelRetried, RunEvent};
+use super::{
+    CallFailure, ModelInterrupted, ModelResponded, ModelRetried, RunEvent, ToolCallCompleted,
+};
 use crate::message::{CallTarget, Usage};
 use crate::run::Totals;
 
@@ -39,21 +41,13 @@ impl Totals {
             RunEvent::ToolCallCompleted(c) if c.failure == Some(CallFailure::NotExecuted) => {}
             RunEvent::ToolCallCompleted(c) if c.target == CallTarget::Tool => {
                 self.tool_calls_made += 1;
+                if c.has_result() {
+                    self.tools_used.insert(c.tool.clone()); // also where the caller executed it
+                }
                 let requests = c.network.map_or(0, |asked| asked.uncounted());
                 let asked = &mut self.consumption.network_requests;
                 *asked = asked.saturating_add(requests);
-                // What a page downloads, and what programs change, is not known when the call starts.
-                for change in c.changes.iter().flatten() {
-                    if self.consumption.files_modified.insert(change.path.clone()) {
-                        self.consumption.files_written += 1;
-                        self.consumption.files_of_programs += u64::from(c.sandbox.is_some());
-                    }
-                }
-                let consumed = &mut self.consumption;
-                consumed.files_unlisted = consumed.files_unlisted.saturating_add(c.changes_omitted);
-                consumed.files_written = consumed.files_written.saturating_add(c.changes_omitted);
-                let of_programs = if c.sandbox.is_some() { c.changes_omitted } else { 0 };
-                consumed.files_of_programs = consumed.files_of_programs.saturating_add(of_programs);
+                self.count_changes(c);
             }
             RunEvent::ToolCallBlocked(_) => self.tool_calls_made += 1,
             RunEvent::ToolCallAwaitingClient(awaited) => {
@@ -86,6 +80,23 @@ impl Totals {
             | RunEvent::RunFailed(_)
             | RunEvent::RunCancelled(_) => {}
         }
+    }
+
+    /// Counts what a call did to files: what a page downloads, and what programs change, is not known
+    /// when the call starts.
+    fn count_changes(&mut self, call: &ToolCallCompleted) {
+        let (is_of_programs, omitted) = (call.sandbox.is_some(), call.changes_omitted);
+        let consumed = &mut self.consumption;
+        for change in call.changes.iter().flatten() {
+            if consumed.files_modified.insert(change.path.clone()) {
+                consumed.files_written += 1;
+                consumed.files_of_programs += u64::from(is_of_programs);
+            }
+        }
+        consumed.files_unlisted = consumed.files_unlisted.saturating_add(omitted);
+        consumed.files_written = consumed.files_written.saturating_add(omitted);
+        let of_programs = if is_of_programs { omitted } else { 0 };
+        consumed.files_of_programs = consumed.files_of_programs.saturating_add(of_programs);
     }
 
     /// A warning is reported once, however often there is reason for it.

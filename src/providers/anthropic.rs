@@ -36,6 +36,8 @@ pub fn provider(settings: WireSettings) -> Result<HttpProvider, WireSettingsErro
     HttpProvider::new(settings, &Messages)
 }
 
+pub(super) use self::thinking::beside as thinking_beside;
+
 /// The JSON text that a request is sent as, for a provider of this name.
 ///
 /// # Errors

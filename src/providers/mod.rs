@@ -150,6 +150,9 @@ pub struct ModelRequest<'a> {
     pub options: Options<'a>,
     /// In tokens; the provider's default if absent.
     pub max_output_tokens: Option<u32>,
+    /// What budgets leave for thinking and answer together, in tokens; never less than
+    /// `max_output_tokens`.
+    pub output_left: Option<u32>,
     /// Ignored if the model cannot think.
     pub thinking: Option<Thinking>,
     /// Whether the stable prefix (tools, system prompt, turns so far) is marked for the provider's

@@ -28,11 +28,13 @@ use self::refusal_gate::{Gates, Outlook, RefusalGate};
 pub use self::route::Route;
 use super::capabilities::CapabilityTable;
 use super::prices::PriceTable;
-use super::{Completion, Delta, FailureKind, ModelRequest, Provider, ProviderError, estimate};
+use super::{
+    Completion, Delta, FailureKind, ModelRequest, Provider, ProviderError, anthropic, estimate,
+};
 use crate::bounds::nearest::meant;
 use crate::message::Usage;
 use crate::model::ProviderKind;
-use crate::run::TraceSpan;
+use crate::run::{Thinking, TraceSpan};
 
 /// A provider with its retry settings.
 #[derive(Clone)]
@@ -192,6 +194,15 @@ impl Router {
         };
         let capabilities = self.capabilities.of(state.entry.kind, provider, model);
         Ok(Route { provider, model, capabilities, price: self.prices.of(provider, model), state })
+    }
+
+    /// The tokens that thinking takes beside an answer of so many, by the one of these models that
+    /// takes the most.
+    pub fn thinking_beside(&self, models: &[String], thinking: Thinking, answer: u32) -> u32 {
+        let routes = models.iter().filter_map(|model| self.resolve(model).ok());
+        let beside = routes
+            .map(|route| anthropic::thinking_beside(route.capabilities.thinking, thinking, answer));
+        beside.max().unwrap_or(0)
     }
 
     /// The failure that a run which begins now would get from its providers, where each of its models is known

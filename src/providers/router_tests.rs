@@ -99,6 +99,7 @@ async fn ask(
         parallel_tool_calls: None,
         temperature: None,
         max_output_tokens: None,
+        output_left: None,
         thinking: None,
         prompt_caching: false,
         deltas: Deltas::default(),

@@ -72,6 +72,7 @@ impl Stage {
             parallel_tool_calls: None,
             temperature: None,
             max_output_tokens: None,
+            output_left: None,
             thinking: None,
             prompt_caching: false,
             deltas: Deltas::default(),

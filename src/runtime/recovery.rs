@@ -217,7 +217,7 @@ impl Runtime {
         let mut recovered = Recovered { run: row.id, state, events: Vec::new(), audit: Vec::new() };
         self.catch_up(&mut recovered, &claimed, is_alone).await?;
         let now = clock::now();
-        if let Some(Disposal { events, park }) = recovered.state.disposal(now) {
+        if let Some(Disposal { events, park }) = recovered.state.disposal(planned.is_ok(), now) {
             events.into_iter().try_for_each(|event| recovered.record(event))?;
             if let Ok((_, plan)) = &planned {
                 identity.planned(plan);

@@ -42,8 +42,8 @@ const STOP_WORDS: [&str; 46] = [
     "who", "will", "with", "you", "your",
 ];
 
-const OPENING: &str = "<private>";
-const CLOSING: &str = "</private>";
+/// The name of the tags around private text.
+const PRIVATE: &str = "private";
 
 /// What is kept of an event of an observed run, if anything.
 pub(super) fn observation(write: &RunWrite, event: &Event) -> Option<Observation> {
@@ -151,22 +151,62 @@ fn presentable(text: &str) -> String {
     cut(redacted(&text).trim(), MAX_CONTENT)
 }
 
-/// A text without what stands between the marks; one that is never closed reaches to the end.
+/// A text without what stands between the tags, which may be nested; one that is never closed
+/// reaches to the end.
 fn without_private(mut text: &str) -> String {
     let mut public = String::with_capacity(text.len());
-    while let Some(begin) = find(text, OPENING) {
-        public.push_str(&text[..begin]);
-        let Some(length) = find(&text[begin..], CLOSING) else { return public };
-        text = &text[begin + length + CLOSING.len()..];
+    let mut depth = 0_usize;
+    while let Some(begin) = text.find('<') {
+        let tag = Tag::at(&text[begin..]).filter(|(tag, _)| *tag == Tag::Opening || depth > 0);
+        let (kept, rest) = match tag {
+            Some((_, length)) => (begin, begin + length),
+            None => (begin + 1, begin + 1),
+        };
+        if depth == 0 {
+            public.push_str(&text[..kept]);
+        }
+        match tag {
+            Some((Tag::Opening, _)) => depth += 1,
+            Some((Tag::Closing, _)) => depth -= 1,
+            None => {}
+        }
+        text = &text[rest..];
     }
-    public + text
+    if depth == 0 { public + text } else { public }
 }
 
-/// Where a mark stands, in capitals or not.
-fn find(text: &str, mark: &str) -> Option<usize> {
-    text.as_bytes()
-        .windows(mark.len())
-        .position(|window| window.eq_ignore_ascii_case(mark.as_bytes()))
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Tag {
+    Opening,
+    Closing,
+}
+
+impl Tag {
+    /// The tag that a text begins with, and its length. When in doubt it opens and does not close: it
+    /// opens with whatever stands behind the name, and closes with white space at most.
+    fn at(text: &str) -> Option<(Self, usize)> {
+        let rest = text.strip_prefix('<')?.trim_start();
+        let (tag, rest) = match rest.strip_prefix('/') {
+            Some(rest) => (Self::Closing, rest.trim_start()),
+            None => (Self::Opening, rest),
+        };
+        rest.get(..PRIVATE.len()).filter(|name| name.eq_ignore_ascii_case(PRIVATE))?;
+        let rest = &rest[PRIVATE.len()..];
+        let rest = match tag {
+            Self::Closing => rest.trim_start().strip_prefix('>')?,
+            Self::Opening if rest.starts_with(is_of_name) => return None,
+            Self::Opening => match rest.find(['<', '>']) {
+                Some(end) => rest[end..].strip_prefix('>').unwrap_or(&rest[end..]),
+                None => "",
+            },
+        };
+        Some((tag, text.len() - rest.len()))
+    }
+}
+
+/// Whether the name of a tag goes on with it.
+fn is_of_name(c: char) -> bool {
+    c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | ':')
 }
 
 fn cut(text: &str, bytes: usize) -> String {

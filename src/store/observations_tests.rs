@@ -10,7 +10,25 @@ fn private_text_is_left_out_and_secrets_are_removed() {
         ("plain", "plain"),
         ("a <private>b</private> c", "a  c"),
         ("a <PRIVATE>b</Private> c <private>d</private>", "a  c"),
-        ("a <private>b <private>c</private> d", "a  d"),
+        ("a <private>b <private>c</private> d", "a"),
+        ("a <private>b<private>c</private>d</private> e", "a  e"),
+        ("a <private >b</private > c", "a  c"),
+        ("a <private\n>b</private\n> c", "a  c"),
+        ("a < private>b< / private> c", "a  c"),
+        (r#"a <private reason="why">b</private> c"#, "a  c"),
+        (r#"a <private reason=">">b</private> c"#, "a  c"),
+        (r#"{"a": "<private\nof=\"x\">b</private> c"}"#, r#"{"a": " c"}"#),
+        ("a <private/>b</private> c", "a  c"),
+        ("a <private>b</private of=x> c", "a"),
+        ("a <private b", "a"),
+        ("a <private", "a"),
+        ("a <private <private>b</private> c", "a"),
+        ("a <private>b</privately> c", "a"),
+        (
+            "a <privateer>b</privateer> <private-key> <",
+            "a <privateer>b</privateer> <private-key> <",
+        ),
+        ("é <é <private>é</private> é", "é <é  é"),
         ("a <private>never closed", "a"),
         ("<private>all</private>", ""),
         ("a </private> b", "a </private> b"),
@@ -49,6 +67,34 @@ proptest! {
         for word in words(&text) {
             prop_assert!(word.chars().all(char::is_alphanumeric) && word.len() <= 3 * MAX_WORD, "{word:?}");
         }
+    }
+
+    #[test]
+    fn whatever_is_nested_in_private_tags_is_not_kept(
+        pieces in prop::collection::vec(
+            prop_oneof![
+                "<[ \\n]{0,2}private([ /\\n][a-z =\"<]{0,8})?>",
+                "[ ]?[a-z <>/\"=é]{0,6}",
+                "</private[ \\n]{0,2}>",
+            ],
+            0..8,
+        ),
+        closings in 0..4usize,
+    ) {
+        let inside = pieces.concat();
+        let openings = pieces.iter().filter(|piece| piece.contains("private") && !piece.starts_with("</")).count();
+        let balance = pieces.iter().fold((1, 1), |(depth, least): (i32, i32), piece| {
+            let depth = match piece {
+                piece if piece.starts_with("</private") => depth - 1,
+                piece if piece.contains("private") => depth + 1,
+                _ => depth,
+            };
+            (depth, least.min(depth))
+        });
+        prop_assume!(balance.1 > 0);
+        let text = format!("before <private>{inside}0123456789{}", "</private>".repeat(closings.min(openings + 1)));
+        let kept = presentable(&text);
+        prop_assert!(!kept.contains("0123456789") && kept.starts_with("before"), "{text:?}: {kept:?}");
     }
 
     #[test]

@@ -136,6 +136,14 @@ async fn the_same_key_is_the_same_run(db: Db) {
     assert_eq!((again.status.as_u16(), &again.body), (200, &first.body));
     assert_eq!(again.headers["idempotency-replayed"], "true");
     run_of(&again);
+    // Null in a field of the request is its absence; in what the model reads it is not.
+    let mut with_null = same.clone();
+    with_null["temperature"] = Value::Null;
+    let again = invoke(&service, "slow", &key, with_null.clone()).await;
+    assert_eq!((again.status.as_u16(), &again.body), (200, &first.body));
+    with_null["inputs"]["m"] = Value::Null;
+    let refused = invoke(&service, "slow", &key, with_null).await;
+    assert_eq!(refused.body["code"], "IDEMPOTENCY_MISMATCH");
     // An answer to an asynchronous repetition says that it is over.
     let ended =
         invoke(&service, "slow", &[key[0], ("prefer", "respond-async")], same.clone()).await;

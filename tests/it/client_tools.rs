@@ -18,6 +18,8 @@ on_both_stores! {
     large_arguments_are_not_in_lists,
     a_tool_that_cannot_be_offered_is_refused,
     providers_see_a_tool_like_any_other,
+    what_was_delivered_stays_when_the_run_is_cancelled,
+    what_was_delivered_stays_when_another_call_has_failed,
 }
 
 const ASKER: &str = "
@@ -84,6 +86,7 @@ steps:
     let done = ended(&service, &run).await;
     assert_eq!(done["output"], json!({"result": "nobody is there"}), "{done:#}");
     assert_eq!((&done["tool_calls_made"], &done["iterations"]), (&json!(2), &json!(3)));
+    assert_eq!(done["tools_used"], json!(["ask_user"]), "{done:#}");
     let made = service.get(&format!("{run}/tool-calls")).await.body;
     let states: Vec<_> =
         made["data"].as_array().unwrap().iter().map(|c| (&c["state"], &c["result"])).collect();
@@ -271,4 +274,61 @@ async fn providers_see_a_tool_like_any_other(db: Db) {
         "{} bytes",
         result.len()
     );
+}
+
+const TWICE: &str = "
+steps:
+  - tool_calls:
+      - {tool: ask_user, arguments: {question: who?}}
+      - {tool: ask_user, arguments: {question: why?}}
+  - text: '{{ results[0] }}'
+";
+
+async fn calls_of(service: &Service, run: &str) -> Vec<(Value, Value)> {
+    let calls = service.get(&format!("{run}/tool-calls")).await.body;
+    let calls = calls["data"].as_array().unwrap().iter();
+    calls.map(|call| (call["state"].clone(), call["result"].clone())).collect()
+}
+
+async fn what_was_delivered_stays_when_the_run_is_cancelled(db: Db) {
+    let mock = MockModel::start().await;
+    let models = format!("[models.mock]\nkind = \"openai\"\nbase_url = \"{}\"", mock.base_url());
+    let agent = ASKER.replace("scripted/asker", "mock/any");
+    let service = Setup::new().agent("asker", &agent).config(&models).start(db).await;
+    let ask = |question: &str| ("ask_user".to_owned(), json!({"question": question}).to_string());
+    mock.script([Reply::ToolCalls(vec![ask("who?"), ask("why?")]), Reply::text("so")]);
+    let session = json!({"client_tools": [ask_user()], "session_id": "s"});
+    let invoke = "/v1/agents/asker/invoke-iterative";
+    let (run, calls) = paths(&service.post(invoke, &session).await.body);
+    let delivered = json!({"content": "the gardener"});
+    assert_eq!(service.post(&format!("{}/result", calls[0]), &delivered).await.status, 200);
+    let cancelled = service.post(&format!("{run}/cancel"), &json!({})).await;
+    assert!(cancelled.status.is_success(), "{cancelled:?}");
+    let done = ended(&service, &run).await;
+    assert_eq!((&done["status"], &done["tools_used"]), (&json!("cancelled"), &json!(["ask_user"])));
+    let expected = [
+        (json!("succeeded"), json!("the gardener")),
+        (json!("cancelled"), json!("Error: not executed, the run was cancelled.")),
+    ];
+    assert_eq!(calls_of(&service, &run).await, expected);
+    let next = service.post(invoke, &session).await.body;
+    assert_eq!(next["status"], "completed", "{next:#}");
+    let told = mock.requests().pop().unwrap().body["messages"].to_string();
+    assert!(told.contains("the gardener"), "the next run of the session reads it: {told}");
+}
+
+async fn what_was_delivered_stays_when_another_call_has_failed(db: Db) {
+    let agent = format!("{ASKER}throw_on_tool_failure: true\n");
+    let service = Setup::new().agent("asker", &agent).scenario("asker", TWICE).start(db).await;
+    let (run, calls) = paths(&parked(&service, "asker").await);
+    for (call, body) in calls
+        .iter()
+        .zip([json!({"content": "nobody", "is_error": true}), json!({"content": "good"})])
+    {
+        assert_eq!(service.post(&format!("{call}/result"), &body).await.status, 200);
+    }
+    let done = ended(&service, &run).await;
+    assert_eq!(done["error"]["code"], "TOOL_FAILURE", "{done:#}");
+    let expected = [(json!("failed"), json!("nobody")), (json!("succeeded"), json!("good"))];
+    assert_eq!(calls_of(&service, &run).await, expected);
 }

@@ -10,6 +10,8 @@ on_both_stores! {
     a_summary_counts_against_the_budget,
     a_refused_call_is_repeated_with_less,
     what_cannot_be_compacted_overflows,
+    a_large_last_result_is_cleared_for_a_refused_call,
+    a_summary_of_next_to_nothing_is_not_paid_for,
     a_fallback_may_have_a_larger_window,
     a_crash_after_a_compaction_changes_nothing,
 }
@@ -203,6 +205,41 @@ async fn what_cannot_be_compacted_overflows(db: Db) {
         assert_eq!(error["context"]["provider_code"], "context_length_exceeded", "{error:#}");
         assert_eq!(compactions(&service, &run).await.len(), tried);
     }
+}
+
+async fn a_large_last_result_is_cleared_for_a_refused_call(db: Db) {
+    for reads in [1, 2] {
+        let reads = vec![read(1000); reads];
+        let steps = [reads, vec![TOO_LONG.to_owned(), say("done", 100)]].concat();
+        let service = setup(&steps).file("big.txt", &"seventeen\n".repeat(1500)).start(db).await;
+        let run = service.run("reader", &json!({})).await;
+        assert_eq!(run["output"], json!({"result": "done"}), "{run:#}");
+        let compacted = compactions(&service, &run).await;
+        assert_eq!(compacted.len(), 1, "{compacted:#?}");
+        let compacted = &compacted[0];
+        assert_eq!(
+            (&compacted["cause"], &compacted["call"]),
+            (&json!("provider_refused"), &Value::Null)
+        );
+        let size = |field: &str| compacted[field].as_u64().unwrap();
+        assert!(size("bytes_after") + 14_000 < size("bytes_before"), "{compacted:#}");
+        let messages = part(&service, &run, "messages").await;
+        let marked = messages.iter().filter(|message| message["compacted"] == true);
+        assert_eq!(marked.count(), compacted["cleared"].as_array().unwrap().len());
+    }
+}
+
+async fn a_summary_of_next_to_nothing_is_not_paid_for(db: Db) {
+    let tiny = "{tool_calls: [{tool: file_ops, arguments: {operation: read, path: tiny.txt}}]}";
+    let steps = [vec![tiny.to_owned(); 4], vec![TOO_LONG.to_owned(), say("done", 100)]].concat();
+    let service = setup(&steps).file("tiny.txt", "17").start(db).await;
+    let run = service.run("reader", &json!({})).await;
+    assert_eq!(
+        (&run["error"]["code"], &run["iterations"]),
+        (&json!("CONTEXT_OVERFLOW"), &json!(4)),
+        "{run:#}"
+    );
+    assert_eq!(compactions(&service, &run).await, Vec::<Value>::new());
 }
 
 async fn a_fallback_may_have_a_larger_window(db: Db) {

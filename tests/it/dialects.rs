@@ -222,6 +222,7 @@ fn request<'a>(
         parallel_tool_calls: None,
         temperature: None,
         max_output_tokens: None,
+        output_left: None,
         thinking: None,
         prompt_caching: false,
         deltas: Deltas::default(),
@@ -463,6 +464,7 @@ pub(crate) struct Wish {
     parallel_tool_calls: Option<bool>,
     temperature: Option<f64>,
     max_output_tokens: Option<u32>,
+    output_left: Option<u32>,
     thinking: Option<Thinking>,
     prompt_caching: bool,
     has_schema: bool,
@@ -481,8 +483,8 @@ pub(crate) fn wish(models: Vec<&'static str>) -> impl Strategy<Value = Wish> {
     ]);
     let asked =
         (prop::sample::select(models), 0..=TOOLS.len(), choice, prop::option::of(any::<bool>()));
-    let shaped =
-        (prop::option::of(0.0..2.0f64), prop::option::of(1..20_000u32), prop::option::of(thinking));
+    let tokens = || prop::option::of(1..20_000u32);
+    let shaped = (prop::option::of(0.0..2.0f64), tokens(), prop::option::of(thinking), tokens());
     (asked, shaped, any::<[bool; 3]>()).prop_map(|(asked, shaped, flags)| Wish {
         model: asked.0,
         tools: asked.1,
@@ -490,6 +492,7 @@ pub(crate) fn wish(models: Vec<&'static str>) -> impl Strategy<Value = Wish> {
         parallel_tool_calls: asked.3,
         temperature: shaped.0,
         max_output_tokens: shaped.1,
+        output_left: shaped.3,
         thinking: shaped.2,
         prompt_caching: flags[0],
         has_schema: flags[1],
@@ -519,7 +522,8 @@ pub(crate) fn body(
         tool_choice: wish.tool_choice.clone(),
         parallel_tool_calls: wish.parallel_tool_calls,
         temperature: wish.temperature,
-        max_output_tokens: wish.max_output_tokens,
+        max_output_tokens: wish.max_output_tokens.into_iter().chain(wish.output_left).min(),
+        output_left: wish.output_left,
         thinking: wish.thinking,
         prompt_caching: wish.prompt_caching,
         deltas: Deltas(wish.is_followed.then_some(&follower)),
@@ -540,6 +544,8 @@ proptest! {
         let conversation = conversation(&history, kept_by_anthropic);
         let body = body(ProviderKind::Anthropic, &conversation, &wish, anthropic::body);
         prop_assert_eq!(mock_anthropic::check(&body), Ok(()), "{:#}", body);
+        let most = wish.output_left.map_or(u64::MAX, u64::from);
+        prop_assert!(body["max_tokens"].as_u64().unwrap() <= most, "{wish:?}: {body:#}");
     }
 
     #[test]

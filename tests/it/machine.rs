@@ -88,6 +88,8 @@ struct Bench {
     /// Seconds between the parking and the answer.
     patience: i64,
     parked: usize,
+    /// How many answers come at once.
+    answers_at_once: usize,
     /// Calls that were executed at the same time.
     together: usize,
 }
@@ -109,6 +111,7 @@ impl Bench {
             answers: vec![Resolution::Approved { arguments: None, clears: Labels::default() }],
             patience: 1,
             parked: 0,
+            answers_at_once: usize::MAX,
             together: 0,
         }
     }
@@ -283,7 +286,8 @@ impl Bench {
         let answer = self.answers[self.parked.min(self.answers.len() - 1)].clone();
         self.parked += 1;
         self.now += TimeDelta::seconds(self.patience);
-        let waiting: Vec<Awaited> = self.state.waiting().cloned().collect();
+        let waiting: Vec<Awaited> =
+            self.state.waiting().take(self.answers_at_once).cloned().collect();
         for Awaited { call_id, kind, .. } in waiting {
             let resolution = match kind {
                 WaitKind::Client if !matches!(answer, Resolution::Expired) => {
@@ -639,6 +643,13 @@ fn structured_contract() -> Vec<Row> {
         ),
         ("only blank answers", structured(), vec![Text("")], "invalid_response", (3, 6, 0)),
         (
+            "a call is an answer to the request for one: the next blank answer is another",
+            structured(),
+            vec![Text(""), Calls(vec!["a"]), Text(""), Calls(vec!["a"]), Text(""), Calls(vec![OK])],
+            "completed",
+            (1, 6, 2),
+        ),
+        (
             "only text is an invalid response",
             structured(),
             vec![Text("hm")],
@@ -766,6 +777,34 @@ fn limits() -> Vec<Row> {
             vec![CutCalls(vec!["a"])],
             "error",
             (1, 3, 3),
+        ),
+        (
+            "an output that is always cut off stops",
+            structured(),
+            vec![CutCalls(vec![OK])],
+            "error",
+            (1, 3, 0),
+        ),
+        (
+            "a whole output is a success",
+            structured(),
+            vec![
+                CutCalls(vec![OK]),
+                CutCalls(vec![OK]),
+                Calls(vec![BAD]),
+                CutCalls(vec![OK]),
+                CutCalls(vec![OK]),
+                Calls(vec![OK]),
+            ],
+            "completed",
+            (2, 6, 0),
+        ),
+        (
+            "a cut-off output is no failure of a tool",
+            Rules { throw_on_tool_failure: true, ..structured() },
+            vec![CutCalls(vec![OK]), Calls(vec![OK])],
+            "completed",
+            (1, 2, 0),
         ),
         (
             "the threshold wins over a proposal",
@@ -1019,7 +1058,7 @@ fn demanded_calls() -> Vec<Row> {
         ),
         (
             "none: calls that come all the same are not executed",
-            demanding(text(), ToolChoicePolicy::None),
+            limited(demanding(text(), ToolChoicePolicy::None), |l, _| l.error_threshold = 5),
             vec![Calls(vec!["a", "ask", "client", "change"]), Text("x")],
             "completed",
             (1, 2, 0),
@@ -1028,8 +1067,15 @@ fn demanded_calls() -> Vec<Row> {
             "none: not for ever",
             demanding(text(), ToolChoicePolicy::None),
             vec![Calls(vec!["a"])],
-            "max_iterations",
-            (1, 15, 0),
+            "error",
+            (1, 3, 0),
+        ),
+        (
+            "calls behind a block that are not executed have not failed",
+            Rules { stop_on_tool_block: true, ..text() },
+            vec![Calls(vec!["blocked", "a", "b", "a"]), Text("x")],
+            "completed",
+            (1, 2, 1),
         ),
         (
             "a blank answer is one before a demand is looked at",
@@ -1174,6 +1220,52 @@ fn calls_that_may_not_be_executed_are_answered_so() {
         });
         let told = told.flatten().filter(|result| result.content.contains("not executed"));
         assert_eq!(told.count(), expected, "{what}");
+    }
+}
+
+#[test]
+fn what_was_answered_is_kept_where_the_run_ends_before_all_answers_are_there() {
+    let denied = Resolution::Denied;
+    let approved = Resolution::Approved { arguments: None, clears: Labels::default() };
+    let result = (None, "from the caller");
+    let cancelled = (Some(CallFailure::NotExecuted), "not executed, the run was cancelled");
+    let table = [
+        (vec!["client", "client"], &approved, vec![result, cancelled]),
+        (vec!["ask", "client"], &approved, vec![cancelled, cancelled]),
+        (vec!["client", "ask", "a"], &denied, vec![result, cancelled, cancelled]),
+        (vec!["ask", "client"], &denied, vec![cancelled]),
+    ];
+    for (calls, answer, expected) in table {
+        let what = format!("{calls:?} {answer:?}");
+        let mut benches = [(); 2].map(|()| Bench::new(text(), vec![Calls(calls.clone())]));
+        for bench in &mut benches {
+            bench.answers = vec![answer.clone()];
+            bench.answers_at_once = 1;
+        }
+        let [mut first, mut bench] = benches;
+        first.cancel_after = Some(40);
+        first.run(false);
+        let answered = |event: &&Event| matches!(event.what, RunEvent::ApprovalResolved(_));
+        bench.cancel_after = first.journal.iter().find(answered).map(|event| event.seq);
+        bench.run(false);
+        assert_eq!(bench.reason(), "cancelled", "{what}");
+        check_journal(&bench, &what);
+        let results: Vec<_> = bench
+            .journal
+            .iter()
+            .filter_map(|event| match &event.what {
+                RunEvent::ToolCallCompleted(done) => Some((done.failure, done.content.clone())),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(results.len(), expected.len(), "{what}: {results:?}");
+        for ((failure, content), (expected, says)) in results.iter().zip(&expected) {
+            assert_eq!(failure, expected, "{what}");
+            assert!(content.contains(says), "{what}: {content}");
+        }
+        let blocked =
+            bench.journal.iter().filter(|e| matches!(e.what, RunEvent::ToolCallBlocked(_)));
+        assert_eq!(blocked.count(), calls.len() - expected.len(), "{what}: what was denied");
     }
 }
 

@@ -135,6 +135,7 @@ mod store;
 mod stories;
 mod streaming;
 mod telemetry;
+mod thinking;
 mod tokens;
 mod turns;
 mod two_builds;

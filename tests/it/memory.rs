@@ -118,6 +118,10 @@ async fn what_is_private_is_never_kept(db: Db) {
     .await;
     assert!(later.contains("## Memory") && !later.contains("bridge"), "{later}");
     assert!(later.contains("api_key=[redacted]") && !later.contains("k-123"), "{later}");
+    let nested = "gull <private>a <private class='x'>sec4</private\n>sec5</private > <private>sec6";
+    service.run("bird", &say(nested)).await;
+    let kept = service.get("/v1/memory?agent=bird&q=gull").await.body.to_string();
+    assert!(kept.contains("gull") && !kept.contains("sec"), "{kept}");
     let private = json!({"inputs": {"say": "learn"}, "private": true});
     service.run("fish", &private).await;
     let answer = service.post("/v1/agents/fish/invoke", &private).await;

@@ -17,6 +17,8 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 
+use std::path::{Path, PathBuf};
+
 use reqwest::Method;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -714,6 +716,16 @@ async fn quotas_hold_for_what_is_kept(db: Db) {
     assert_eq!(listed(&service, owner).await, ["a"]);
 }
 
+/// An entry of that name beneath a directory.
+fn find(directory: &Path, name: &str) -> Option<PathBuf> {
+    std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).find_map(|path| {
+        if path.file_name().is_some_and(|it| it == name) {
+            return Some(path);
+        }
+        if path.is_dir() { find(&path, name) } else { None }
+    })
+}
+
 #[tokio::test]
 async fn files_of_callers_are_the_same_on_all_replicas() {
     let objects = place();
@@ -726,6 +738,12 @@ async fn files_of_callers_are_the_same_on_all_replicas() {
     let (one, other) =
         (first.get(&format!("{owner}/files")).await, second.get(&format!("{owner}/files")).await);
     assert_eq!(one.body, other.body);
+    assert_eq!(put(&first, owner, "deep/down/b.txt", "b").await.status, 201);
+    assert_eq!(content(&second, owner, "deep/down/b.txt").await, "b");
+    assert_eq!(first.delete(&format!("{owner}/files/deep/down/b.txt")).await.status, 204);
+    assert_eq!(listed(&second, owner).await, ["a.txt"]);
+    let left = find(&second.dir.path().join("workspace/default"), "deep");
+    assert!(left.is_none(), "{left:?}");
     assert_eq!(first.delete(&format!("{owner}/files/a.txt")).await.status, 204);
     assert_eq!(second.get(&format!("{owner}/files/a.txt")).await.status, 404);
     assert_eq!(listed(&second, owner).await, Vec::<String>::new());

@@ -70,6 +70,7 @@ pub(crate) async fn follow(
         parallel_tool_calls: Some(false),
         temperature: Some(0.0),
         max_output_tokens: Some(100),
+        output_left: None,
         thinking: None,
         prompt_caching: false,
         deltas: Deltas(Some(&follower)),

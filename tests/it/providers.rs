@@ -73,6 +73,7 @@ impl Client {
             parallel_tool_calls: None,
             temperature: Some(0.0),
             max_output_tokens: Some(100),
+            output_left: None,
             thinking: None,
             prompt_caching: false,
             deltas: Deltas::default(),

@@ -15,6 +15,7 @@ on_both_stores! {
     the_model_sees_text_alone,
     decisions_have_fields_of_the_author,
     another_model_can_write_the_answer,
+    a_call_at_a_limit_is_no_answer,
 }
 
 const READER: &str = "
@@ -329,4 +330,19 @@ async fn the_model_sees_text_alone(db: Db) {
         panic!("{:?}", said(2))
     };
     assert!(told.contains("it holds no JSON object"), "{told}");
+}
+
+async fn a_call_at_a_limit_is_no_answer(db: Db) {
+    let service = saying(&format!("{READER}on_limit: answer\n"), &[LOOK]).start(db).await;
+    let run = service.run("reader", &json!({"max_iterations": 2})).await;
+    assert_eq!(
+        (&run["status"], &run["error"]["code"], &run["output"]),
+        (&json!("failed"), &json!("MAX_ITERATIONS"), &Value::Null),
+        "{run:#}"
+    );
+    assert_eq!((&run["iterations"], &run["tool_calls_made"]), (&json!(3), &json!(2)), "{run:#}");
+    let journal = events(&service, &run).await;
+    let kept: Vec<&Value> =
+        journal.iter().filter(|event| event["type"] == "model.responded").collect();
+    assert_eq!(kept[2]["data"]["message"]["decision"], LOOK, "{kept:#?}");
 }

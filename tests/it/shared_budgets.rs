@@ -360,7 +360,10 @@ async fn a_call_of_unknown_outcome_is_spent(db: Db) {
         .agent("parent", &parent.replace("scripted/child", "scripted/parent"))
         .scenario(
             "parent",
-            &format!("steps: [{{tool_calls: [{{tool: 'agent:child'}}]}}, {}, {{text: done}}]", shell("touch more")),
+            &format!(
+                "steps: [{{tool_calls: [{{tool: 'agent:child'}}]}}, {}, {{text: done}}]",
+                shell("touch more")
+            ),
         )
         .agent("child", &format!("{CHILD}tools: [shell]\nworkspace: w\n{programs}}}\n"))
         .scenario("child", &format!("steps: [{}, {{text: fine}}]", shell("sleep 60")))

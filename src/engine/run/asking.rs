@@ -32,8 +32,8 @@ impl Run {
     /// Calls the model, if the budget that the run shares allows it.
     pub(super) async fn call_model(&mut self, choice: ToolChoice) -> Result<(), Stopped> {
         self.hand_over();
-        match self.reserve_model_call(self.output_cap(), false).await? {
-            Reserved::Granted(cap) => self.ask_model(choice, cap).await?,
+        match self.reserve_model_call(self.output_left(), false).await? {
+            Reserved::Granted(left) => self.ask_model(choice, left).await?,
             Reserved::Refused(events) => return Ok(self.record_all(events)?),
             Reserved::GivenUp => return Ok(()),
         }
@@ -43,7 +43,7 @@ impl Run {
     async fn ask_model(
         &mut self,
         choice: ToolChoice,
-        output_cap: Option<u32>,
+        output_left: Option<u32>,
     ) -> Result<(), Stopped> {
         let deadline = self.state.deadline().map(instant_of);
         let plan = Arc::clone(&self.plan);
@@ -54,7 +54,7 @@ impl Run {
         let mut call = ModelCall::beginning(first).insisting(!self.is_child);
         let (happened, is_followed) = loop {
             let (tried, is_followed) =
-                self.try_model(&plan, &mut call, choice.clone(), output_cap, deadline).await;
+                self.try_model(&plan, &mut call, choice.clone(), output_left, deadline).await;
             match tried {
                 Asked::GivenUp(interrupted) => break (Vec::from_iter(interrupted), is_followed),
                 Asked::Answered(happened, turn) => {
@@ -90,7 +90,7 @@ impl Run {
         plan: &Plan,
         call: &mut ModelCall,
         choice: ToolChoice,
-        output_cap: Option<u32>,
+        output_left: Option<u32>,
         deadline: Option<Instant>,
     ) -> (Asked, bool) {
         let inputs = Arc::clone(&self.inputs);
@@ -118,7 +118,8 @@ impl Run {
             parallel_tool_calls: plan.parallel_tool_calls,
             temperature: sampling.temperature,
             options: Options::new(sampling, &plan.agent.definition.provider_options),
-            max_output_tokens: output_cap,
+            max_output_tokens: sampling.max_output_tokens.into_iter().chain(output_left).min(),
+            output_left,
             thinking: plan.thinking,
             prompt_caching: plan.agent.definition.prompt_caching,
             deltas: Deltas(follower.as_ref().map(|follower| follower as _)),
@@ -226,10 +227,9 @@ impl Run {
         self.plan.asked(self.state.writes_answer())
     }
 
-    /// The definition's cap, shrunk to what the budgets of tokens and dollars leave.
-    fn output_cap(&self) -> Option<u32> {
-        let left = self.state.answer_tokens().map(|left| u32::try_from(left).unwrap_or(u32::MAX));
-        self.asked().1.max_output_tokens.into_iter().chain(left).min()
+    /// What the budgets of tokens and dollars leave for the next answer, thinking included.
+    fn output_left(&self) -> Option<u32> {
+        self.state.answer_tokens().map(|left| u32::try_from(left).unwrap_or(u32::MAX))
     }
 
     /// What the model said, and what is wrong with it where it decided nothing. Both are handed

@@ -116,6 +116,7 @@ impl Run {
                 .answer_tokens()
                 .map_or(cap, |left| cap.min(u32::try_from(left).unwrap_or(u32::MAX)))
                 .into(),
+            output_left: None,
             thinking: None,
             prompt_caching: false,
             deltas: Deltas::default(),

@@ -24,7 +24,7 @@ const LONGEST_LOOK: Duration = Duration::from_millis(500);
 
 /// What came of asking for a model call.
 pub(super) enum ModelCall {
-    /// It may be made, with an answer of so many tokens at most.
+    /// It may be made, with an output of so many tokens at most, thinking included.
     Granted(Option<u32>),
     /// It may not, and this is what that means.
     Refused(Vec<RunEvent>),
@@ -38,8 +38,8 @@ impl Run {
         self.shared.as_ref().filter(|shared| shared.is_open())
     }
 
-    /// Reserves a model call whose answer would have `cap` tokens at most. One that writes a
-    /// summary is no iteration.
+    /// Reserves a model call whose output, thinking included, would have `cap` tokens at most. One
+    /// that writes a summary is no iteration.
     pub(super) async fn reserve_model_call(
         &mut self,
         cap: Option<u32>,
@@ -49,9 +49,9 @@ impl Run {
             return Ok(ModelCall::Granted(cap));
         }
         let input = self.state.input_tokens();
-        let mut output = cap.map_or(USUAL_OUTPUT, |cap| {
-            cap.min(self.asked().1.max_output_tokens.unwrap_or(USUAL_OUTPUT))
-        });
+        let longest = self.longest_output(is_summary);
+        let most = cap.map_or(longest, |cap| cap.min(longest));
+        let mut output = most;
         let price = self.plan.rules.price;
         let wanted = |output: u32| Amounts {
             tokens: input + u64::from(output),
@@ -62,7 +62,10 @@ impl Run {
         let mut look = FIRST_LOOK;
         loop {
             let refusal = match self.reserve(wanted(output)).await? {
-                Reserved::Granted => return Ok(ModelCall::Granted(cap.map(|_| output))),
+                Reserved::Granted => {
+                    let is_bounded = cap.is_some() || output < most;
+                    return Ok(ModelCall::Granted(is_bounded.then_some(output)));
+                }
                 Reserved::Refused(refusal) => refusal,
             };
             if refusal.may_settle() {
@@ -84,6 +87,15 @@ impl Run {
             };
             output = shorter;
         }
+    }
+
+    /// Tokens of a model's whole output where no budget bounds it, thinking included.
+    fn longest_output(&self, is_summary: bool) -> u32 {
+        let (models, sampling) = self.asked();
+        let answer = sampling.max_output_tokens.unwrap_or(USUAL_OUTPUT);
+        let thinking = self.plan.thinking.filter(|_| !is_summary);
+        let beside = thinking.map(|wish| self.router.thinking_beside(models, wish, answer));
+        answer.saturating_add(beside.unwrap_or(0))
     }
 
     /// Reserves so much of the shared budget, where there is one.

@@ -116,12 +116,17 @@ impl State {
         charged
     }
 
-    /// How the run is ended or parked, where that takes no work.
-    pub fn disposal(&self, now: DateTime<Utc>) -> Option<Disposal> {
+    /// How the run is ended or parked, where that takes no work. Results that were delivered are
+    /// checked where the run is driven; without its plan they cannot be used.
+    pub fn disposal(&self, is_planned: bool, now: DateTime<Utc>) -> Option<Disposal> {
         match self.next(now) {
             Step::Suspend(status) => Some(Disposal { events: Vec::new(), park: Some(status) }),
             Step::Record(events) => match events.last()? {
-                last if last.ending().is_some() => Some(Disposal { events, park: None }),
+                _ if is_planned && events.iter().any(is_delivered) => None,
+                last if last.ending().is_some() => {
+                    let events = events.into_iter().map(unchecked).collect();
+                    Some(Disposal { events, park: None })
+                }
                 RunEvent::ApprovalRequested(asked) if asked.kind == WaitKind::Review => {
                     Some(Disposal { events, park: Some(RunStatus::NeedsReview) })
                 }
@@ -169,7 +174,23 @@ impl State {
     pub(super) fn not_executed(&self, why: &str) -> Vec<RunEvent> {
         let Phase::Acting(turn) = &self.phase else { return Vec::new() };
         let open = turn.open_calls().filter(|(_, call)| call.target == CallTarget::Tool);
-        open.map(|(_, call)| match turn.dispatched.get(&call.id).map(|call| call.effect) {
+        let results = open.flat_map(|(index, call)| {
+            self.decided(turn, index, call).unwrap_or_else(|| vec![self.without(turn, call, why)])
+        });
+        results.collect()
+    }
+
+    /// The result of an open call, where what it waited for was one.
+    fn decided(&self, turn: &OpenTurn, index: usize, call: &ToolCall) -> Option<Vec<RunEvent>> {
+        match self.resolved_call(index, call, turn.resolved.get(&call.id)?) {
+            Step::Record(events) => Some(events),
+            _ => None,
+        }
+    }
+
+    /// The result of an open call that is executed no more.
+    fn without(&self, turn: &OpenTurn, call: &ToolCall, why: &str) -> RunEvent {
+        match turn.dispatched.get(&call.id).map(|call| call.effect) {
             effect if self.asks_for_input(turn, call.id) => {
                 without_input(call, CallFailure::Cancelled, why, effect)
             }
@@ -180,8 +201,7 @@ impl State {
                 let content = format!("Error: not executed, {why}.");
                 unexecuted(call, CallFailure::NotExecuted, content)
             }
-        })
-        .collect()
+        }
     }
 
     /// Whether the call's tool has asked for input, and was not asked again.
@@ -199,6 +219,25 @@ impl State {
             child_run_id,
             ..unexecuted_call(call, CallFailure::Cancelled, content)
         })
+    }
+}
+
+/// Whether the event is a result that came from outside the service.
+fn is_delivered(event: &RunEvent) -> bool {
+    matches!(event, RunEvent::ToolCallCompleted(call) if call.failure.is_none_or(CallFailure::is_of_tool))
+}
+
+/// The event without a result that cannot be checked.
+fn unchecked(event: RunEvent) -> RunEvent {
+    match event {
+        RunEvent::ToolCallCompleted(call) if call.failure.is_none_or(CallFailure::is_of_tool) => {
+            let content =
+                "Error: the result is withheld, because the run's agent is not there to check it."
+                    .to_owned();
+            let failure = Some(CallFailure::Withheld);
+            RunEvent::ToolCallCompleted(ToolCallCompleted { content, failure, ..call })
+        }
+        event => event,
     }
 }
 

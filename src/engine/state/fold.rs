@@ -241,19 +241,27 @@ impl State {
 
     /// Counts a result: failures in a row, and the same result again and again.
     fn count(&mut self, call_id: Uuid, content: &str, failure: Option<CallFailure>) {
-        if failure.is_some_and(|failure| !failure.counts_as_failing()) {
+        if failure.is_some_and(|failure| !self.counts_as_failing(failure)) {
             return;
         }
-        let Some(call) = self.call(call_id).filter(|call| call.target == CallTarget::Tool).cloned()
-        else {
-            return;
+        // An output is judged by itself, once it is whole.
+        let counts = |call: &&ToolCall| {
+            call.target == CallTarget::Tool || failure == Some(CallFailure::Truncated)
         };
+        let Some(call) = self.call(call_id).filter(counts).cloned() else { return };
         self.streak = self.streak.with(&call, content);
         self.failures_in_a_row = if failure.is_some() { self.failures_in_a_row + 1 } else { 0 };
         if failure.is_some() {
             self.failed_call =
                 Some(FailedCall { tool: call.name, call_id, content: content.to_owned() });
         }
+    }
+
+    /// Whether such a failure counts towards `error_threshold`. Calls that are not executed have not
+    /// failed, but for those that a model makes although it may make none.
+    fn counts_as_failing(&self, failure: CallFailure) -> bool {
+        let may_call = self.rules.tool_choice != ToolChoicePolicy::None;
+        failure.counts_as_failing() || (failure == CallFailure::NotExecuted && !may_call)
     }
 
     /// Whose words a result is: a tool's, where one was asked.
@@ -403,6 +411,9 @@ impl State {
     }
 
     fn proposed(&mut self, proposal: Proposal, misplaced: FoldError) -> Result<(), FoldError> {
+        if self.failed_call.as_ref().is_some_and(|failed| failed.tool == self.output_tool()) {
+            self.failures_in_a_row = 0; // this one is whole
+        }
         if let Some(text) = proposal.malformed.as_ref().and(proposal.output.as_str()) {
             text.clone_into(&mut self.raw_response);
         } else {

@@ -10,7 +10,7 @@ use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::{Phase, State, Step};
+use super::{FailedCall, Phase, State, Step};
 use crate::engine::Contract;
 use crate::engine::phrases;
 use crate::event::{
@@ -48,7 +48,7 @@ impl State {
     pub(super) fn halted(&self, now: DateTime<Utc>) -> Option<(&'static str, RunEvent)> {
         let threshold = self.rules.limits.error_threshold;
         if self.rules.throw_on_tool_failure
-            && let Some(failed) = &self.failed_call
+            && let Some(failed) = self.failed_call.as_ref().filter(|failed| self.is_tool(failed))
         {
             let context =
                 json!({"tool": failed.tool, "call_id": failed.call_id, "result": failed.content});
@@ -77,6 +77,11 @@ impl State {
             return Some(("the run makes no progress", end));
         }
         None
+    }
+
+    /// Whether a tool failed, and not a call that is the loop's own.
+    fn is_tool(&self, failed: &FailedCall) -> bool {
+        failed.tool != self.output_tool() && Some(failed.tool.as_str()) != self.submit_tool()
     }
 
     /// The end of a run at which a limit struck while calls were executed beside one that waits now.

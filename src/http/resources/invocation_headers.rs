@@ -123,8 +123,10 @@ impl InvocationHeaders {
         files: &Value,
     ) -> Option<Idempotency> {
         let key = self.idempotency_key.clone()?;
-        let mut request =
-            format!("{route}\0{agent}\0{}", canonical_json(Value::Object(body.clone())));
+        // Null in a field of the request is its absence.
+        let given = body.iter().filter(|(_, value)| !value.is_null());
+        let given = given.map(|(field, value)| (field.clone(), value.clone())).collect();
+        let mut request = format!("{route}\0{agent}\0{}", canonical_json(Value::Object(given)));
         if !files.is_null() {
             request = format!("{request}\0{files}");
         }

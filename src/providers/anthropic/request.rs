@@ -133,8 +133,10 @@ pub(super) fn body(
     });
     let cap = request.max_output_tokens.unwrap_or(OUTPUT_CAP).max(1);
     let (thinking, effort, max_tokens) = match mode {
-        Some(Mode::Enabled(budget)) if cap > budget => (Some(enabled(budget)), None, cap),
-        Some(Mode::Enabled(budget)) => (Some(enabled(budget)), None, cap.saturating_add(budget)),
+        Some(Mode::Enabled(budget)) => {
+            let (budget, max_tokens) = thinking::within(budget, cap, request.output_left);
+            (budget.map(|budget_tokens| Thinking::Enabled { budget_tokens }), None, max_tokens)
+        }
         Some(Mode::Adaptive(effort)) => (Some(Thinking::Adaptive), effort, cap),
         None => (None, None, cap),
     };
@@ -178,10 +180,6 @@ pub(super) fn body(
         stream: request.deltas.are_wanted(),
         passed: request.options.passed.beside("output_config"),
     })
-}
-
-fn enabled(budget_tokens: u32) -> Thinking {
-    Thinking::Enabled { budget_tokens }
 }
 
 /// The offered tools; if there are none, those of earlier calls, which must be declared but may not

@@ -51,6 +51,7 @@ fn plain<'a>(conversation: &'a Conversation, names: &'a WireNames) -> ModelReque
         parallel_tool_calls: None,
         temperature: None,
         max_output_tokens: None,
+        output_left: None,
         thinking: None,
         prompt_caching: false,
         deltas: Deltas::default(),

@@ -41,6 +41,7 @@ fn plain<'a>(conversation: &'a Conversation, names: &'a WireNames) -> ModelReque
         parallel_tool_calls: Some(false),
         temperature: None,
         max_output_tokens: None,
+        output_left: None,
         thinking: None,
         prompt_caching: false,
         deltas: Deltas::default(),

@@ -120,6 +120,7 @@ mod tests {
             parallel_tool_calls: Some(false),
             temperature: Some(0.5),
             max_output_tokens: None,
+            output_left: None,
             thinking: thinks.then_some(Thinking { budget_tokens: Some(2048), effort: None }),
             prompt_caching: true,
             deltas: Deltas::default(),

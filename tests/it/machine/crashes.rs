@@ -62,7 +62,7 @@ fn resume(bench: &mut Bench, deaths: u32) {
 
 /// What becomes of the run where nobody works on it.
 fn fate(bench: &Bench) -> &'static str {
-    let Some(disposal) = bench.state.disposal(bench.now) else { return "goes on" };
+    let Some(disposal) = bench.state.disposal(true, bench.now) else { return "goes on" };
     match (disposal.park, disposal.events.last().and_then(|event| event.ending())) {
         (Some(RunStatus::NeedsReview), None) => "review",
         (Some(_), None) => "parked",
@@ -154,7 +154,7 @@ fn a_call_that_may_have_taken_effect_is_reviewed_with_what_was_executed() {
     bench.record(answer(second.id, WaitKind::Approval, approved));
     dispatch(&mut bench, &second, Effect::Once, OnUnknownOutcome::Review);
     resume(&mut bench, 1);
-    let asked = bench.state.disposal(bench.now).unwrap();
+    let asked = bench.state.disposal(true, bench.now).unwrap();
     assert_eq!(asked.park, Some(RunStatus::NeedsReview));
     let shown = asked.events.iter().map(|event| match event {
         RunEvent::ApprovalRequested(asked) => (asked.call_id, asked.arguments.clone()),
@@ -263,4 +263,33 @@ fn a_run_fails_by_a_crash_that_found_it_alone() {
     let mut bench = asked(may_crash(1), vec!["a"]);
     resume(&mut bench, 1);
     assert_eq!(fate(&bench), "failed", "one is too many");
+}
+
+#[test]
+fn a_result_that_was_delivered_is_checked_or_withheld() {
+    let mut bench = asked(may_crash(3), vec!["client", "client"]);
+    let pending = bench.state.open_calls(0).remove(0);
+    bench.wait_for(&pending);
+    bench.record(RunEvent::ApprovalResolved(Resolved {
+        child_duration_ms: None,
+        decided_at: None,
+        call_id: pending.call.id,
+        kind: WaitKind::Client,
+        resolution: Resolution::Result { content: "from the caller".into(), is_error: false },
+        decided_by: None,
+        reason: None,
+    }));
+    bench.record(RunEvent::RunCancelRequested { reason: None });
+    assert_eq!(fate(&bench), "goes on", "to where results are checked");
+    let unplanned = bench.state.disposal(false, bench.now).unwrap().events;
+    let failures = unplanned.iter().filter_map(|event| match event {
+        RunEvent::ToolCallCompleted(done) => Some((done.failure, done.content.as_str())),
+        _ => None,
+    });
+    let failures: Vec<_> = failures.collect();
+    let [(Some(CallFailure::Withheld), told), (Some(CallFailure::NotExecuted), _)] = failures[..]
+    else {
+        panic!("{failures:?}")
+    };
+    assert!(!told.contains("from the caller"), "{told}");
 }

@@ -92,24 +92,67 @@ pub fn redacted(text: &str) -> Cow<'_, str> {
 
 /// Removes secrets from a document: what stands under the name of one, and in all its texts.
 pub fn redact(document: &mut Value) {
+    redact_fields(document, Under::Value);
+}
+
+/// Removes secrets from a document that describes others, e.g. a JSON Schema: what stands under the
+/// name of a secret is removed only where it is a value, or an example of one.
+pub fn redact_described(document: &mut Value) {
+    redact_fields(document, Under::Description);
+}
+
+/// What an object or a list under the name of a secret is.
+#[derive(Clone, Copy, PartialEq)]
+enum Under {
+    /// The secret.
+    Value,
+    /// Its description.
+    Description,
+}
+
+fn redact_fields(document: &mut Value, under: Under) {
     match document {
         Value::String(text) => {
             if let Cow::Owned(replaced) = redacted(text) {
                 *text = replaced;
             }
         }
-        Value::Array(items) => items.iter_mut().for_each(redact),
+        Value::Array(items) => items.iter_mut().for_each(|item| redact_fields(item, under)),
         Value::Object(fields) => {
             for (name, value) in fields {
-                if is_secret_field(name, value) {
+                let is_description =
+                    under == Under::Description && (value.is_object() || value.is_array());
+                if is_description {
+                    if names_secret(name) {
+                        redact_examples(name, value);
+                    }
+                    redact_fields(value, under);
+                } else if is_secret_field(name, value) {
                     *value = REDACTED.into();
                 } else {
-                    redact(value);
+                    redact_fields(value, under);
                 }
             }
         }
         Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }
+}
+
+/// Removes the values that the schema of a secret gives for it.
+fn redact_examples(name: &str, schema: &mut Value) {
+    for keyword in ["default", "const", "example", "examples", "enum"] {
+        match schema.get_mut(keyword) {
+            Some(Value::Array(values)) => {
+                values.iter_mut().filter(|value| is_secret_field(name, value)).for_each(hide);
+            }
+            Some(value) if is_secret_field(name, value) => hide(value),
+            _ => {}
+        }
+    }
+}
+
+fn hide(value: &mut Value) {
+    *value = REDACTED.into();
 }
 
 /// Whether a field of this name is a secret by what it has.

@@ -237,6 +237,28 @@ fn a_field_is_a_secret_by_its_name_and_value() {
 }
 
 #[test]
+fn the_description_of_a_secret_stays_but_for_its_values() {
+    let mut document = json!({
+        "inputs": {"properties": {
+            "token": {"type": "string", "minLength": 3, "default": "hunter2hunter2"},
+            "password": {"description": "Not ghp_hunter2hunter2hunter2hunter2.", "enum": ["hunter2", null]},
+            "count": {"default": "hunter2"},
+        }, "required": ["token"]},
+        "credentials": ["github"], "owner": {"api_key": "hunter2hunter2"},
+    });
+    redact_described(&mut document);
+    let expected = json!({
+        "inputs": {"properties": {
+            "token": {"type": "string", "minLength": 3, "default": "[redacted]"},
+            "password": {"description": "Not [redacted].", "enum": ["[redacted]", null]},
+            "count": {"default": "hunter2"},
+        }, "required": ["token"]},
+        "credentials": ["github"], "owner": {"api_key": "[redacted]"},
+    });
+    assert_eq!(document, expected);
+}
+
+#[test]
 fn no_secret_escapes_the_first_search() {
     for name in NAMES {
         for text in [format!("{name}=hunter2"), format!("<{name}>hunter2</{name}>")] {

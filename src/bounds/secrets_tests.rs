@@ -259,6 +259,27 @@ fn the_description_of_a_secret_stays_but_for_its_values() {
 }
 
 #[test]
+fn names_of_fields_have_no_secrets_and_stay_different() {
+    let (one, other) = ("ghp_hunter2hunter2hunter2hunter2", "ghp_hunter3hunter3hunter3hunter3");
+    let document =
+        json!({one: 1, "token": null, other: {"[redacted]": 2, one: [{other: 3}]}, "z": 4});
+    let expected = json!({
+        "[redacted]": 1, "token": null, "z": 4,
+        "[redacted] 2": {"[redacted]": 2, "[redacted] 2": [{"[redacted]": 3}]},
+    });
+    for change in [redact, redact_described, redact_texts] {
+        let mut shown = document.clone();
+        change(&mut shown);
+        assert_eq!(shown, expected);
+        let names = shown.as_object().unwrap().keys();
+        assert_eq!(names.collect::<Vec<_>>(), ["[redacted]", "token", "[redacted] 2", "z"]);
+        assert_eq!(restored(shown.clone(), &document), document);
+        shown["[redacted] 2"]["[redacted]"] = json!(5);
+        assert_eq!(restored(shown, &document)[other], json!({"[redacted]": 5, one: [{other: 3}]}));
+    }
+}
+
+#[test]
 fn no_secret_escapes_the_first_search() {
     for name in NAMES {
         for text in [format!("{name}=hunter2"), format!("<{name}>hunter2</{name}>")] {

@@ -74,8 +74,8 @@ async fn secrets_are_served_nowhere(db: Db) {
     );
     let service = clerk(CLERK, &scenario).start(db).await;
     let body = json!({
-        "inputs": {"task": format!("use {SHAPED}"), "api_key": "hunter2", "tokens": 7},
-        "metadata": {"note": "password=hunter2"}, "session_id": "desk",
+        "inputs": {"task": format!("use {SHAPED}"), "api_key": "hunter2", "tokens": 7, KNOWN: 1, SHAPED: 2},
+        "metadata": {"note": "password=hunter2", KNOWN: "x"}, "session_id": "desk",
     });
     let answer = service.run("clerk", &body).await;
     assert_eq!(answer["status"], "completed", "{answer:#}");
@@ -91,8 +91,9 @@ async fn secrets_are_served_nowhere(db: Db) {
         }
     }
     let run = service.get(&run).await.body;
-    let inputs = json!({"task": "use [redacted]", "api_key": "[redacted]", "tokens": 7});
+    let inputs = json!({"task": "use [redacted]", "api_key": "[redacted]", "tokens": 7, "[redacted]": 1, "[redacted] 2": 2});
     assert_eq!(run["inputs"], inputs);
+    assert_eq!(run["metadata"], json!({"note": "password=[redacted]", "[redacted]": "x"}));
     assert_eq!(run["usage"]["total_tokens"], run["tokens_used"], "counts are no secrets");
     assert_eq!(file(&service, "out.txt"), "password: hunter2", "what is done is done whole");
 }

@@ -11,7 +11,7 @@ use clap::Args;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-use super::client::{Client, ClientError, TargetArgs};
+use super::client::{Client, ClientError, TargetArgs, segment};
 use super::event_follower::{EventFollower, FIRST_PAUSE, LONGEST_PAUSE, RECONNECT_TIMEOUT};
 use super::files_by_reference::file_references;
 use super::interrupts::Interrupts;
@@ -117,12 +117,12 @@ pub(super) async fn invoke(flags: &Flags, args: InvokeArgs) -> anyhow::Result<Ex
     }
     let client = Client::open(&args.target, flags, DEFAULT_TENANT).await?;
     client.join().await?;
-    let path = path_of(&args.agent, if args.single { "invoke" } else { "invoke-iterative" });
+    let route = if args.single { "invoke" } else { "invoke-iterative" };
     let answer = if args.dry_run {
         body["dry_run"] = true.into();
-        client.post(&path, &body).await.map_err(Into::into)
+        dry_run(&client, &args.agent, route, &body).await
     } else {
-        run(&client, &args.agent, &path, body).await
+        run(&client, &args.agent, route, body).await
     };
     client.close().await;
     let answer = answer?;
@@ -142,7 +142,7 @@ pub(super) async fn call(flags: &Flags, args: CallArgs) -> anyhow::Result<ExitCo
     }
     let client = Client::open(&args.target, flags, DEFAULT_TENANT).await?;
     client.join().await?;
-    let answer = run(&client, &args.agent, &path_of(&args.agent, "call"), body).await;
+    let answer = run(&client, &args.agent, "call", body).await;
     client.close().await;
     told(&answer?, args.output.json)
 }
@@ -157,18 +157,25 @@ fn told(answer: &Value, as_json: bool) -> anyhow::Result<ExitCode> {
     Ok(exit_code(answer))
 }
 
-fn path_of(agent: &str, route: &str) -> String {
-    let agent_in_path: String = url::form_urlencoded::byte_serialize(agent.as_bytes()).collect();
-    format!("/agents/{agent_in_path}/{route}")
+fn path_of(agent: &str, route: &str) -> Result<String, ClientError> {
+    Ok(format!("/agents/{}/{route}", segment(agent, "agent")?))
 }
 
-async fn run(client: &Client, agent: &str, path: &str, mut body: Value) -> anyhow::Result<Value> {
+async fn dry_run(client: &Client, agent: &str, route: &str, body: &Value) -> anyhow::Result<Value> {
+    Ok(client.post(&path_of(agent, route)?, body).await?)
+}
+
+async fn run(client: &Client, agent: &str, route: &str, mut body: Value) -> anyhow::Result<Value> {
+    let path = match path_of(agent, route) {
+        Ok(path) => path,
+        Err(error) => return Err(with_known_agents(client, agent, error).await),
+    };
     let mut interrupts = Interrupts::listen().context("cannot handle signals")?;
     let run_id = Uuid::now_v7();
     body["run_id"] = json!(run_id);
     let mut progress = Progress::start();
     let started = tokio::select! {
-        started = EventFollower::started(client, run_id, path, &body) => started,
+        started = EventFollower::started(client, run_id, &path, &body) => started,
         reason = interrupts.next() => {
             if let Err(error) = cancel(client, run_id, reason, &mut interrupts, &progress).await {
                 progress.print(&not_cancelled(run_id, &error));
@@ -250,7 +257,9 @@ async fn cancel(
             match client.post(&path, &reason).await {
                 Err(error) if error.is_transient() && begun.elapsed() < RECONNECT_TIMEOUT => {
                     if pause == FIRST_PAUSE {
-                        progress.print(&format!("the cancellation is sent again until it is accepted: {error}"));
+                        progress.print(&format!(
+                            "the cancellation is sent again until it is accepted: {error}"
+                        ));
                     }
                 }
                 asked => return asked.map(drop),

@@ -1,5 +1,6 @@
 //! The command line, run as a person or a script would.
 
+mod addresses;
 mod away;
 mod deciding;
 mod doctor;

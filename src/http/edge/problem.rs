@@ -412,6 +412,7 @@ impl From<UploadError> for Problem {
         match error {
             UploadError::Path { pointer, .. }
             | UploadError::Twice { pointer, .. }
+            | UploadError::InTheWay { pointer, .. }
             | UploadError::Source { pointer, .. } => Self::at(Code::InvalidInputs, pointer, why),
             UploadError::Change(error) => error.into(),
             UploadError::Files(error) => error.into(),

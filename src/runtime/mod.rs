@@ -102,7 +102,7 @@ pub use heartbeat::HeartbeatStore;
 pub use history::{RunTurns, TurnSource, own_turns, turn_sources};
 pub use logins::{Logins, Refusal};
 pub use memory::recollection;
-pub use policy_cases::{Decided, PolicyBench, PolicyCase};
+pub use policy_cases::{Decided, NotJudged, PolicyBench, PolicyCase};
 pub use queue::Backlog;
 pub use rate_limits::{Allowance, RateLimits};
 pub use replay::{Change, NewDecisions, PolicyReplay, Replay, ReplayError, ReplayQuery};

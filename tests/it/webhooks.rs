@@ -486,7 +486,7 @@ async fn addresses_are_judged_before_the_run(db: Db) {
         assert!(!answer.body.to_string().contains("secret@"), "{:#}", answer.body);
     }
     for (webhook, pointer) in [
-        (json!({}), "/webhook"),
+        (json!({}), "/webhook/url"),
         (json!("https://example.com"), "/webhook"),
         (json!({"url": 7}), "/webhook/url"),
         (json!({"url": "https://example.com", "secret": "x"}), "/webhook/secret"),

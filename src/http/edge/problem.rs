@@ -483,7 +483,7 @@ impl From<StartError> for Problem {
             StartError::MissingScope(_) => return Self::refused(&error),
             StartError::BrokenAgent { .. } => return Self::internal(error.to_string()),
         };
-        Self::new(code, format!("{error}."))
+        Self::new(code, sentence(&error.to_string()))
     }
 }
 

@@ -361,6 +361,8 @@ CREATE TABLE webhook_outbox (
     attempted_at    timestamptz,
     response_status bigint,
     error           text,
+    -- Whether its receiver, which answered 410, was asked for another delivery of this run since.
+    asked_again     boolean     NOT NULL DEFAULT false,
     PRIMARY KEY (run_id, seq)
 );
 CREATE INDEX webhook_outbox_due ON webhook_outbox (lane, due_at) WHERE status = 'pending';

@@ -308,6 +308,7 @@ CREATE TABLE webhook_outbox (
     attempted_at    INTEGER,
     response_status INTEGER,
     error           TEXT,
+    asked_again     INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (run_id, seq)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX webhook_outbox_due ON webhook_outbox (lane, due_at) WHERE status = 'pending';

@@ -172,6 +172,37 @@ fn errors_name_line_column_and_key() {
 }
 
 #[test]
+fn labels_of_inputs_are_checked_at_every_depth() {
+    let with =
+        |inputs: &str| format!("name: repo-guide\nmodel: a/b\ninputs:\n  type: object\n{inputs}");
+    for (inputs, wrong) in [
+        ("  x-yields: [privat]\n", "line 5, column 14: inputs.x-yields[0]: \"privat\" is neither"),
+        ("  x-yields: private\n", "line 5, column 3: inputs.x-yields: is not a list"),
+        (
+            "  properties:\n    a: {type: string, x-yields: [private, 7]}\n",
+            "line 6, column 43: inputs.properties.a.x-yields[1]: 7 is neither",
+        ),
+        (
+            "  allOf:\n    - {items: {x-yields: [x]}}\n",
+            "line 6, column 27: inputs.allOf[0].items.x-yields[0]: \"x\" is neither",
+        ),
+        (
+            "  $defs:\n    x-yields: {x-yields: [x]}\n",
+            "line 6, column 27: inputs.$defs.x-yields.x-yields[0]: \"x\" is neither",
+        ),
+    ] {
+        let told = error(&with(inputs));
+        assert!(told.starts_with(wrong), "{told}");
+    }
+    for inputs in [
+        "  x-yields: [private, untrusted]\n  properties: {a: {type: array, items: {x-yields: []}}}\n",
+        "  properties: {x-yields: {type: string, default: {x-yields: x}}}\n",
+    ] {
+        Agent::from_yaml("repo-guide", &with(inputs)).unwrap();
+    }
+}
+
+#[test]
 fn files_come_and_go_and_break() {
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str| dir.path().join(name);

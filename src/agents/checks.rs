@@ -24,6 +24,7 @@ use crate::run::{Delegation, Sampling, ToolChoicePolicy, Usd, check_passed};
 
 mod commands;
 mod contract;
+mod inputs;
 mod tooling;
 
 type Check = Result<(), DefinitionError>;
@@ -73,6 +74,7 @@ pub(super) fn check(definition: &Definition) -> Check {
     check_fallbacks(d)?;
     check_selectable_models(d)?;
     check_tools(d)?;
+    inputs::check(d)?;
     contract::check(d)?;
     tooling::check(d)?;
     commands::check(d)?;

@@ -63,7 +63,15 @@ pub fn check(config: &Config, mut unset: UnsetVariables) -> Findings {
         Ok(router) => {
             let tools = tools::without_secrets(config, &mut unset);
             let agents = tools::load_agents(config, &Arc::new(router), &tools);
-            let line = |problem: DefinitionProblem| format!("{}: {}", problem.file, problem.error);
+            let dir = config.agents_dir.file_name().unwrap_or_default().to_string_lossy();
+            let line = |DefinitionProblem { file, error }: DefinitionProblem| {
+                // Those of tools and skills have theirs.
+                if file.contains('/') {
+                    format!("{file}: {error}")
+                } else {
+                    format!("{dir}/{file}: {error}")
+                }
+            };
             for problem in agents.problems() {
                 findings.problems.extend(every_mistake(&agents, problem).into_iter().map(line));
             }

@@ -7,9 +7,10 @@
 //! go on from it.
 
 use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::pattern::{Author, Pattern};
 
@@ -90,26 +91,89 @@ pub fn redacted(text: &str) -> Cow<'_, str> {
     text
 }
 
-/// Removes secrets from a document: what stands under the name of one, and in all its texts.
+/// Removes secrets from a document: what stands under the name of one, and in all its texts and names.
 pub fn redact(document: &mut Value) {
+    redact_fields(document, Under::Value);
+}
+
+/// Removes secrets from a document that describes others, e.g. a JSON Schema: what stands under the
+/// name of a secret is removed only where it is a value, or an example of one.
+pub fn redact_described(document: &mut Value) {
+    redact_fields(document, Under::Description);
+}
+
+/// What an object or a list under the name of a secret is.
+#[derive(Clone, Copy, PartialEq)]
+enum Under {
+    /// The secret.
+    Value,
+    /// Its description.
+    Description,
+}
+
+fn redact_fields(document: &mut Value, under: Under) {
     match document {
         Value::String(text) => {
             if let Cow::Owned(replaced) = redacted(text) {
                 *text = replaced;
             }
         }
-        Value::Array(items) => items.iter_mut().for_each(redact),
+        Value::Array(items) => items.iter_mut().for_each(|item| redact_fields(item, under)),
         Value::Object(fields) => {
+            rename_fields(fields, &redacted);
             for (name, value) in fields {
-                if is_secret_field(name, value) {
+                let is_description =
+                    under == Under::Description && (value.is_object() || value.is_array());
+                if is_description {
+                    if names_secret(name) {
+                        redact_examples(name, value);
+                    }
+                    redact_fields(value, under);
+                } else if is_secret_field(name, value) {
                     *value = REDACTED.into();
                 } else {
-                    redact(value);
+                    redact_fields(value, under);
                 }
             }
         }
         Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }
+}
+
+/// Changes the names of fields, which keep their order. A name that is there already gets a number.
+fn rename_fields(fields: &mut Map<String, Value>, change: &dyn Fn(&str) -> Cow<'_, str>) {
+    if fields.keys().all(|name| matches!(change(name), Cow::Borrowed(_))) {
+        return;
+    }
+    let unchanged = |name: &String| matches!(change(name), Cow::Borrowed(_));
+    let mut taken: BTreeSet<String> =
+        fields.keys().filter(|name| unchanged(name)).cloned().collect();
+    let renamed = std::mem::take(fields).into_iter().map(|(name, value)| {
+        let Cow::Owned(new) = change(&name) else { return (name, value) };
+        let numbered = (2..).map(|number| format!("{new} {number}"));
+        let free = std::iter::once(new.clone()).chain(numbered).find(|name| !taken.contains(name));
+        let name = free.unwrap_or(new);
+        taken.insert(name.clone());
+        (name, value)
+    });
+    *fields = renamed.collect();
+}
+
+/// Removes the values that the schema of a secret gives for it.
+fn redact_examples(name: &str, schema: &mut Value) {
+    for keyword in ["default", "const", "example", "examples", "enum"] {
+        match schema.get_mut(keyword) {
+            Some(Value::Array(values)) => {
+                values.iter_mut().filter(|value| is_secret_field(name, value)).for_each(hide);
+            }
+            Some(value) if is_secret_field(name, value) => hide(value),
+            _ => {}
+        }
+    }
+}
+
+fn hide(value: &mut Value) {
+    *value = REDACTED.into();
 }
 
 /// Whether a field of this name is a secret by what it has.
@@ -141,14 +205,18 @@ fn merged(changed: Value, shown: &Value, original: &Value) -> Value {
     }
     match (changed, shown, original) {
         (Value::Object(fields), Value::Object(shown), Value::Object(original)) => {
-            let field =
-                |(name, value): (String, Value)| match (shown.get(&name), original.get(&name)) {
-                    (Some(shown), Some(original)) => {
-                        let value = merged(value, shown, original);
-                        (name, value)
-                    }
-                    _ => (name, value),
-                };
+            // Both have the same fields in the same order; names with secrets are shown as others.
+            let places: BTreeMap<&String, _> = shown
+                .iter()
+                .zip(original)
+                .map(|((name, shown), kept)| (name, (shown, kept)))
+                .collect();
+            let field = |(name, value): (String, Value)| match places.get(&name) {
+                Some((shown, (name, original))) => {
+                    ((*name).clone(), merged(value, shown, original))
+                }
+                None => (name, value),
+            };
             Value::Object(fields.into_iter().map(field).collect())
         }
         (Value::Array(items), Value::Array(shown), Value::Array(original))
@@ -161,12 +229,12 @@ fn merged(changed: Value, shown: &Value, original: &Value) -> Value {
     }
 }
 
-/// Removes secrets from the texts of a document, whatever their names.
+/// Removes secrets from the texts and names of a document, whatever a name says of its value.
 pub fn redact_texts(document: &mut Value) {
     on_texts(document, &redacted);
 }
 
-/// Removes the secrets that the service was given from the texts of a document.
+/// Removes the secrets that the service was given from the texts and names of a document.
 pub fn remove_known(document: &mut Value) {
     on_texts(document, &without_known);
 }
@@ -179,7 +247,10 @@ fn on_texts(document: &mut Value, change: &dyn Fn(&str) -> Cow<'_, str>) {
             }
         }
         Value::Array(items) => items.iter_mut().for_each(|item| on_texts(item, change)),
-        Value::Object(fields) => fields.values_mut().for_each(|value| on_texts(value, change)),
+        Value::Object(fields) => {
+            rename_fields(fields, change);
+            fields.values_mut().for_each(|value| on_texts(value, change));
+        }
         Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }
 }

@@ -237,6 +237,49 @@ fn a_field_is_a_secret_by_its_name_and_value() {
 }
 
 #[test]
+fn the_description_of_a_secret_stays_but_for_its_values() {
+    let mut document = json!({
+        "inputs": {"properties": {
+            "token": {"type": "string", "minLength": 3, "default": "hunter2hunter2"},
+            "password": {"description": "Not ghp_hunter2hunter2hunter2hunter2.", "enum": ["hunter2", null]},
+            "count": {"default": "hunter2"},
+        }, "required": ["token"]},
+        "credentials": ["github"], "owner": {"api_key": "hunter2hunter2"},
+    });
+    redact_described(&mut document);
+    let expected = json!({
+        "inputs": {"properties": {
+            "token": {"type": "string", "minLength": 3, "default": "[redacted]"},
+            "password": {"description": "Not [redacted].", "enum": ["[redacted]", null]},
+            "count": {"default": "hunter2"},
+        }, "required": ["token"]},
+        "credentials": ["github"], "owner": {"api_key": "[redacted]"},
+    });
+    assert_eq!(document, expected);
+}
+
+#[test]
+fn names_of_fields_have_no_secrets_and_stay_different() {
+    let (one, other) = ("ghp_hunter2hunter2hunter2hunter2", "ghp_hunter3hunter3hunter3hunter3");
+    let document =
+        json!({one: 1, "token": null, other: {"[redacted]": 2, one: [{other: 3}]}, "z": 4});
+    let expected = json!({
+        "[redacted]": 1, "token": null, "z": 4,
+        "[redacted] 2": {"[redacted]": 2, "[redacted] 2": [{"[redacted]": 3}]},
+    });
+    for change in [redact, redact_described, redact_texts] {
+        let mut shown = document.clone();
+        change(&mut shown);
+        assert_eq!(shown, expected);
+        let names = shown.as_object().unwrap().keys();
+        assert_eq!(names.collect::<Vec<_>>(), ["[redacted]", "token", "[redacted] 2", "z"]);
+        assert_eq!(restored(shown.clone(), &document), document);
+        shown["[redacted] 2"]["[redacted]"] = json!(5);
+        assert_eq!(restored(shown, &document)[other], json!({"[redacted]": 5, one: [{other: 3}]}));
+    }
+}
+
+#[test]
 fn no_secret_escapes_the_first_search() {
     for name in NAMES {
         for text in [format!("{name}=hunter2"), format!("<{name}>hunter2</{name}>")] {

@@ -65,6 +65,9 @@ fn plain(key: String, message: String) -> (String, String) {
             "must be a name, or a section with one key"
         }
         message if message.ends_with(", expected a text") => "must be a text",
+        message if message.contains("limits breached: Documents") => {
+            "begins another YAML document; a file has one"
+        }
         _ => match message.strip_prefix("invalid ") {
             Some("u8" | "u16" | "u32" | "u64" | "usize") => {
                 "must be a whole number, not less than 0"

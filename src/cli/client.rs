@@ -11,6 +11,7 @@ use clap::Args;
 use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde_json::Value;
 use tower::ServiceExt as _;
@@ -85,6 +86,21 @@ pub(super) struct ApiError {
 struct Fault {
     pointer: String,
     message: String,
+}
+
+/// A name or a part of a path as a segment of an address. `.` and `..` are those of nothing, as the
+/// service says in this process: over the network, they would make the address of something else.
+pub(super) fn segment(text: &str, what: &str) -> Result<String, ClientError> {
+    if matches!(text, "." | "..") {
+        return Err(ClientError::Refused(Box::new(Refusal {
+            status: 404,
+            code: "NOT_FOUND".to_owned(),
+            detail: format!("There is no such {what}."),
+            errors: Vec::new(),
+            request_id: None,
+        })));
+    }
+    Ok(utf8_percent_encode(text, NON_ALPHANUMERIC).to_string())
 }
 
 /// The error, and what to do about it.

@@ -17,7 +17,7 @@ use serde_json::json;
 use super::output::{print, print_json};
 use crate::agents::{Agent, Catalogue};
 use crate::app;
-use crate::config::{AuthMode, Config, Flags};
+use crate::config::{AuthMode, Config, ConfigError, Flags};
 use crate::runtime::jwt::IdentityProvider;
 use crate::runtime::keys;
 use crate::store::AdminKeys;
@@ -64,6 +64,9 @@ impl Finding {
 pub(super) async fn doctor(flags: &Flags, as_json: bool) -> anyhow::Result<ExitCode> {
     let findings = match Config::read(flags) {
         Ok(config) => examine(&config).await,
+        Err(error @ ConfigError::Unreadable { .. }) if flags.config.is_some() => {
+            return Err(error.into());
+        }
         Err(error) => {
             vec![Finding::fail(
                 "configuration",

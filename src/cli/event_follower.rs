@@ -17,10 +17,10 @@ use crate::bounds::frames::{Frame, Framing, Splitter};
 /// Largest event that is read, in bytes.
 const MAX_EVENT: usize = 64 << 20;
 /// How long the service may be unreachable before this gives up.
-const RECONNECT_TIMEOUT: Duration = Duration::from_mins(1);
+pub(super) const RECONNECT_TIMEOUT: Duration = Duration::from_mins(1);
 /// Minimum and maximum delay before reconnecting.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(3);
+pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(100);
+pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(3);
 
 pub(super) struct EventFollower<'c> {
     client: &'c Client,

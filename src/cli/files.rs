@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::JsonArg;
-use super::client::{Client, TargetArgs};
+use super::client::{Client, ClientError, TargetArgs, segment};
 use super::output::{print, print_json};
 use super::table::table;
 use crate::config::Flags;
@@ -91,7 +91,7 @@ async fn run(client: &Client, command: FilesCommand) -> anyhow::Result<()> {
             }
         }
         FilesCommand::Get { place, path, output } => {
-            let mut content = client.content(&url(place.run, &path)).await?.into_data_stream();
+            let mut content = client.content(&url(place.run, &path)?).await?.into_data_stream();
             let mut file: Box<dyn io::Write> = match &output {
                 None => Box::new(io::stdout()),
                 Some(file) => {
@@ -111,7 +111,7 @@ async fn run(client: &Client, command: FilesCommand) -> anyhow::Result<()> {
                 tokio::fs::read(&file).await.with_context(|| file.display().to_string())?
             };
             let bytes = content.len();
-            let is_new = client.put(&url(place.run, &path), content.into()).await?;
+            let is_new = client.put(&url(place.run, &path)?, content.into()).await?;
             if output.json {
                 print_json(&json!({"path": path, "size": bytes, "created": is_new}))?;
             } else {
@@ -130,9 +130,10 @@ fn given() -> io::Result<Vec<u8>> {
     Ok(content)
 }
 
-fn url(run: Uuid, path: &str) -> String {
-    let parts: Vec<String> = path.split('/').map(encoded).collect();
-    format!("/runs/{run}/files/{}", parts.join("/"))
+fn url(run: Uuid, path: &str) -> Result<String, ClientError> {
+    let parts = path.split('/').map(|part| segment(part, "file"));
+    let parts = parts.collect::<Result<Vec<_>, _>>()?;
+    Ok(format!("/runs/{run}/files/{}", parts.join("/")))
 }
 
 fn encoded(text: &str) -> String {

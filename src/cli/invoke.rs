@@ -4,14 +4,15 @@
 //! SIGTERM and SIGHUP cancel the run and wait for its end; a second one exits immediately.
 
 use std::process::ExitCode;
+use std::time::Instant;
 
 use anyhow::Context as _;
 use clap::Args;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-use super::client::{Client, ClientError, TargetArgs};
-use super::event_follower::EventFollower;
+use super::client::{Client, ClientError, TargetArgs, segment};
+use super::event_follower::{EventFollower, FIRST_PAUSE, LONGEST_PAUSE, RECONNECT_TIMEOUT};
 use super::files_by_reference::file_references;
 use super::interrupts::Interrupts;
 use super::output::{human_readable, print, print_json, stdout_is_terminal};
@@ -32,7 +33,8 @@ Without --server the run executes in this process, on the configured database. P
 standard error. Standard output gets the run's output if it is a terminal, and the whole response of
 the API as JSON if it is a pipe or a file, or with --json.
 
-Ctrl-C, SIGTERM and SIGHUP cancel the run and wait for its end; a second one exits immediately.
+Ctrl-C, SIGTERM and SIGHUP cancel the run and wait for its end; a second one exits immediately. While
+the service is away, the cancellation is sent again, for up to a minute.
 
 If the run waits for an approval, the command exits and the run stays parked: the pending calls go to
 standard error, the run's current state to standard output as above.
@@ -115,12 +117,12 @@ pub(super) async fn invoke(flags: &Flags, args: InvokeArgs) -> anyhow::Result<Ex
     }
     let client = Client::open(&args.target, flags, DEFAULT_TENANT).await?;
     client.join().await?;
-    let path = path_of(&args.agent, if args.single { "invoke" } else { "invoke-iterative" });
+    let route = if args.single { "invoke" } else { "invoke-iterative" };
     let answer = if args.dry_run {
         body["dry_run"] = true.into();
-        client.post(&path, &body).await.map_err(Into::into)
+        dry_run(&client, &args.agent, route, &body).await
     } else {
-        run(&client, &args.agent, &path, body).await
+        run(&client, &args.agent, route, body).await
     };
     client.close().await;
     let answer = answer?;
@@ -140,7 +142,7 @@ pub(super) async fn call(flags: &Flags, args: CallArgs) -> anyhow::Result<ExitCo
     }
     let client = Client::open(&args.target, flags, DEFAULT_TENANT).await?;
     client.join().await?;
-    let answer = run(&client, &args.agent, &path_of(&args.agent, "call"), body).await;
+    let answer = run(&client, &args.agent, "call", body).await;
     client.close().await;
     told(&answer?, args.output.json)
 }
@@ -155,20 +157,29 @@ fn told(answer: &Value, as_json: bool) -> anyhow::Result<ExitCode> {
     Ok(exit_code(answer))
 }
 
-fn path_of(agent: &str, route: &str) -> String {
-    let agent_in_path: String = url::form_urlencoded::byte_serialize(agent.as_bytes()).collect();
-    format!("/agents/{agent_in_path}/{route}")
+fn path_of(agent: &str, route: &str) -> Result<String, ClientError> {
+    Ok(format!("/agents/{}/{route}", segment(agent, "agent")?))
 }
 
-async fn run(client: &Client, agent: &str, path: &str, mut body: Value) -> anyhow::Result<Value> {
+async fn dry_run(client: &Client, agent: &str, route: &str, body: &Value) -> anyhow::Result<Value> {
+    Ok(client.post(&path_of(agent, route)?, body).await?)
+}
+
+async fn run(client: &Client, agent: &str, route: &str, mut body: Value) -> anyhow::Result<Value> {
+    let path = match path_of(agent, route) {
+        Ok(path) => path,
+        Err(error) => return Err(with_known_agents(client, agent, error).await),
+    };
     let mut interrupts = Interrupts::listen().context("cannot handle signals")?;
     let run_id = Uuid::now_v7();
     body["run_id"] = json!(run_id);
     let mut progress = Progress::start();
     let started = tokio::select! {
-        started = EventFollower::started(client, run_id, path, &body) => started,
+        started = EventFollower::started(client, run_id, &path, &body) => started,
         reason = interrupts.next() => {
-            cancel(client, run_id, reason, &mut interrupts, &progress).await;
+            if let Err(error) = cancel(client, run_id, reason, &mut interrupts, &progress).await {
+                progress.print(&not_cancelled(run_id, &error));
+            }
             exit_now(&progress)
         }
     };
@@ -179,7 +190,7 @@ async fn run(client: &Client, agent: &str, path: &str, mut body: Value) -> anyho
             return Err(with_known_agents(client, agent, error).await);
         }
     };
-    let mut is_cancelled = false;
+    let (mut is_interrupted, mut is_cancelled) = (false, false);
     let outcome = loop {
         tokio::select! {
             entry = following.next() => match entry {
@@ -197,10 +208,19 @@ async fn run(client: &Client, agent: &str, path: &str, mut body: Value) -> anyho
                 Err(error) => break Err(error).context(format!("run {run_id} continues in the background")),
             },
             reason = interrupts.next() => {
-                if std::mem::replace(&mut is_cancelled, true) {
+                if std::mem::replace(&mut is_interrupted, true) {
+                    if !is_cancelled {
+                        progress.print(&may_continue(run_id));
+                    }
                     exit_now(&progress);
                 }
-                cancel(client, run_id, reason, &mut interrupts, &progress).await;
+                match cancel(client, run_id, reason, &mut interrupts, &progress).await {
+                    Ok(()) => is_cancelled = true,
+                    Err(error) if error.is_transient() => {
+                        break Err(error).context(may_continue(run_id));
+                    }
+                    Err(error) => progress.print(&not_cancelled(run_id, &error)),
+                }
             }
         }
     };
@@ -220,24 +240,49 @@ async fn parked(client: &Client, run_id: Uuid, progress: &Progress) -> Option<Va
     Some(run)
 }
 
-/// Requests cancellation; a second interrupt in the meantime exits.
+/// Requests cancellation, again while the service is away, for as long as the follower would try to
+/// reconnect; a second interrupt in the meantime exits.
 async fn cancel(
     client: &Client,
     run_id: Uuid,
     reason: &str,
     interrupts: &mut Interrupts,
     progress: &Progress,
-) {
+) -> Result<(), ClientError> {
     progress.print("cancelling the run; press Ctrl-C again to exit immediately");
     let (path, reason) = (format!("/runs/{run_id}/cancel"), json!({ "reason": reason }));
-    tokio::select! {
-        asked = client.post(&path, &reason) => {
-            if let Err(error) = asked {
-                progress.print(&format!("the run cannot be cancelled: {error}"));
+    let accepted = async {
+        let (begun, mut pause) = (Instant::now(), FIRST_PAUSE);
+        loop {
+            match client.post(&path, &reason).await {
+                Err(error) if error.is_transient() && begun.elapsed() < RECONNECT_TIMEOUT => {
+                    if pause == FIRST_PAUSE {
+                        progress.print(&format!(
+                            "the cancellation is sent again until it is accepted: {error}"
+                        ));
+                    }
+                }
+                asked => return asked.map(drop),
             }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
         }
-        _ = interrupts.next() => exit_now(progress),
+    };
+    tokio::select! {
+        accepted = accepted => accepted,
+        _ = interrupts.next() => {
+            progress.print(&may_continue(run_id));
+            exit_now(progress)
+        }
     }
+}
+
+fn may_continue(run_id: Uuid) -> String {
+    format!("the cancellation of run {run_id} was not accepted, so the run may continue")
+}
+
+fn not_cancelled(run_id: Uuid, error: &ClientError) -> String {
+    format!("run {run_id} cannot be cancelled: {error}")
 }
 
 /// Exits the process without waiting for the run.

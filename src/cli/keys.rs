@@ -94,6 +94,9 @@ impl KeysCommand {
             ));
         }
         match self {
+            Self::Create { expires_at: Some(end), .. } if *end <= Utc::now() => {
+                wrong(format!("--expires-at: {end} is not in the future"))
+            }
             Self::Create { scopes, .. } => match scopes.iter().find(|scope| !is_scope(scope)) {
                 Some(scope) => wrong(format!(
                     "--scope: {scope:?} is not a scope; use one of {} or tools:<name>",

@@ -11,7 +11,7 @@ use clap::{Args, Subcommand};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::client::{Client, ClientError, TargetArgs};
+use super::client::{Client, ClientError, TargetArgs, segment};
 use super::output::{print, print_json, print_notice};
 use super::table::table;
 use super::{JsonArg, UsageError};
@@ -141,7 +141,7 @@ async fn replay_all(
     args: &ReplayArgs,
     mut request: Value,
 ) -> Result<Value, ClientError> {
-    let path = format!("/agents/{}/policy/replay", args.agent);
+    let path = format!("/agents/{}/policy/replay", segment(&args.agent, "agent")?);
     let mut left = args.limit.unwrap_or(u64::MAX);
     let mut sum = Value::Null;
     loop {

@@ -5,8 +5,10 @@
 use std::process::ExitCode;
 
 use chrono::{DateTime, SecondsFormat, Utc};
+use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
+use strum::VariantNames as _;
 use url::form_urlencoded::Serializer;
 use uuid::Uuid;
 
@@ -18,6 +20,7 @@ use super::progress::{describe, parse_event};
 use super::run_view::{pending_text, run_table, run_text};
 use super::{JsonArg, UsageError};
 use crate::config::{Flags, parse_duration};
+use crate::run::{RunStatus, TerminationReason};
 use crate::runtime::keys::DEFAULT_TENANT;
 
 #[derive(Debug, Subcommand)]
@@ -59,14 +62,14 @@ pub(super) struct ListArgs {
     /// Runs of this agent
     #[arg(long)]
     agent: Option<String>,
-    /// Runs with this status: queued, running, completed, failed, cancelled …
-    #[arg(long)]
+    /// Runs with this status
+    #[arg(long, value_parser = PossibleValuesParser::new(RunStatus::VARIANTS))]
     status: Option<String>,
     /// Runs of this session
     #[arg(long, value_name = "ID")]
     session: Option<String>,
-    /// Runs that ended for this reason, e.g. max_iterations
-    #[arg(long)]
+    /// Runs that ended for this reason
+    #[arg(long, value_parser = PossibleValuesParser::new(TerminationReason::VARIANTS))]
     reason: Option<String>,
     /// Runs to which this run delegated
     #[arg(long, value_name = "ID")]

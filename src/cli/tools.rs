@@ -3,15 +3,18 @@
 //! What is written is the operator's to look through: methods suggest effects, and nothing is kept
 //! of where it came from.
 
-use std::path::PathBuf;
+use std::fs::OpenOptions;
+use std::io::{ErrorKind, Write as _};
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
+use serde_json::json;
 
 use super::UsageError;
 use super::invoke::CallArgs;
-use super::output::{print, print_notice};
-use crate::tools::declared::openapi::{Document, Imported};
+use super::output::{print, print_json, print_notice};
+use crate::tools::declared::openapi::{Document, Imported, Listed};
 use crate::tools::declared::{read_document, readable, written};
 
 #[derive(Debug, Subcommand)]
@@ -29,18 +32,27 @@ pub(super) struct ImportArgs {
     /// The operationId of an operation; can be repeated
     #[arg(long = "operation", value_name = "ID")]
     operations: Vec<String>,
-    /// The file to write, e.g. tools/issues.yaml [default: standard output]
+    /// The file to write, e.g. tools/issues.yaml, which must not exist [default: standard output]
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
+    /// List the operations as JSON
+    #[arg(long, conflicts_with_all = ["operations", "output"])]
+    json: bool,
 }
 
 pub(super) fn import(args: ImportArgs) -> anyhow::Result<()> {
-    let ImportArgs { file, operations, output } = args;
+    let ImportArgs { file, operations, output, json } = args;
     let document = read_document(&file)
         .and_then(|root| Document::of(root).map_err(|wrong| format!("{} {wrong}", file.display())))
         .map_err(UsageError)?;
     if operations.is_empty() {
-        print(&document.listed().join("\n"))?;
+        let listed = document.listed();
+        if json {
+            print_json(&json!({"operations": listed}))?;
+        } else {
+            let line = |Listed { id, method, path }: &Listed| format!("{id}  {method} {path}");
+            print(&listed.iter().map(line).collect::<Vec<_>>().join("\n"))?;
+        }
         return Ok(());
     }
     let mut entries = Vec::with_capacity(operations.len());
@@ -68,9 +80,21 @@ pub(super) fn import(args: ImportArgs) -> anyhow::Result<()> {
         UsageError(format!("these operations do not fit in one file of tools, import fewer: {why}"))
     })?;
     match output {
-        Some(output) => std::fs::write(&output, text)
-            .with_context(|| format!("{} cannot be written", output.display()))?,
+        Some(output) => write_new(&output, &text)?,
         None => print(text.trim_end())?,
     }
     Ok(())
+}
+
+/// Writes a file that is not there yet.
+fn write_new(path: &Path, text: &str) -> anyhow::Result<()> {
+    let mut file = match OpenOptions::new().write(true).create_new(true).open(path) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            return Err(
+                UsageError(format!("{} exists; nothing was written", path.display())).into()
+            );
+        }
+        opened => opened.with_context(|| format!("{} cannot be written", path.display()))?,
+    };
+    file.write_all(text.as_bytes()).with_context(|| format!("{} cannot be written", path.display()))
 }

@@ -14,13 +14,14 @@ impl Config {
         let (mut found, mut left_out) = (Vec::new(), Vec::<String>::new());
         while found.len() < MOST {
             let Err(mistake) = Self::read_with(flags, unset::stand_in, &left_out) else { break };
-            let key = mistake.removable_key().map(str::to_owned);
-            if !left_out.iter().any(|removed| mistake.misses(removed)) {
+            let key = mistake.removable_key().and_then(|key| next_to_leave_out(key, &left_out));
+            let is_made_by_us = left_out.iter().any(|removed| mistake.misses(removed));
+            if !is_made_by_us && !found.contains(&mistake) {
                 found.push(mistake);
             }
             match key {
-                Some(key) if !key.is_empty() && !left_out.contains(&key) => left_out.push(key),
-                _ => break,
+                Some(key) => left_out.push(key),
+                None => break,
             }
         }
         found
@@ -31,4 +32,14 @@ impl Config {
         let flags = Flags { config: Some(file.to_owned()), ..Flags::default() };
         Self::read(&flags).err()
     }
+}
+
+/// A key, or the nearest section around it that is not left out yet: what is missing is made up for by
+/// no less.
+fn next_to_leave_out(key: &str, left_out: &[String]) -> Option<String> {
+    let mut key = key;
+    while !key.is_empty() && left_out.iter().any(|removed| removed == key) {
+        key = key.rfind(['.', '[']).map_or("", |end| &key[..end]);
+    }
+    (!key.is_empty()).then(|| key.to_owned())
 }

@@ -75,7 +75,7 @@ impl ConfigError {
         }
     }
 
-    /// Whether it says only that a key is not there.
+    /// Whether it says only that a key is not there, or that another one needs it.
     pub(super) fn misses(&self, missing: &str) -> bool {
         let (Self::File { key, message, .. }
         | Self::Variable { key, message, .. }
@@ -84,7 +84,16 @@ impl ConfigError {
             return false;
         };
         let name = message.strip_prefix("missing field `").and_then(|rest| rest.split('`').next());
+        let is_within =
+            |section: &str| missing.strip_prefix(section).is_some_and(|rest| rest.starts_with('.'));
+        let provider = missing.strip_prefix("models.");
+        let is_of_provider =
+            |provider: &str| message.starts_with(&format!("there is no provider {provider:?}"));
         name.is_some_and(|name| missing == format!("{key}.{name}"))
+            || (message == "is missing" && missing == key)
+            || (message.starts_with("needs ") && is_within(key))
+            || message.contains(&format!(" needs [{missing}]"))
+            || provider.is_some_and(is_of_provider)
     }
 }
 

@@ -13,7 +13,8 @@ use super::{Action, ActionKind, Decision};
 use crate::bounds::expression::{Expression, ExpressionError};
 use crate::run::{Effect, FlowDecision, FlowRule, GovernanceMode, Target};
 
-const SETTING: &str = "governance.flow";
+/// The setting that the rules are.
+pub const FLOW: &str = "governance.flow";
 /// Rules of one agent, with those of the runs that started its run.
 const MAX_RULES: usize = 256;
 /// Time that all rules may take over one call.
@@ -39,7 +40,7 @@ impl FlowRules {
                 observes: rule.mode == GovernanceMode::Observe,
             }),
             Err(error) => Err(PolicyError {
-                setting: SETTING,
+                setting: FLOW,
                 pattern: rule.when.clone(),
                 message: error.to_string(),
             }),
@@ -47,7 +48,7 @@ impl FlowRules {
         if let Some(beyond) = rules.get(MAX_RULES) {
             let (pattern, message) =
                 (beyond.when.clone(), format!("is beyond the {MAX_RULES} rules that there may be"));
-            return Err(PolicyError { setting: SETTING, pattern, message });
+            return Err(PolicyError { setting: FLOW, pattern, message });
         }
         rules.iter().map(compile).collect::<Result<_, _>>().map(Self)
     }

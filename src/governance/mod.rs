@@ -24,7 +24,7 @@ use strum::IntoStaticStr;
 pub use crate::run::{Action, ActionKind};
 pub use allowance::Allowance;
 pub use command::{CommandEffect, CommandRules};
-pub use flow::mistake_of_rule;
+pub use flow::{FLOW, mistake_of_rule};
 pub use gate::{Call, Gate, LaterRuling, Objection, Permit, PolicyError, Verdict, is_rule};
 pub use path::{Whole, seen_from};
 

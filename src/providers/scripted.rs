@@ -56,7 +56,7 @@ impl Scripted {
     pub fn check(&self, name: &str) -> Result<(), String> {
         self.scenario(name).map(|_| ()).map_err(|error| match error.kind {
             FailureKind::NotFound => self.not_there(name),
-            _ => error.message,
+            _ => self.beneath_dir(&error.message),
         })
     }
 
@@ -66,7 +66,8 @@ impl Scripted {
         let file = format!("{name}.yaml");
         let Ok(text) = std::fs::read_to_string(self.dir.join(&file)) else { return vec![first] };
         let mistakes = mistakes::all(&text, |_| None, |text| Scenario::parse(text).map(drop));
-        let others = mistakes.iter().map(|mistake| format!("{file}: {mistake}"));
+        let told = |mistake| self.beneath_dir(&format!("{file}: {mistake}"));
+        let others = mistakes.iter().map(told);
         let others = others.filter(|other| *other != first).collect::<Vec<_>>();
         std::iter::once(first).chain(others).collect()
     }
@@ -80,6 +81,11 @@ impl Scripted {
         let mut names: Vec<String> = files.filter_map(name_of).collect();
         names.sort_unstable();
         names
+    }
+
+    /// What begins with the name of a file, with that of its directory.
+    fn beneath_dir(&self, told: &str) -> String {
+        format!("{}/{told}", self.dir.file_name().unwrap_or_default().display())
     }
 
     fn not_there(&self, name: &str) -> String {

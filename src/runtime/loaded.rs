@@ -21,7 +21,8 @@ use crate::agents::definition::{
 use crate::agents::{Agent, Catalogue, Definition, DefinitionError, Skills};
 use crate::bounds::glob::{self, Glob};
 use crate::bounds::json::unescaped_key;
-use crate::governance::{self, Gate, Policy, ToolPolicy};
+use crate::bounds::text::quoted;
+use crate::governance::{self, FLOW, Gate, Policy, PolicyError, ToolPolicy};
 use crate::run::{Autonomy, Delegation, Effect, GovernanceMode, Labels};
 use crate::store::DefinitionSnapshot;
 use crate::tools::executor::{CallOptions, Executor};
@@ -212,7 +213,7 @@ pub(super) fn executor(
         tools.push(Arc::new(UseSkill::new(&definition.skills, lookup(skills))));
     }
     check_tool_settings(registry, definition, &tools)?;
-    let gate = Gate::new(&policy(&definition.governance)).map_err(|e| error(&e))?;
+    let gate = Gate::new(&policy(&definition.governance)).map_err(|e| of_policy(definition, &e))?;
     check_credentials(registry, &gate, &definition.governance.network.credentials)?;
     for tool in tools.iter_mut().filter(|tool| tool.info().name == shell::NAME) {
         if let Some(shell) = registry.shell(gate.commands(), gate.has_network()) {
@@ -249,6 +250,16 @@ fn check_credentials(registry: &Registry, gate: &Gate, names: &[String]) -> Resu
         }
     }
     Ok(())
+}
+
+/// With the place of the flow rule, where one is wrong; what the other sections have is judged before.
+fn of_policy(definition: &Definition, error: &PolicyError) -> LoadError {
+    let PolicyError { setting, pattern, message } = error;
+    let mut rules = definition.governance.flow.iter().flatten();
+    match rules.position(|rule| *setting == FLOW && rule.when == *pattern) {
+        Some(i) => at(&format!("{FLOW}[{i}].when"), format!("{} {message}", quoted(pattern))),
+        None => at("", error.to_string()),
+    }
 }
 
 fn at(key: &str, message: String) -> LoadError {

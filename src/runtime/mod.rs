@@ -103,7 +103,7 @@ pub use history::{RunTurns, TurnSource, own_turns, turn_sources};
 pub use logins::{LoginRefusal, Logins};
 pub use memory::recollection;
 pub use parents::MAX_DEPTH as MAX_ANCESTORS;
-pub use policy_cases::{Decided, PolicyBench, PolicyCase};
+pub use policy_cases::{Decided, NotJudged, PolicyBench, PolicyCase};
 pub use queue::Backlog;
 pub use rate_limits::{RateLimitStatus, RateLimits};
 pub use replay::{Change, NewDecisions, PolicyReplay, Replay, ReplayError, ReplayQuery};

@@ -72,6 +72,15 @@ pub struct Decided {
     pub actions: Arc<[Action]>,
 }
 
+/// Why a call does not come before the gate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NotJudged {
+    /// The agent has no such tool.
+    Tool(String),
+    /// Something else is wrong with it.
+    Call(String),
+}
+
 fn every_tool() -> Vec<String> {
     vec!["tools:execute".to_owned()]
 }
@@ -212,13 +221,15 @@ impl Runtime {
     ///
     /// # Errors
     /// Why the call does not come before the gate.
-    pub async fn judge_call(&self, agent: &Agent, case: &PolicyCase) -> Result<Decided, String> {
+    pub async fn judge_call(&self, agent: &Agent, case: &PolicyCase) -> Result<Decided, NotJudged> {
         let (registry, skills) = self.inner.agents.tools();
-        let bench = PolicyBench::new(registry, skills, &agent.definition)?;
-        let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
+        let of_call = NotJudged::Call;
+        let bench = PolicyBench::new(registry, skills, &agent.definition).map_err(of_call)?;
+        let directory = tempfile::tempdir().map_err(|error| of_call(error.to_string()))?;
         let decided = bench.decide(case, directory.path()).await;
         tokio::task::spawn_blocking(move || drop(directory));
-        decided
+        let is_there = bench.executor.infos().any(|tool| tool.name == case.tool);
+        decided.map_err(if is_there { of_call } else { NotJudged::Tool })
     }
 }
 

@@ -69,6 +69,9 @@ pub enum UploadError {
     /// Two have the same path.
     #[error("the file name {path:?} names the same file as an earlier one")]
     Twice { pointer: String, path: String },
+    /// Something else is there.
+    #[error("the file name {path:?} {what}")]
+    InTheWay { pointer: String, path: String, what: &'static str },
     /// There is nothing to copy.
     #[error("there is no such {what}")]
     Source { pointer: String, what: &'static str },
@@ -76,6 +79,24 @@ pub enum UploadError {
     Change(#[from] ChangeError),
     #[error(transparent)]
     Files(FilesError),
+}
+
+impl UploadError {
+    /// With a pointer where something is in the way of one of these files.
+    fn of_change(error: ChangeError, asked: &[Asked], targets: &[(String, u64)]) -> Self {
+        match error {
+            ChangeError::InTheWay(path, what) => {
+                let mut places = asked.iter().zip(targets);
+                match places.find(|(_, (target, _))| *target == path) {
+                    Some(((pointer, path, _), _)) => {
+                        Self::InTheWay { pointer: pointer.clone(), path: path.clone(), what }
+                    }
+                    None => ChangeError::InTheWay(path, what).into(),
+                }
+            }
+            other => other.into(),
+        }
+    }
 }
 
 impl From<io::Error> for UploadError {
@@ -105,6 +126,9 @@ impl Placed {
         details
     }
 }
+
+/// A file that is asked for: its pointer, its path as it was written, and its size.
+type Asked = (String, String, u64);
 
 /// A complete file on its way to a path.
 struct Given {
@@ -169,10 +193,7 @@ impl Runtime {
         }
         if self.inner.workspaces.find(tenant, directory).await?.is_none() {
             // Refused before the workspace is made: an empty one would never be removed.
-            let asked = given.iter().map(|Given { pointer, upload, .. }| {
-                (pointer.clone(), upload.path.clone(), upload.size)
-            });
-            self.judge_unmade(loaded, directory, asked)?;
+            self.judge_unmade(loaded, directory, &asked(&given))?;
         }
         match self.files_in(tenant, directory, loaded.clone(), FileUsers::default()).await {
             Ok(Some(files)) => files.put_all(given).await,
@@ -189,7 +210,7 @@ impl Runtime {
         uploads: &Uploads,
     ) -> Result<(), UploadError> {
         let Waiting { received, copies } = std::mem::take(&mut *uploads.0.lock());
-        let mut asked: Vec<(String, String, u64)> = received
+        let mut asked: Vec<Asked> = received
             .into_iter()
             .enumerate()
             .map(|(number, Upload { path, size, .. })| (received_at(number), path, size))
@@ -199,14 +220,15 @@ impl Runtime {
             asked.push((copied_to(number), copy.path, size));
         }
         match self.inner.workspaces.find(tenant, directory).await? {
-            None => self.judge_unmade(loaded, directory, asked),
+            None => self.judge_unmade(loaded, directory, &asked),
             Some(workspace) => {
                 let files =
                     self.files_of_workspace(workspace, loaded.clone(), FileUsers::default());
                 files
                     .blocking(move |files| {
-                        let sizes = targets(asked, |path| files.resolved(path))?;
-                        Ok(StoredFiles::could_place(&files.workspace, &sizes)?)
+                        let sizes = targets(&asked, |path| files.resolved(path))?;
+                        StoredFiles::could_place(&files.workspace, &sizes)
+                            .map_err(|error| UploadError::of_change(error, &asked, &sizes))
                     })
                     .await
             }
@@ -218,7 +240,7 @@ impl Runtime {
         &self,
         loaded: &LoadedAgent,
         directory: &str,
-        asked: impl IntoIterator<Item = (String, String, u64)>,
+        asked: &[Asked],
     ) -> Result<(), UploadError> {
         let sizes = targets(asked, |path| unmade(loaded, directory, path))?;
         let above = sizes.iter().flat_map(|(path, _)| directories_of(path));
@@ -286,30 +308,37 @@ impl Files {
     async fn put_all(&self, given: Vec<Given>) -> Result<Vec<Placed>, UploadError> {
         let paths = |placed: &Vec<Placed>| placed.iter().map(|it| it.path.clone()).collect();
         self.changing(paths, move |files| {
-            let asked = given.iter().map(|Given { pointer, upload, .. }| {
-                (pointer.clone(), upload.path.clone(), upload.size)
-            });
-            let targets = targets(asked, |path| files.resolved(path))?;
+            let asked = asked(&given);
+            let targets = targets(&asked, |path| files.resolved(path))?;
             let (mut new, mut placed) = (Vec::new(), Vec::new());
-            for (Given { upload, from, .. }, (path, size)) in given.into_iter().zip(targets) {
+            for (Given { upload, from, .. }, (path, size)) in given.into_iter().zip(targets.clone())
+            {
                 let Upload { staged, etag, .. } = upload;
                 placed.push(Placed { path: path.clone(), etag, from });
                 new.push(NewFile { path, staged, size });
             }
-            files.stored.place(&files.workspace, &new, None)?;
+            let done = files.stored.place(&files.workspace, &new, None);
+            done.map_err(|error| UploadError::of_change(error, &asked, &targets))?;
             Ok(placed)
         })
         .await
     }
 }
 
-/// The resolved paths of files with pointers, paths as they were written, and sizes.
+fn asked(given: &[Given]) -> Vec<Asked> {
+    let asked = given
+        .iter()
+        .map(|Given { pointer, upload, .. }| (pointer.clone(), upload.path.clone(), upload.size));
+    asked.collect()
+}
+
+/// The resolved paths of files, and their sizes.
 fn targets(
-    asked: impl IntoIterator<Item = (String, String, u64)>,
+    asked: &[Asked],
     resolved: impl Fn(&str) -> Option<String>,
 ) -> Result<Vec<(String, u64)>, UploadError> {
     let mut targets: Vec<(String, u64)> = Vec::new();
-    for (pointer, asked, size) in asked {
+    for (pointer, asked, size) in asked.iter().cloned() {
         let Some(path) = resolved(&asked) else {
             return Err(UploadError::Path { pointer, path: asked });
         };

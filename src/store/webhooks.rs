@@ -108,7 +108,8 @@ impl Store {
     pub async fn unwanted_runs(&self, runs: &[Uuid]) -> Result<Vec<Uuid>, StoreError> {
         let unwanted = Query::new(
             "SELECT DISTINCT run_id FROM webhook_outbox \
-             WHERE run_id IN :runs AND status = 'failed' AND response_status = 410",
+             WHERE run_id IN :runs AND status = 'failed' AND response_status = 410 \
+             AND NOT asked_again",
         );
         let rows = self.backend.read(Work::Data, unwanted.bind("runs", runs)).await?;
         rows.iter().map(|row| row.read("run_id")).collect()
@@ -122,7 +123,7 @@ impl Store {
     ) -> Result<(), StoreError> {
         let settle = Query::new(
             "UPDATE webhook_outbox SET status = :status, due_at = {now} + :pause, \
-             response_status = :response, error = :error \
+             response_status = :response, error = :error, asked_again = FALSE \
              WHERE run_id = :run AND seq = :seq AND attempts = :attempts",
         );
         let settle = settle
@@ -170,7 +171,7 @@ impl Store {
         let delivery: Option<Delivery> = readable(&tx.run(again).await?).next();
         if let Some(Delivery { run_id, .. }) = &delivery {
             let wanted = Query::new(
-                "UPDATE webhook_outbox SET status = 'disabled' \
+                "UPDATE webhook_outbox SET asked_again = TRUE \
                  WHERE run_id = :run AND status = 'failed' AND response_status = 410",
             );
             tx.run(wanted.bind("run", *run_id)).await?;

@@ -1,9 +1,12 @@
 //! The command line, run as a person or a script would.
 
+mod addresses;
+mod away;
 mod deciding;
 mod doctor;
 mod printed;
 mod speaking;
+mod usage;
 
 use std::path::Path;
 use std::time::Duration;

@@ -274,19 +274,31 @@ async fn what_cannot_be_copied_is_refused_and_a_dry_run_says_so(db: Db) {
     assert_eq!(dry.status, 200, "{:#}", dry.body);
     assert!(!workspace.join("reads").exists(), "nor by one that is not refused");
 
-    // A workspace that is there has something in it.
-    made(&service, "shared", &json!({})).await;
-    let full = json!({"files": [file("in/a", "in/kib"), file("in/b", "in/kib")]});
-    let in_the_way = json!({"files": [file("out/made.txt/x", "out/made.txt")]});
-    for (files, status) in [(&full, 413), (&in_the_way, 409)] {
-        for route in ["dry-run", "invoke-iterative"] {
-            let said = service.post(&format!("/v1/agents/shared/{route}"), files).await;
-            assert_eq!(said.status, status, "{:#}", said.body);
-        }
-    }
+    refused_by_what_is_there(&service, &file, &good).await;
     let left = std::fs::read_dir(&workspace).unwrap();
     let mut left = left.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     assert!(!left.any(|name| name.starts_with(".toolloop-")), "all copies are gone");
+}
+
+/// A workspace that is there has something in it.
+async fn refused_by_what_is_there(
+    service: &Service,
+    file: &impl Fn(&str, &str) -> Value,
+    good: &Value,
+) {
+    made(service, "shared", &json!({})).await;
+    let full = json!({"files": [file("in/a", "in/kib"), file("in/b", "in/kib")]});
+    for route in ["dry-run", "invoke-iterative"] {
+        let path = format!("/v1/agents/shared/{route}");
+        let said = service.post(&path, &full).await;
+        assert_eq!(said.status, 413, "{:#}", said.body);
+        for in_the_way in ["out/made.txt/x", "out/made.txt/x/y", "out"] {
+            let files = json!({"files": [good, file(in_the_way, "out/made.txt")]});
+            let said = service.post(&path, &files).await;
+            assert_eq!(said.status, 422, "{in_the_way}: {:#}", said.body);
+            assert_eq!(said.body["errors"][0]["pointer"], "/files/1/path", "{:#}", said.body);
+        }
+    }
 }
 
 async fn a_crash_before_the_start_costs_a_repetition(db: Db) {

@@ -108,11 +108,11 @@ async fn check_tells_every_mistake_with_its_line_and_what_was_meant() {
     assert_eq!(checked.status.code(), Some(1));
     let said = String::from_utf8(checked.stdout).unwrap();
     for part in [
-        "bad.yaml: line 3, column 1: tool: unknown key `tool` (did you mean `tools`?)",
-        "bad.yaml: line 6, column 10: limits.max_itertions: unknown key `max_itertions` (did you mean `max_iterations`?)",
-        "bad.yaml: line 6, column 28: limits.max_attempts: 0 is not between",
-        "bad.yaml: line 5, column 10: skills[0]: there is no skill named",
-        "bad.yaml: line 4, column 19: tools[1]: there is no tool named \"teleport\"",
+        "agents/bad.yaml: line 3, column 1: tool: unknown key `tool` (did you mean `tools`?)",
+        "agents/bad.yaml: line 6, column 10: limits.max_itertions: unknown key `max_itertions` (did you mean `max_iterations`?)",
+        "agents/bad.yaml: line 6, column 28: limits.max_attempts: 0 is not between",
+        "agents/bad.yaml: line 5, column 10: skills[0]: there is no skill named",
+        "agents/bad.yaml: line 4, column 19: tools[1]: there is no tool named \"teleport\"",
     ] {
         assert!(said.contains(part), "{part}\n{said}");
     }
@@ -159,10 +159,10 @@ async fn check_tells_every_mistake_of_settings_scenarios_and_tools() {
     let said = String::from_utf8(checked.stdout).unwrap();
     assert_eq!(checked.status.code(), Some(1));
     for told in [
-        "broken.yaml: line 2, column 6: steps[0].txt: unknown key `txt` (did you mean `text`?)",
-        "broken.yaml: line 3, column 18: steps[1].tool_cals: unknown key `tool_cals` (did you mean `tool_calls`?)",
-        "broken.yaml: line 4, column 5: steps[2]: it needs text",
-        "broken.yaml: line 5, column 5: steps[3].text: ",
+        "scenarios/broken.yaml: line 2, column 6: steps[0].txt: unknown key `txt` (did you mean `text`?)",
+        "scenarios/broken.yaml: line 3, column 18: steps[1].tool_cals: unknown key `tool_cals` (did you mean `tool_calls`?)",
+        "scenarios/broken.yaml: line 4, column 5: steps[2]: it needs text",
+        "scenarios/broken.yaml: line 5, column 5: steps[3].text: ",
         "tools/set.yaml: line 2, column 15: tools[0].comand: unknown key `comand` (did you mean `command`?)",
         "tools/set.yaml: line 3, column 15: tools[1].method: ",
         "tools/set.yaml: line 4, column 6: tools[2].name: ",
@@ -188,6 +188,70 @@ async fn check_tells_every_mistake_of_settings_scenarios_and_tools() {
     }
 }
 
+/// Each mistake of settings is told once, and none that is there because of another.
+#[tokio::test]
+async fn mistakes_of_settings_are_told_once() {
+    let jwt = "[auth]\nmode = \"jwt\"\n[auth.jwt]\nissuer = \"a\"\naudience = \"b\"\n";
+    let table: [(&str, &[&str]); 8] = [
+        ("[server]\nexpose = [\"bogus\"]\n", &["server.expose[0]: unknown variant"]),
+        ("[models.x]\nkind = \"openai\"\n", &["models.x.base_url: is missing"]),
+        (
+            "[models.x]\nkind = \"openai\"\n[prices.\"x/y\"]\ninput = -1\n",
+            &["prices.x/y.input: ", "models.x.base_url: is missing"],
+        ),
+        (
+            "[models.x]\nkind = \"openai\"\nbase_url = \"nowhere\"\n",
+            &["models.x.base_url: relative URL"],
+        ),
+        ("[models.x]\nkind = \"scripted\"\ndir = 3\n", &["models.x.dir: "]),
+        (
+            "[models.x]\nkind = \"scripted\"\ndir = \"none\"\n",
+            &["models.x.dir: the directory none does not exist"],
+        ),
+        (
+            &format!("{jwt}jwks_file = \"none\"\n"),
+            &["auth.jwt.jwks_file: the file none does not exist"],
+        ),
+        (jwt, &["auth.jwt: needs either jwks_file or jwks_url"]),
+    ];
+    for (settings, told) in table {
+        let dir = tempfile::TempDir::new().unwrap();
+        std::fs::write(dir.path().join("toolloop.toml"), settings).unwrap();
+        let checked = command(dir.path()).arg("check").output().await.unwrap();
+        let said = String::from_utf8(checked.stderr).unwrap();
+        assert_eq!(checked.status.code(), Some(2), "{said}");
+        assert!(told.iter().all(|told| said.contains(told)), "{settings}: {said}");
+        assert_eq!(said.trim().lines().count(), told.len(), "{settings}: {said}");
+    }
+}
+
+#[tokio::test]
+async fn mistakes_of_definitions_have_their_place() {
+    let flow = "model: scripted/x\ngovernance: {flow: [{when: 'labels.private', do: ask}, {when: 'bogus(', do: ask}]}\n";
+    let dir = Setup::new()
+        .agent("flow", flow)
+        .agent("labels", "model: scripted/x\ninputs: {type: object, x-yields: [privat]}\n")
+        .scenario("x", "steps: [{text: fine}]")
+        .lay_out();
+    let two = "name: two\nmodel: scripted/x\n---\nname: other\n";
+    std::fs::write(dir.path().join("agents/two.yaml"), two).unwrap();
+    let checked = command(dir.path()).arg("check").output().await.unwrap();
+    let said = String::from_utf8(checked.stdout).unwrap();
+    assert_eq!(checked.status.code(), Some(1), "{said}");
+    for (file, key) in [
+        ("flow", "governance.flow[1].when: \"bogus(\" is not a valid CEL expression"),
+        ("labels", "inputs.x-yields[0]: \"privat\" is neither \"untrusted\" nor \"private\""),
+    ] {
+        let line = said
+            .lines()
+            .find(|line| line.starts_with(&format!("agents/{file}.yaml: line 3, column ")));
+        assert!(line.is_some_and(|line| line.contains(key)), "{key}: {said}");
+    }
+    let two = "agents/two.yaml: line 3, column 1: begins another YAML document; a file has one";
+    assert!(said.contains(two), "{said}");
+    assert_eq!(said.lines().count(), 3, "{said}");
+}
+
 #[tokio::test]
 async fn what_a_template_cannot_know_is_told_before_a_run() {
     let part = "output: {schema: {type: object}, reflection: {template: '{{ output|nosuch }}'}}\n";
@@ -203,11 +267,11 @@ async fn what_a_template_cannot_know_is_told_before_a_run() {
     assert_eq!(checked.status.code(), Some(1));
     let said = String::from_utf8(checked.stdout).unwrap();
     for part in [
-        "filter.yaml: line 3, column 1: instructions: is not a valid template: line 2: unknown filter: there is no filter \"nosuch\"",
-        "test.yaml: line 3, column 1: prompt: is not a valid template: line 1: unknown test: there is no test \"nosuch\"",
-        "call.yaml: line 3, column 1: prompt: is not a valid template: unknown variable \"nosuch\"",
+        "agents/filter.yaml: line 3, column 1: instructions: is not a valid template: line 2: unknown filter: there is no filter \"nosuch\"",
+        "agents/test.yaml: line 3, column 1: prompt: is not a valid template: line 1: unknown test: there is no test \"nosuch\"",
+        "agents/call.yaml: line 3, column 1: prompt: is not a valid template: unknown variable \"nosuch\"",
         "output.reflection.template: is not a valid template: line 1: unknown filter",
-        "x.yaml: line 1, column 10: steps[0].text: there is no filter \"nosuch\" (line 1",
+        "scenarios/x.yaml: line 1, column 10: steps[0].text: there is no filter \"nosuch\" (line 1",
     ] {
         assert!(said.contains(part), "{part}\n{said}");
     }

@@ -341,14 +341,21 @@ async fn a_call_is_judged_without_being_made(db: Db) {
     assert_eq!(service.get("/v1/audit?action=tool_call").await.body["data"], json!([]));
     assert!(!service.dir.path().join("workspace/default/out/a.txt").exists());
     // What does not come before the gate is told with the reason.
-    for (body, part) in [
-        (json!({"tool": "nothing", "arguments": {}}), "nothing"),
-        (json!({"tool": "file_ops", "arguments": {"operation": "fly"}}), "/operation"),
-        (json!({"tool": "file_ops", "arguments": []}), "object"),
-        (json!({"tool": "agent:helper", "arguments": {}}), "agent:helper"),
+    for (body, pointer, part) in [
+        (json!({"tool": "nothing", "arguments": {}}), "/tool", "nothing"),
+        (
+            json!({"tool": "file_ops", "arguments": {"operation": "fly"}}),
+            "/arguments",
+            "/operation",
+        ),
+        (json!({"tool": "file_ops", "arguments": []}), "/arguments", "object"),
+        (json!({"tool": "agent:helper", "arguments": {}}), "/tool", "agent:helper"),
+        (json!({"arguments": {}}), "/tool", "is required"),
+        (json!({"tool": 7}), "/tool", "must be a string"),
     ] {
         let refused = judge(body.clone()).await;
         assert_eq!(refused.status, 422, "{body}: {:#}", refused.body);
+        assert_eq!(refused.body["errors"][0]["pointer"], pointer, "{body}: {:#}", refused.body);
         assert!(
             refused.body["detail"].as_str().unwrap().contains(part),
             "{body}: {:#}",

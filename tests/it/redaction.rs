@@ -17,6 +17,7 @@ use crate::service::{Db, Service, Setup, on_both_stores};
 on_both_stores! {
     secrets_are_served_nowhere,
     secrets_behind_newlines_are_served_nowhere,
+    definitions_are_served_without_secrets,
     ordinary_texts_are_served_as_they_are,
     what_others_wrote_is_served_without_secrets,
     a_secret_in_pieces_is_not_streamed,
@@ -73,8 +74,8 @@ async fn secrets_are_served_nowhere(db: Db) {
     );
     let service = clerk(CLERK, &scenario).start(db).await;
     let body = json!({
-        "inputs": {"task": format!("use {SHAPED}"), "api_key": "hunter2", "tokens": 7},
-        "metadata": {"note": "password=hunter2"}, "session_id": "desk",
+        "inputs": {"task": format!("use {SHAPED}"), "api_key": "hunter2", "tokens": 7, KNOWN: 1, SHAPED: 2},
+        "metadata": {"note": "password=hunter2", KNOWN: "x"}, "session_id": "desk",
     });
     let answer = service.run("clerk", &body).await;
     assert_eq!(answer["status"], "completed", "{answer:#}");
@@ -90,8 +91,9 @@ async fn secrets_are_served_nowhere(db: Db) {
         }
     }
     let run = service.get(&run).await.body;
-    let inputs = json!({"task": "use [redacted]", "api_key": "[redacted]", "tokens": 7});
+    let inputs = json!({"task": "use [redacted]", "api_key": "[redacted]", "tokens": 7, "[redacted]": 1, "[redacted] 2": 2});
     assert_eq!(run["inputs"], inputs);
+    assert_eq!(run["metadata"], json!({"note": "password=[redacted]", "[redacted]": "x"}));
     assert_eq!(run["usage"]["total_tokens"], run["tokens_used"], "counts are no secrets");
     assert_eq!(file(&service, "out.txt"), "password: hunter2", "what is done is done whole");
 }
@@ -134,6 +136,52 @@ async fn secrets_behind_newlines_are_served_nowhere(db: Db) {
         let near = at.map(|at| &served[served.floor_char_boundary(at.saturating_sub(60))..at + 7]);
         assert_eq!(near, None, "{place}");
     }
+}
+
+async fn definitions_are_served_without_secrets(db: Db) {
+    let agent = format!(
+        "{CLERK}
+description: 'Knows {KNOWN}.'
+instructions: 'Use token={SHAPED} and {KNOWN}.'
+provider_options: {{scripted: {{api_key: {{value: hunter2}}}}}}
+inputs:
+  type: object
+  properties:
+    task: {{type: string, default: '{KNOWN}'}}
+    password: {{type: string, default: hunter2, maxLength: 40}}
+output:
+  schema: {{type: object, description: 'Not {SHAPED}.', properties: {{result: {{type: string}}}}}}
+  reflection: {{url: 'http://127.0.0.1:9/?api_key=hunter2'}}
+"
+    )
+    .replace("tools: [file_ops]", "tools: [file_ops, 'http:api/a']")
+    .replace("paths:", "network: {credentials: [partner], allow: ['*']}, paths:");
+    let tools = format!(
+        "base_url: http://127.0.0.1:9\ntools: [{{name: a, description: 'Not {KNOWN}.', method: GET, path: /, \
+         input_schema: {{type: object, properties: {{token: {{type: string, description: '{SHAPED}'}}}}}}}}]"
+    );
+    let credential = "[tools.credentials.partner]\nurl = \"https://a.example/\"\ntoken_env = \"PARTNER_API_KEY\"";
+    let service = clerk(&agent, "steps: [{text: done}]").tools("api", &tools).config(credential);
+    let service = service.start(db).await;
+    let dry_run = service.post("/v1/agents/clerk/dry-run", &json!({})).await;
+    for path in ["/v1/agents", "/v1/agents/clerk", "/v1/tools", "/v1/tools/http%3Aapi%2Fa"] {
+        let served = service.get(path).await;
+        assert_eq!(served.status, 200, "{path}: {:#}", served.body);
+        for secret in ["hunter2", KNOWN] {
+            assert!(!served.body.to_string().contains(secret), "{secret} in {path}: {served:#?}");
+        }
+    }
+    for secret in ["hunter2", KNOWN] {
+        assert!(!dry_run.body.to_string().contains(secret), "{secret}: {:#}", dry_run.body);
+    }
+    let shown = service.get("/v1/agents/clerk").await.body;
+    let password = json!({"type": "string", "default": "[redacted]", "maxLength": 40});
+    assert_eq!(shown["inputs"]["properties"]["password"], password);
+    assert_eq!(shown["governance"]["network"]["credentials"], json!(["partner"]));
+    let tool = service.get("/v1/tools/http%3Aapi%2Fa").await.body;
+    assert_eq!(tool["description"], "Not [redacted].");
+    let token = json!({"type": "string", "description": "[redacted]"});
+    assert_eq!(tool["input_schema"]["properties"]["token"], token);
 }
 
 async fn ordinary_texts_are_served_as_they_are(db: Db) {

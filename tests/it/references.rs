@@ -79,7 +79,7 @@ async fn what_is_missing_is_told_with_its_place() {
     let ready = service.get("/readyz").await.body;
     let model = ("model", "", "line 2, column 1: model: ");
     for (name, _, expected) in MISSING.into_iter().chain([model]) {
-        let line = check.lines().find(|line| line.starts_with(&format!("{name}.yaml: ")));
+        let line = check.lines().find(|line| line.starts_with(&format!("agents/{name}.yaml: ")));
         let line = line.unwrap_or_else(|| panic!("{name}: {check}"));
         assert!(line.contains(expected), "{line}");
         let error = line.split_once(": ").unwrap().1;
@@ -115,7 +115,7 @@ async fn scenarios_that_cannot_be_played_are_told() {
         assert_eq!(code, Some(1), "{said}");
         for expected in [
             "gone.yaml: line 2, column 1: model: there is no scenario named \"gone\"; there are: broken, fine",
-            "broken.yaml: line 3, column 19: fallback_models[0]: broken.yaml: line 2, column 6: steps[0].txt: unknown key `txt` (did you mean `text`?)",
+            "broken.yaml: line 3, column 19: fallback_models[0]: scenarios/broken.yaml: line 2, column 6: steps[0].txt: unknown key `txt` (did you mean `text`?)",
         ] {
             assert!(said.contains(expected), "{expected}: {said}");
         }
@@ -156,7 +156,7 @@ async fn a_policy_without_a_tool_is_warned_of() {
     let warnings: Vec<&str> =
         checked.lines().filter(|line| line.starts_with("warning: ")).collect();
     assert_eq!(warnings.len(), 1, "{checked}");
-    assert!(warnings[0].starts_with("warning: picky.yaml: line 7, "), "{checked}");
+    assert!(warnings[0].starts_with("warning: agents/picky.yaml: line 7, "), "{checked}");
     assert!(warnings[0].ends_with("\"shel\" means no tool of this service"), "{checked}");
     let (_, checked) = said(dir.path(), &["check", "--json"]).await;
     let checked: Value = serde_json::from_str(&checked).unwrap();

@@ -138,6 +138,16 @@ async fn a_browser_follows_a_run_with_a_token_in_the_query(db: Db) {
     assert_eq!(stream().header("last-event-id", "1").send().await.unwrap().status(), 200);
     // One credential in the one place where browsers cannot do otherwise.
     assert_eq!(stream().bearer_auth(ADMIN_KEY).send().await.unwrap().status(), 401);
+    for keys in [[ADMIN_KEY, ADMIN_KEY], [ADMIN_KEY, "bogus"], ["bogus", ADMIN_KEY]] {
+        let twice = reqwest::Client::new().get(service.url("/v1/runs"));
+        let twice = keys
+            .into_iter()
+            .fold(twice, reqwest::RequestBuilder::bearer_auth)
+            .send()
+            .await
+            .unwrap();
+        assert_eq!(twice.status(), 401, "{keys:?}");
+    }
     for path in [format!("/v1/runs/{run}"), "/v1/runs".into(), format!("/v1/runs/{run}/wait")] {
         assert_eq!(reqwest::get(url(&path)).await.unwrap().status(), 401, "{path}");
     }

@@ -397,6 +397,7 @@ async fn a_receiver_that_wants_no_more_is_left_alone(db: Db) {
     let service = local().start(db).await;
     let receiver = Receiver::start([Does::Answers(410)]).await;
     let id = enqueue(&service, "writer", &receiver.url).await;
+    let run = id.clone();
     let path = format!("/v1/runs/{id}");
     service.until(&path, |run| run["status"] == "awaiting_approval").await;
     let list = format!("/v1/webhooks/deliveries?run_id={id}");
@@ -424,6 +425,7 @@ async fn a_receiver_that_wants_no_more_is_left_alone(db: Db) {
     all.reverse();
     all.sort_by_key(|delivery| delivery["status"] != "disabled");
     assert_eq!(all[0]["status"], "disabled", "{all:#?}");
+    let refused = all.iter().filter(|row| row["status"] == "failed").count();
     for delivery in &all {
         let id = delivery["id"].as_str().unwrap();
         let again =
@@ -435,6 +437,11 @@ async fn a_receiver_that_wants_no_more_is_left_alone(db: Db) {
         };
         if delivery["status"] == "failed" || delivery == &all[0] {
             service.until(&list, is_delivered).await;
+        }
+        if delivery == &all[0] {
+            // What was answered 410 itself stays what it was.
+            let failed = deliveries(&service, &format!("?run_id={run}&status=failed")).await;
+            assert_eq!(failed.len(), refused, "{failed:#?}");
         }
     }
     let all_delivered = |list: &Value| {
@@ -489,7 +496,7 @@ async fn addresses_are_judged_before_the_run(db: Db) {
         assert!(!answer.body.to_string().contains("secret@"), "{:#}", answer.body);
     }
     for (webhook, pointer) in [
-        (json!({}), "/webhook"),
+        (json!({}), "/webhook/url"),
         (json!("https://example.com"), "/webhook"),
         (json!({"url": 7}), "/webhook/url"),
         (json!({"url": "https://example.com", "secret": "x"}), "/webhook/secret"),

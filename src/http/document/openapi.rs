@@ -182,6 +182,14 @@ fn name_items(schemas: &mut BTreeMap<String, RefOr<Schema>>) {
     }
 }
 
+/// Whether an operation takes from the key's rate limit.
+fn is_invocation(id: &str) -> bool {
+    matches!(
+        id,
+        "invoke_agent" | "invoke_agent_iterative" | "stream_agent" | "call_tool" | "dry_run_agent"
+    )
+}
+
 /// Why an invocation is refused beside what every request may be refused for.
 fn of_invocation(id: &str) -> Vec<Code> {
     let mut codes = vec![
@@ -191,10 +199,7 @@ fn of_invocation(id: &str) -> Vec<Code> {
         Code::IdempotencyMismatch,
         Code::SessionBusy,
         Code::SessionOfOtherAgent,
-        Code::RateLimited,
-        Code::Overloaded,
         Code::Draining,
-        Code::Timeout,
     ];
     if id != "dry_run_agent" {
         codes.push(Code::TooManyRuns);
@@ -210,7 +215,7 @@ fn of_invocation(id: &str) -> Vec<Code> {
 
 /// The errors that an operation can respond with, derived from its parameters and body.
 fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
-    let mut codes = vec![Code::Internal, Code::UriTooLong, Code::HeadersTooLarge];
+    let mut codes = vec![Code::Internal, Code::UriTooLong, Code::HeadersTooLarge, Code::Timeout];
     let takes = |place: ParameterIn| {
         let mut parameters = operation.parameters.iter().flatten();
         parameters.any(|p: &RefOr<Parameter>| matches!(p, RefOr::T(p) if p.parameter_in == place))
@@ -220,9 +225,13 @@ fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
             Code::Unauthenticated,
             Code::Forbidden,
             Code::InvalidParameter,
+            Code::RateLimited,
             Code::StoreUnavailable,
             Code::IdentityProviderUnavailable,
         ]);
+    }
+    if !matches!(operation.operation_id.as_deref(), Some("check_health" | "check_readiness")) {
+        codes.push(Code::Overloaded);
     }
     codes.push(Code::ForeignOrigin);
     if takes(ParameterIn::Path) {
@@ -238,15 +247,7 @@ fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
         codes.push(Code::InvalidInputs);
     }
     match operation.operation_id.as_deref() {
-        Some(
-            id @ ("invoke_agent"
-            | "invoke_agent_iterative"
-            | "stream_agent"
-            | "call_tool"
-            | "dry_run_agent"),
-        ) => {
-            codes.extend(of_invocation(id));
-        }
+        Some(id) if is_invocation(id) => codes.extend(of_invocation(id)),
         Some("approve_tool_call" | "deny_tool_call" | "resolve_tool_call" | "give_tool_result") => {
             codes.push(Code::NotAwaitingApproval);
         }
@@ -261,13 +262,11 @@ fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
             if id.starts_with("put") {
                 // Any bytes are valid.
                 codes.retain(|code| *code != Code::InvalidInputs);
-                codes.push(Code::Overloaded);
             }
             if id.starts_with("put") || id.starts_with("delete") {
                 codes.push(Code::FileConflict);
             }
         }
-        Some("list_runs") => codes.push(Code::Overloaded),
         Some("redeliver_webhook") => codes.push(Code::WebhooksDisabled),
         Some("delete_session") => codes.push(Code::SessionBusy),
         Some("revoke_key") => codes.push(Code::ProtectedKey),
@@ -316,7 +315,7 @@ fn share_problems(operation: &mut Operation) -> Vec<(String, RefOr<Response>)> {
 
 /// Documents the headers `Retry-After`, `RateLimit` and `RateLimit-Policy`.
 fn add_headers(operation: &mut Operation) {
-    let is_limited = operation.responses.responses.contains_key("429");
+    let is_limited = operation.operation_id.as_deref().is_some_and(is_invocation);
     let header = |schema: Object, description: &str| {
         let mut header = Header::new(schema);
         header.description = Some(description.to_owned());
@@ -329,7 +328,8 @@ fn add_headers(operation: &mut Operation) {
                 header(Object::with_type(Type::Integer), "Seconds until a retry may succeed.");
             response.headers.insert("retry-after".to_owned(), seconds);
         }
-        if is_limited && (status == "429" || status.starts_with('2')) {
+        // What is the same for several operations is written once, whether they have a rate limit or not.
+        if status == "429" || (is_limited && status.starts_with('2')) {
             for (name, description) in [
                 (
                     POLICY,

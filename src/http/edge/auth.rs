@@ -153,7 +153,7 @@ impl Identity {
 
     /// The caller by its key alone.
     pub(crate) async fn by_key(parts: &Parts, app: &App) -> Result<Self, Problem> {
-        Self::of_key(app, parts, bearer(&parts.headers)).await
+        Self::of_key(app, parts, bearer(&parts.headers)?).await
     }
 
     async fn lasting(app: &App, parts: &Parts, by: Presented<'_>) -> Result<Self, Problem> {
@@ -276,7 +276,7 @@ enum Presented<'p> {
 }
 
 fn presented<'p>(app: &'p App, parts: &'p Parts) -> Result<Presented<'p>, Problem> {
-    let bearer = bearer(&parts.headers);
+    let bearer = bearer(&parts.headers)?;
     match (tokens::in_query(parts)?, bearer) {
         (Some(_), Some(_)) => Err(Problem::new(
             Code::Unauthenticated,
@@ -396,7 +396,15 @@ pub(crate) async fn credential_lost(app: &App, credential: &Credential) {
     }
 }
 
-fn bearer(headers: &HeaderMap) -> Option<&str> {
-    let (scheme, token) = headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
-    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+/// The token in the header. Of two headers, a proxy in front may mean another one than this service.
+fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
+    let mut given = headers.get_all(AUTHORIZATION).iter();
+    let header = given.next();
+    if given.next().is_some() {
+        let detail = "The header `Authorization` is given more than once.";
+        return Err(Problem::new(Code::Unauthenticated, detail));
+    }
+    let credentials = header.and_then(|header| header.to_str().ok()?.split_once(' '));
+    let is_bearer = |(scheme, _): &(&str, &str)| scheme.eq_ignore_ascii_case("bearer");
+    Ok(credentials.filter(is_bearer).map(|(_, token)| token.trim()))
 }

@@ -154,10 +154,46 @@ fn escapes_nul(json: &[u8]) -> bool {
 pub(crate) fn fields<T: DeserializeOwned>(
     object: Map<String, Value>,
 ) -> Result<T, ValidationError> {
-    serde_path_to_error::deserialize(Value::Object(object)).map_err(|error| ValidationError {
-        pointer: pointer(error.path()),
-        message: shortened(&error.into_inner().to_string()),
+    serde_path_to_error::deserialize(Value::Object(object)).map_err(|error| {
+        let pointer = pointer(error.path());
+        let said = error.into_inner().to_string();
+        match said.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`')) {
+            Some(name) => ValidationError {
+                pointer: format!("{pointer}/{}", escaped_key(name)),
+                message: "is required".to_owned(),
+            },
+            None => ValidationError { pointer, message: shortened(&in_words(said)) },
+        }
     })
+}
+
+/// What serde says of a value, without names of Rust's types.
+fn in_words(said: String) -> String {
+    if said.starts_with("UUID parsing failed") {
+        return "must be a UUID".to_owned();
+    }
+    let is_wrong = ["invalid type: ", "invalid value: "].iter().any(|kind| said.starts_with(kind));
+    let Some((_, expected)) = said.rsplit_once(", expected ").filter(|_| is_wrong) else {
+        return said;
+    };
+    let whole = |least: i64, most: u64| format!("a whole number from {least} to {most}");
+    let expected = match expected {
+        "a map" => "an object".to_owned(),
+        "a sequence" => "a list".to_owned(),
+        "a formatted UUID string" => "a UUID".to_owned(),
+        "f32" | "f64" => "a number".to_owned(),
+        "u8" => whole(0, u8::MAX.into()),
+        "u16" => whole(0, u16::MAX.into()),
+        "u32" => whole(0, u32::MAX.into()),
+        "u64" | "usize" => whole(0, u64::MAX),
+        "i8" => whole(i8::MIN.into(), 127),
+        "i16" => whole(i16::MIN.into(), 32_767),
+        "i32" => whole(i32::MIN.into(), 2_147_483_647),
+        "i64" | "isize" => whole(i64::MIN, 9_223_372_036_854_775_807),
+        other if other.starts_with("struct ") => "an object".to_owned(),
+        other => other.to_owned(),
+    };
+    format!("must be {expected}")
 }
 
 fn pointer(path: &serde_path_to_error::Path) -> String {

@@ -82,6 +82,56 @@ fn an_invalid_field_is_reported_with_its_pointer() {
 }
 
 #[test]
+fn what_is_wrong_with_a_field_is_said_without_names_of_types() {
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    #[expect(dead_code, reason = "only what is refused is looked at")]
+    struct Outer {
+        tool: String,
+        inner: Option<Inner>,
+        count: Option<u32>,
+        rank: Option<i16>,
+        share: Option<f64>,
+        id: Option<Uuid>,
+        list: Option<Vec<Inner>>,
+        map: Option<std::collections::BTreeMap<String, bool>>,
+    }
+    #[derive(Debug, Deserialize)]
+    #[expect(dead_code, reason = "only what is refused is looked at")]
+    struct Inner {
+        url: String,
+    }
+    for (field, value, pointer, message) in [
+        ("inner", json!("x"), "/inner", "must be an object"),
+        ("inner", json!({}), "/inner/url", "is required"),
+        ("count", json!("many"), "/count", "must be a whole number from 0 to 4294967295"),
+        ("count", json!(-1), "/count", "must be a whole number from 0 to 4294967295"),
+        (
+            "count",
+            json!(4_294_967_296_u64),
+            "/count",
+            "must be a whole number from 0 to 4294967295",
+        ),
+        ("rank", json!(1.5), "/rank", "must be a whole number from -32768 to 32767"),
+        ("share", json!([]), "/share", "must be a number"),
+        ("id", json!(7), "/id", "must be a UUID"),
+        ("id", json!("x, expected y"), "/id", "must be a UUID"),
+        ("list", json!({}), "/list", "must be a list"),
+        ("list", json!([{"url": "x"}, {"url": 1}]), "/list/1/url", "must be a string"),
+        ("map", json!([]), "/map", "must be an object"),
+        ("map", json!({"a/b": "x"}), "/map/a~1b", "must be a boolean"),
+        ("tool", Value::Null, "/tool", "must be a string"),
+    ] {
+        let mut body = json!({"tool": "t"});
+        body[field] = value;
+        let wrong = fields::<Outer>(body.as_object().unwrap().clone()).unwrap_err();
+        assert_eq!((&*wrong.pointer, &*wrong.message), (pointer, message), "{body}");
+    }
+    let wrong = fields::<Outer>(Map::new()).unwrap_err();
+    assert_eq!((&*wrong.pointer, &*wrong.message), ("/tool", "is required"));
+}
+
+#[test]
 fn a_repeated_or_undecodable_parameter_is_rejected() {
     for query in
         ["a=1&a=2", "a=%ff", "a=%00", "a=%", "a=%4", "a=%zz", "a=%+5", "%00=1", "a=1&%61=2"]

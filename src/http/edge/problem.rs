@@ -412,6 +412,7 @@ impl From<UploadError> for Problem {
         match error {
             UploadError::Path { pointer, .. }
             | UploadError::Twice { pointer, .. }
+            | UploadError::InTheWay { pointer, .. }
             | UploadError::Source { pointer, .. } => Self::at(Code::InvalidInputs, pointer, why),
             UploadError::Change(error) => error.into(),
             UploadError::Files(error) => error.into(),
@@ -482,7 +483,7 @@ impl From<StartError> for Problem {
             StartError::MissingScope(_) => return Self::refused(&error),
             StartError::BrokenAgent { .. } => return Self::internal(error.to_string()),
         };
-        Self::new(code, format!("{error}."))
+        Self::new(code, sentence(&error.to_string()))
     }
 }
 

@@ -191,4 +191,10 @@ fn every_start_error_has_its_code() {
     assert_eq!(code(StartError::Store(StoreError::Failed(String::new()))), Code::Internal);
     let error = ValidationError { pointer: "/model".into(), message: "is unknown".into() };
     assert_eq!(code(StartError::InvalidOverride(error)), Code::InvalidOverride);
+    for (error, detail) in [
+        (StartError::IdempotencyMismatch, "The idempotency key was used for another request."),
+        (StartError::Overloaded, "Too many runs are in progress."),
+    ] {
+        assert_eq!(Problem::from(error).detail, detail);
+    }
 }

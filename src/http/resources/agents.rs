@@ -1,6 +1,7 @@
 //! The agents, read only: definitions change by editing their files.
 //!
-//! A definition contains no secrets, only the names of their sources, so it is shown unredacted.
+//! They are shown without secrets: a definition names the sources of those that the service uses,
+//! but its texts may have others in them. The hash is that of the whole definition.
 
 use axum::Json;
 use axum::extract::State;
@@ -12,6 +13,7 @@ use utoipa::openapi::schema::Schema;
 use utoipa::{PartialSchema, ToSchema};
 
 use super::page::{Listing, PARTS, PartParams, by_number};
+use super::redacted;
 use crate::agents::definition::GovernanceSection;
 use crate::agents::{Agent, Definition};
 use crate::http::document::openapi::{one_object, properties};
@@ -102,6 +104,23 @@ fn shown(definition: Definition) -> Definition {
     Definition { limits, governance, ..definition }
 }
 
+/// Without secrets. What `provider_options` has under the name of a secret is one, whatever its form;
+/// in `governance`, such names are those of tools and sources.
+fn without_secrets(agent: AgentDetail) -> Result<Value, Problem> {
+    let mut shown =
+        serde_json::to_value(agent).map_err(|error| Problem::internal(error.to_string()))?;
+    let mut kept = |field: &str| shown.get_mut(field).map(Value::take);
+    let (options, governance) = (kept("provider_options"), kept("governance"));
+    let mut shown = redacted::described(shown);
+    if let Some(options) = options {
+        shown["provider_options"] = redacted::document(options);
+    }
+    if let Some(governance) = governance {
+        shown["governance"] = redacted::output(governance);
+    }
+    Ok(shown)
+}
+
 /// The fields that are present even for a minimal definition.
 fn always_present() -> Vec<String> {
     let shortest = Definition::deserialize(json!({"name": "", "model": ""}));
@@ -118,8 +137,8 @@ impl From<&Agent> for AgentSummary {
         let definition = &agent.definition;
         Self {
             name: definition.name.clone(),
-            version: definition.version.clone(),
-            description: definition.description.clone(),
+            version: redacted::text(definition.version.clone()),
+            description: redacted::text(definition.description.clone()),
             model: definition.model.clone(),
             tools: definition.tools.clone(),
             hash: agent.hash.clone(),
@@ -157,9 +176,10 @@ pub(crate) async fn get_agent(
     _: Scoped<AgentsRead>,
     Name(name): Name,
     params: Params,
-) -> Result<Json<AgentDetail>, Problem> {
+) -> Result<Json<Value>, Problem> {
     params.finish()?;
     let agent = app.catalogue.agent(&name).ok_or_else(|| Problem::not_found("agent"))?;
     let version = LoadedVersion { hash: agent.hash.clone(), loaded_at: agent.loaded_at };
-    Ok(Json(AgentDetail { definition: shown(agent.definition.clone()), version }))
+    let agent = AgentDetail { definition: shown(agent.definition.clone()), version };
+    Ok(Json(without_secrets(agent)?))
 }

@@ -3,9 +3,10 @@
 //! A dry run is rejected for the same reasons, and with the same errors, as a run.
 
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use utoipa::ToSchema;
 
+use super::redacted;
 use super::run_parts::{Message, messages};
 use crate::agents::definition::GovernanceSection;
 use crate::message::tool_schema::ToolSchema;
@@ -80,8 +81,8 @@ pub(crate) struct DryRunPolicy {
     stop_on_tool_block: bool,
     /// What the agent's tools may do; only for keys with `agents:read`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(nullable = false)]
-    governance: Option<GovernanceSection>,
+    #[schema(value_type = GovernanceSection, nullable = false)]
+    governance: Option<Value>,
 }
 
 impl DryRun {
@@ -99,8 +100,8 @@ impl From<DryRunOutcome> for DryRun {
         let definition = &agent.definition;
         let tool = |(name, description, schema): (String, String, ToolSchema)| DryRunTool {
             name,
-            description,
-            input_schema: Value::clone(&schema),
+            description: redacted::text(description),
+            input_schema: redacted::described(Value::clone(&schema)),
         };
         let governance = GovernanceSection {
             budget: policy.budget.clone().shown(),
@@ -122,7 +123,7 @@ impl From<DryRunOutcome> for DryRun {
                 on_limit: policy.on_limit,
                 throw_on_tool_failure: policy.throw_on_tool_failure,
                 stop_on_tool_block: policy.stop_on_tool_block,
-                governance: Some(governance),
+                governance: Some(redacted::output(json!(governance))),
             },
             limits: policy.limits,
             budget: policy.budget.shown(),

@@ -14,7 +14,7 @@ use crate::http::edge::extract::{JsonObject, Name, Params, fields};
 use crate::http::edge::problem::{Code, Problem};
 use crate::http::state::App;
 use crate::run::{Label, null_as_default};
-use crate::runtime::{Decided, PolicyCase};
+use crate::runtime::{Decided, NotJudged, PolicyCase};
 
 /// A call that is to be judged.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -102,8 +102,13 @@ pub(crate) async fn judge_call(
         rule: None,
     };
     let judged = app.runtime.judge_call(&agent, &case).await;
-    let Decided { decision, rule, reason, actions } = judged
-        .map_err(|why| Problem::at(Code::InvalidInputs, "/arguments", redacted::text(why)))?;
+    let Decided { decision, rule, reason, actions } = judged.map_err(|refused| {
+        let (pointer, why) = match refused {
+            NotJudged::Tool(why) => ("/tool", why),
+            NotJudged::Call(why) => ("/arguments", why),
+        };
+        Problem::at(Code::InvalidInputs, pointer, redacted::text(why))
+    })?;
     Ok(Json(JudgedCall {
         decision,
         rule,

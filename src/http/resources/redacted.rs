@@ -35,6 +35,12 @@ pub(crate) fn output(mut output: Value) -> Value {
     output
 }
 
+/// A schema, or another description of documents, without secrets in its texts and examples.
+pub(crate) fn described(mut description: Value) -> Value {
+    secrets::redact_described(&mut description);
+    description
+}
+
 /// An event as JSON text.
 pub(crate) fn event(event: &Event) -> Result<String, serde_json::Error> {
     let written = event.served_text()?;

@@ -1,12 +1,13 @@
 //! The registered tools, and whether the caller's runs may execute them.
 
-use crate::message::tool_schema::ToolSchema;
 use axum::Json;
 use axum::extract::State;
 use serde::Serialize;
+use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::page::{Listing, PARTS, PartParams, by_number};
+use super::redacted;
 use crate::http::document::vocabulary::JsonSchema;
 use crate::http::edge::auth::{Scoped, ToolsRead};
 use crate::http::edge::extract::{Name, Params};
@@ -28,7 +29,7 @@ pub(crate) struct Tool {
     description: String,
     /// The JSON Schema of the arguments.
     #[schema(value_type = JsonSchema)]
-    input_schema: ToolSchema,
+    input_schema: Value,
     /// The strongest effect that a call can have.
     effect: Effect,
     /// Whether a call can lose what exists.
@@ -60,14 +61,14 @@ impl Tool {
         let sandbox = sandbox.filter(|_| *runs_programs);
         Self {
             name: info.name.clone(),
-            description: info.description.clone(),
-            input_schema: info.input_schema.clone(),
+            description: redacted::text(info.description.clone()),
+            input_schema: redacted::described(Value::clone(&info.input_schema)),
             effect: info.effect,
             destructive: info.destructive,
             source: info.source.clone(),
             sandbox: sandbox.map(|holds| holds.level().into()),
             network: sandbox.map(|holds| holds.network && *may_lead_out),
-            unavailable: unavailable.clone(),
+            unavailable: unavailable.clone().map(redacted::text),
             allowed: caller.may_execute(&info.name),
         }
     }

@@ -13,6 +13,7 @@ mod list;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::file::Entry;
@@ -64,6 +65,15 @@ pub struct Imported {
     pub left_out: Vec<String>,
 }
 
+/// An operation, as a list has it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Listed {
+    /// Its `operationId`.
+    pub id: String,
+    pub method: String,
+    pub path: String,
+}
+
 /// An operation and where it stands.
 struct Found<'a> {
     path: &'a str,
@@ -107,13 +117,13 @@ impl Document {
         self.operations().filter_map(|found| found.operation.get("operationId")?.as_str()).collect()
     }
 
-    /// The operations, one line each.
-    pub fn listed(&self) -> Vec<String> {
-        let line = |Found { path, method, operation, .. }: Found<'_>| {
-            let id = operation.get("operationId")?.as_str()?;
-            Some(format!("{id}  {} {path}", method.to_ascii_uppercase()))
+    /// The operations that have an id.
+    pub fn listed(&self) -> Vec<Listed> {
+        let listed = |Found { path, method, operation, .. }: Found<'_>| {
+            let id = operation.get("operationId")?.as_str()?.to_owned();
+            Some(Listed { id, method: method.to_ascii_uppercase(), path: path.to_owned() })
         };
-        self.operations().filter_map(line).collect()
+        self.operations().filter_map(listed).collect()
     }
 
     fn operations(&self) -> impl Iterator<Item = Found<'_>> {

@@ -332,7 +332,7 @@ async fn errors_come_with_advice(db: Db) {
         missing.err
     );
     let status = remote(&service, &["runs", "list", "--status", "asleep"]).await;
-    assert!(status.code == Some(1) && status.err.contains("status"), "{}", status.err);
+    assert!(status.code == Some(2) && status.err.contains("status"), "{}", status.err);
     let nonsense = toolloop(service.dir.path(), &["runs", "list", "--server", "ftp://x"]).await;
     assert!(
         nonsense.code == Some(2) && nonsense.err.contains("http://127.0.0.1:8080"),

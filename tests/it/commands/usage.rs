@@ -1,0 +1,66 @@
+//! Wrong usage, which is told before anything is asked or written.
+
+use serde_json::{Value, json};
+
+use super::{directory, toolloop};
+
+const API: &str = r#"{"openapi": "3.1.0", "info": {"title": "a", "version": "1"}, "servers": [{"url": "http://a.example"}],
+"paths": {"/things": {"get": {"operationId": "ListThings", "responses": {}}, "post": {"operationId": "AddThing", "responses": {}}}}}"#;
+
+#[tokio::test]
+async fn wrong_usage_is_exit_code_two() {
+    let dir = directory(&[("api.json", API)]);
+    for (arguments, told) in [
+        (&["runs", "list", "--status", "bogus"][..], "completed"),
+        (&["runs", "list", "--reason", "bogus"], "max_iterations"),
+        (
+            &[
+                "keys",
+                "create",
+                "--name",
+                "a",
+                "--scope",
+                "runs:read",
+                "--expires-at",
+                "2020-01-01T00:00:00Z",
+            ],
+            "is not in the future",
+        ),
+        (&["doctor", "--config", "missing.toml"], "missing.toml: cannot be read"),
+        (&["doctor", "--json", "--config", "missing.toml"], "missing.toml: cannot be read"),
+        (&["tools", "import", "api.json", "--json", "--operation", "ListThings"], "--json"),
+    ] {
+        let done = toolloop(dir.path(), arguments).await;
+        assert_eq!(done.code, Some(2), "{arguments:?}: {}{}", done.out, done.err);
+        assert!(done.err.contains(told), "{arguments:?}: {}", done.err);
+    }
+    for (option, value) in [("--status", "needs_review"), ("--reason", "max_iterations")] {
+        let done = toolloop(dir.path(), &["runs", "list", option, value]).await;
+        assert_eq!(done.code, Some(0), "{}", done.err);
+    }
+}
+
+#[tokio::test]
+async fn operations_are_listed_as_json_and_written_to_new_files_only() {
+    let dir = directory(&[("api.json", API)]);
+    let listed = toolloop(dir.path(), &["tools", "import", "api.json", "--json"]).await;
+    assert_eq!(listed.code, Some(0), "{}", listed.err);
+    let listed: Value = serde_json::from_str(&listed.out).unwrap();
+    let expected = json!({"operations": [
+        {"id": "ListThings", "method": "GET", "path": "/things"},
+        {"id": "AddThing", "method": "POST", "path": "/things"},
+    ]});
+    assert_eq!(listed, expected);
+    let table = toolloop(dir.path(), &["tools", "import", "api.json"]).await.out;
+    assert_eq!(table, "ListThings  GET /things\nAddThing  POST /things\n");
+
+    let import =
+        ["tools", "import", "api.json", "--operation", "ListThings", "--output", "api.yaml"];
+    let written = toolloop(dir.path(), &import).await;
+    assert_eq!(written.code, Some(0), "{}", written.err);
+    std::fs::write(dir.path().join("api.yaml"), "mine").unwrap();
+    let refused = toolloop(dir.path(), &import).await;
+    assert_eq!(refused.code, Some(2), "{}", refused.err);
+    assert!(refused.err.contains("api.yaml exists; nothing was written"), "{}", refused.err);
+    assert_eq!(std::fs::read_to_string(dir.path().join("api.yaml")).unwrap(), "mine");
+}

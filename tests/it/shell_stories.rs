@@ -22,6 +22,7 @@ on_both_stores! {
     programs_end_with_their_run_and_with_the_service,
     a_parents_rules_hold_in_children,
     names_that_no_rule_can_be_held_for_are_refused,
+    a_file_with_another_hard_link_is_not_written,
 }
 
 const RULES: &str = "{allow: [{command: echo}, {command: cat, effect: read}, {command: ls, effect: read}, {command: wc, \
@@ -290,4 +291,37 @@ async fn names_that_no_rule_can_be_held_for_are_refused(db: Db) {
     let run = service.run("worker", &json!({})).await;
     let told = self::results(&service, &run).await[0].to_string();
     assert!(told.contains("a.txt"), "{told}");
+}
+
+async fn a_file_with_another_hard_link_is_not_written(db: Db) {
+    let service = Setup::new()
+        .agent("worker", &agent(RULES, ""))
+        .scenario(
+            "worker",
+            &scenario(&[
+                "echo changed > hl",
+                "echo changed >> hl",
+                "cat missing 2> hl",
+                "echo x > /dev/null",
+                "echo new > plain",
+            ]),
+        )
+        .file("plain", "a longer content\n")
+        .start(db)
+        .await;
+    let (outside, workspace) =
+        (service.dir.path().join("outside"), service.dir.path().join("workspace/default"));
+    std::fs::write(&outside, "kept\n").unwrap();
+    std::fs::hard_link(&outside, workspace.join("hl")).unwrap();
+    let run = service.run("worker", &json!({})).await;
+    let results = results(&service, &run).await;
+    assert_eq!(std::fs::read_to_string(&outside).unwrap(), "kept\n", "{results:#?}");
+    for result in &results[..2] {
+        assert_eq!(result["exit_code"], 1, "{results:#?}");
+        let why = result["stderr"].as_str().unwrap();
+        assert!(why.contains("hl: has 2 hard links"), "{why}");
+    }
+    assert_eq!(results[2]["exit_code"], 1, "{results:#?}");
+    assert_eq!((&results[3]["exit_code"], &results[4]["exit_code"]), (&json!(0), &json!(0)));
+    assert_eq!(std::fs::read_to_string(workspace.join("plain")).unwrap(), "new\n");
 }

@@ -326,20 +326,16 @@ fn limit_tasks(mut most: u64) -> io::Result<()> {
 }
 
 fn redirect(redirection: &Redirection) -> io::Result<()> {
-    let opened = |path: &str, flags: OFlags| -> io::Result<OwnedFd> {
-        // A pipe without another end must not hold the step up.
-        let flags = flags | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let file = rustix::fs::open(path, flags, Mode::from_raw_mode(0o600))
-            .map_err(|e| io::Error::new(io::Error::from(e).kind(), format!("{path}: {e}")))?;
-        let flags = rustix::fs::fcntl_getfl(&file)?;
-        rustix::fs::fcntl_setfl(&file, flags - OFlags::NONBLOCK)?;
-        Ok(file)
-    };
-    let write = OFlags::WRONLY | OFlags::CREATE;
     let file = match &redirection.to {
         Target::Read(path) => opened(path, OFlags::RDONLY)?,
-        Target::Write(path) => opened(path, write | OFlags::TRUNC)?,
-        Target::Append(path) => opened(path, write | OFlags::APPEND)?,
+        Target::Write(path) => {
+            let file = opened_to_write(path, OFlags::empty())?;
+            if is_regular(&rustix::fs::fstat(&file)?) {
+                rustix::fs::ftruncate(&file, 0)?;
+            }
+            file
+        }
+        Target::Append(path) => opened_to_write(path, OFlags::APPEND)?,
         Target::Stream(other) => match other {
             0 => rustix::io::dup(rustix::stdio::stdin())?,
             1 => rustix::io::dup(rustix::stdio::stdout())?,

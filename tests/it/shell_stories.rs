@@ -23,6 +23,7 @@ on_both_stores! {
     a_parents_rules_hold_in_children,
     names_that_no_rule_can_be_held_for_are_refused,
     a_file_with_another_hard_link_is_not_written,
+    long_outputs_lose_their_middle_and_stay_json,
 }
 
 const RULES: &str = "{allow: [{command: echo}, {command: cat, effect: read}, {command: ls, effect: read}, {command: wc, \
@@ -324,4 +325,33 @@ async fn a_file_with_another_hard_link_is_not_written(db: Db) {
     assert_eq!(results[2]["exit_code"], 1, "{results:#?}");
     assert_eq!((&results[3]["exit_code"], &results[4]["exit_code"]), (&json!(0), &json!(0)));
     assert_eq!(std::fs::read_to_string(workspace.join("plain")).unwrap(), "new\n");
+}
+
+async fn long_outputs_lose_their_middle_and_stay_json(db: Db) {
+    let rules = "{allow: [{command: seq}, {command: python3, args: print}]}";
+    let both =
+        "python3 -c 'import sys; print(\"x\" * 500000); print(\"y\" * 500000, file=sys.stderr)'";
+    let commands = ["python3 -c 'print(\"x\" * 500000)'", "seq 1 200000", both];
+    let service = Setup::new()
+        .agent("worker", &agent(rules, ""))
+        .scenario("worker", &scenario(&commands))
+        .start(db)
+        .await;
+    let run = service.run("worker", &json!({})).await;
+    let results = results(&service, &run).await;
+    let streams = [
+        (&results[0]["stdout"], 500_001),
+        (&results[1]["stdout"], 1_288_895),
+        (&results[2]["stdout"], 500_001),
+        (&results[2]["stderr"], 500_001),
+    ];
+    for (stream, bytes) in streams {
+        let stream = stream.as_str().unwrap_or_else(|| panic!("{results:#?}"));
+        let notes: Vec<&str> = stream.split("[… ").skip(1).collect();
+        assert_eq!(notes.len(), 1, "{stream}");
+        let omitted = notes[0].split(' ').next().unwrap().parse::<usize>().unwrap();
+        let note = format!("\n[… {omitted} bytes left out …]\n");
+        assert_eq!(stream.len() - note.len() + omitted, bytes);
+    }
+    assert!(results[1]["stdout"].as_str().unwrap().ends_with("\n200000\n"));
 }

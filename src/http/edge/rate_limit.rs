@@ -62,10 +62,7 @@ impl FromRequestParts<App> for Admitted {
 
 /// The key's own limits, with the service's defaults for those that are unset.
 fn limit_of(key: &ApiKeyRecord, default: RateLimit) -> RateLimit {
-    RateLimit {
-        per_minute: key.rate_limit_per_minute.unwrap_or(default.per_minute),
-        burst: key.rate_limit_burst.unwrap_or(default.burst),
-    }
+    default.of_key(key.rate_limit_per_minute, key.rate_limit_burst)
 }
 
 /// The rate limit headers of a request's response. The extractor sets them; the middleware adds

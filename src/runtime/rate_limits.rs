@@ -91,19 +91,12 @@ impl RateLimits {
         tool: &str,
         own: Option<u32>,
     ) -> Result<Admitted, StoreError> {
-        let sentence = |what: &str, limit: RateLimit, wait: Duration| {
-            let seconds = wait.as_millis().div_ceil(1000).max(1);
-            format!(
-                "the caller may make {} calls {what} a minute, and has made them; make it again in {seconds} s, or go on without it",
-                limit.per_minute
-            )
-        };
         let mut admitted = Admitted::default();
         if let Some(limit) = self.call_limit(subject).await? {
             let allowance = self.take_token(&format!("calls {subject}"), limit).await?;
             admitted.rate = Some(tighter(admitted.rate, limit, allowance));
             if let Some(wait) = allowance.retry_after {
-                let refused = Some(sentence("of tools", limit, wait));
+                let refused = Some(refusal("of tools", limit, wait));
                 return Ok(Admitted { refused, ..admitted });
             }
         }
@@ -112,7 +105,7 @@ impl RateLimits {
             let allowance = self.take_token(&format!("calls {subject} {tool}"), limit).await?;
             admitted.rate = Some(tighter(admitted.rate, limit, allowance));
             if let Some(wait) = allowance.retry_after {
-                let refused = Some(sentence(&format!("of {tool}"), limit, wait));
+                let refused = Some(refusal(&format!("of {tool}"), limit, wait));
                 return Ok(Admitted { refused, ..admitted });
             }
         }
@@ -126,10 +119,7 @@ impl RateLimits {
         }
         let default = self.default;
         let limit = match self.store.key(subject).await? {
-            Some(key) => Some(RateLimit {
-                per_minute: key.rate_limit_per_minute.unwrap_or(default.per_minute),
-                burst: key.rate_limit_burst.unwrap_or(default.burst),
-            }),
+            Some(key) => Some(default.of_key(key.rate_limit_per_minute, key.rate_limit_burst)),
             None => (subject != Caller::local().subject).then_some(default),
         };
         self.remember(subject, limit);
@@ -166,6 +156,17 @@ impl RateLimits {
         }
         limits.insert(key.to_owned(), LimitOfKey { limit, since: Instant::now() });
     }
+}
+
+/// Why a call is not made now.
+fn refusal(what: &str, limit: RateLimit, wait: Duration) -> String {
+    let RateLimit { per_minute, burst } = limit;
+    let at_once = if burst == per_minute { String::new() } else { format!(" ({burst} at once)") };
+    let seconds = wait.as_millis().div_ceil(1000).max(1);
+    format!(
+        "the limit of {per_minute} calls {what} per minute{at_once} is reached; retry in {seconds} s, \
+         or continue without this call"
+    )
 }
 
 /// Of two limits, the one that leaves less.

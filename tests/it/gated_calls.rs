@@ -73,7 +73,7 @@ async fn a_key_makes_so_many_calls_and_no_more(db: Db) {
     let (executed, refused) = calls_of(&service, &run).await;
     assert_eq!((executed, refused.len()), (4, 2), "{refused:?}");
     assert!(
-        refused[0].starts_with("Blocked by the rate_limit rule: the caller may make 1 calls of tools a minute, and has made them; make it again in "),
+        refused[0].starts_with("Blocked by the rate_limit rule: the limit of 1 calls of tools per minute (4 at once) is reached; retry in "),
         "{refused:?}"
     );
     let audit = service.get("/v1/audit?outcome=blocked").await.body;
@@ -91,7 +91,10 @@ async fn a_tool_can_have_a_limit_of_its_own(db: Db) {
     let second = service.run("lister", &json!({})).await;
     let (executed, refused) = calls_of(&service, &second).await;
     assert_eq!((executed, refused.len()), (1, 1));
-    assert!(refused[0].contains("may make 3 calls of file_ops a minute"), "{refused:?}");
+    assert!(
+        refused[0].contains("the limit of 3 calls of file_ops per minute is reached"),
+        "{refused:?}"
+    );
 }
 
 async fn events_of(service: &Service, run: &str, kind: &str) -> Vec<Value> {

@@ -105,7 +105,7 @@ impl CommandRules {
         }
         let observed = denies(true).map(|rule| {
             let why = format!("{line} would be denied by {}, which only observes", rule.told());
-            Ruling::Observed(Decision::Blocked, why, rule.told())
+            Ruling::Observed(Decision::Blocked, why, Some(rule.told()))
         });
         let passes = observed.unwrap_or(Ruling::NoObjection);
         if declared {
@@ -141,7 +141,7 @@ impl CommandRules {
             Some(rule) if rule.written.observes => Ruling::Observed(
                 Decision::Escalated,
                 format!("{line} would need an approval by {}, which only observes", rule.told()),
-                rule.told(),
+                Some(rule.told()),
             ),
             Some(rule) => Ruling::Matched(
                 Decision::Escalated,

@@ -48,6 +48,8 @@ pub struct Policy {
     /// Globs on tool names; the strictest match wins.
     pub tool_policies: Vec<ToolRule>,
     pub autonomy: Autonomy,
+    /// Another one, of which it is only recorded what it would decide.
+    pub observed_autonomy: Option<Autonomy>,
     /// Whether calls that would be blocked or need an approval pass with a warning.
     pub observes: bool,
     /// Globs of paths that may be read.

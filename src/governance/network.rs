@@ -109,7 +109,7 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
             None => {}
         }
         if let Some((why, entry)) = rules.observed(target) {
-            observed = Ruling::Observed(Decision::Blocked, why, entry);
+            observed = Ruling::Observed(Decision::Blocked, why, Some(entry));
         }
     }
     observed

@@ -470,6 +470,7 @@ pub(super) fn policy(section: &GovernanceSection) -> Policy {
             })
             .collect(),
         autonomy: section.autonomy,
+        observed_autonomy: section.observed_autonomy,
         observes: section.mode == GovernanceMode::Observe,
         read: section.paths.read.clone(),
         write: section.paths.write.clone(),

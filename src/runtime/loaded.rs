@@ -415,7 +415,7 @@ pub(super) fn call_options(
         paths: meant.iter().flat_map(|options| options.paths.iter().cloned()).collect(),
         sanitizes: meant
             .iter()
-            .fold(Labels::default(), |all, options| all.and(options.sanitizes.clone().into())),
+            .fold(defaults.sanitizes, |all, options| all.and(options.sanitizes.clone().into())),
     }
 }
 

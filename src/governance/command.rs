@@ -120,7 +120,7 @@ impl CommandRules {
             return blocked(format!("{line} may not run; what may run is {}", self.told()));
         };
         let pattern = rule.written.args.as_deref();
-        if pattern.is_none() && programs::runs_others(name) {
+        if pattern.is_none() && programs::needs_pattern(name) {
             return blocked(format!(
                 "{line} may not run: {name} runs other programs, and its rule does not say with \
                  which arguments it may"

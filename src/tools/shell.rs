@@ -42,6 +42,9 @@ const NETWORK: &str = "they reach the network by http and https alone, through t
 const NO_NETWORK_HERE: &str =
     "there is no network, since this machine cannot give programs one of their own.";
 
+const NO_NEW_FILES: &str = "Programs make files only in directories that paths.write names as a whole (dir/**); elsewhere a \
+    redirection or file_ops can.";
+
 /// The tool, for one agent's rules.
 #[derive(Clone)]
 pub struct Shell {
@@ -142,6 +145,7 @@ impl Tool for Shell {
         }
         let listed: Vec<String> = actions.iter().filter_map(program_of).collect();
         let writes = actions.iter().any(|action| action.effect != Effect::Read);
+        let by_glob = writes && permit.writable().by_glob;
         let has_mounts = self.sandbox.kernel().await.holds.namespaces;
         let path = self.sandbox.settings().path.clone();
         let (root, rules) = (context.workspace.root(), permit.clone());
@@ -181,10 +185,19 @@ impl Tool for Shell {
             let refused = context.requests.refusals();
             about["network"] = json!({"requests": requests, "refused": refused});
         } else if context.has_network && !leads_out {
-            result["network"] = "unavailable".into();
+            about["network"] = "unavailable".into();
+        }
+        if by_glob && is_refused_a_file(&ran) {
+            about["note"] = NO_NEW_FILES.into();
         }
         Ok(with_streams(about, &ran))
     }
+}
+
+/// Whether programs say that they may not make or change a file.
+fn is_refused_a_file(ran: &Ran) -> bool {
+    let says = |what: &str| ran.stderr.text.contains(what);
+    ran.exit_code != Some(0) && (says("Read-only file system") || says("Permission denied"))
 }
 
 /// Programs with a way out send bytes.

@@ -24,6 +24,7 @@ on_both_stores! {
     names_that_no_rule_can_be_held_for_are_refused,
     a_file_with_another_hard_link_is_not_written,
     long_outputs_lose_their_middle_and_stay_json,
+    files_that_the_rules_name_can_be_made,
 }
 
 const RULES: &str = "{allow: [{command: echo}, {command: cat, effect: read}, {command: ls, effect: read}, {command: wc, \
@@ -354,4 +355,46 @@ async fn long_outputs_lose_their_middle_and_stay_json(db: Db) {
         assert_eq!(stream.len() - note.len() + omitted, bytes);
     }
     assert!(results[1]["stdout"].as_str().unwrap().ends_with("\n200000\n"));
+}
+
+async fn files_that_the_rules_name_can_be_made(db: Db) {
+    let rules = "{allow: [{command: echo}, {command: cat}, {command: touch}, {command: 'true'}, {command: 'false'}]}";
+    let agent = agent(rules, "").replace("'./**'", "'*.txt', 'd/*.log'");
+    let commands = [
+        "echo a > made.txt",
+        "echo b >> d/made.log && cat d/made.log",
+        "cd d && echo c > ../other.txt",
+        "true > empty.txt; true >> d/empty.log",
+        "false && echo d > never.txt",
+        "touch t.txt",
+        "echo e > made.md",
+        "echo f > d/made.txt",
+    ];
+    let service = Setup::new()
+        .agent("worker", &agent)
+        .scenario("worker", &scenario(&commands))
+        .file("d/x", "")
+        .start(db)
+        .await;
+    let run = service.run("worker", &json!({})).await;
+    let results = results(&service, &run).await;
+    let workspace = service.dir.path().join("workspace/default");
+    let content = |path: &str| std::fs::read_to_string(workspace.join(path)).ok();
+    let content = ["made.txt", "d/made.log", "other.txt", "empty.txt", "d/empty.log"].map(content);
+    let expected = ["a\n", "b\n", "c\n", "", ""].map(|text| Some(text.to_owned()));
+    assert_eq!(content, expected, "{results:#?}");
+    for missing in ["never.txt", "t.txt", "made.md", "d/made.txt"] {
+        assert!(!workspace.join(missing).exists(), "{missing}: {results:#?}");
+    }
+    assert_eq!(results[1]["stdout"], "b\n");
+    let note = results[5]["note"].as_str().unwrap_or_else(|| panic!("{results:#?}"));
+    assert!(results[5]["exit_code"] == 1 && note.contains("paths.write"), "{results:#?}");
+    assert!(results[4].get("note").is_none(), "{results:#?}");
+    let blocked = events(&service, &run, "tool_call.blocked").await;
+    assert_eq!(blocked.iter().filter(|call| call["rule"] == "path").count(), 2, "{blocked:#?}");
+    let completed = events(&service, &run, "tool_call.completed").await;
+    let changes: Vec<_> = completed.iter().map(|call| &call["changes"]).collect();
+    assert_eq!(changes[0][0]["path"], "made.txt", "{changes:#?}");
+    assert_eq!(changes[0][0]["change"], "created", "{changes:#?}");
+    assert!(changes[4].as_array().is_none_or(Vec::is_empty), "{changes:#?}");
 }

@@ -31,6 +31,7 @@ use super::run_scope::effect_key;
 pub use super::run_scope::{RunScope, Slot};
 use super::{Tool, ToolContext, ToolInfo};
 use crate::bounds::schema::Schema;
+use crate::bounds::text::shortened;
 use crate::event::{
     CallFailure, Circumstances, InputGiven, ToolCallCompleted, ToolCallStarted, ValidationError,
 };
@@ -401,8 +402,8 @@ impl Executor {
     /// may be there all the same.
     fn unknown(&self, call: &ToolCall, was_started: bool) -> Finished {
         let unlisted = self.unlisted.iter().find(|server| server.has(&call.name));
-        let mut message =
-            unlisted.map_or_else(|| format!("Unknown tool {}", call.name), Unlisted::why);
+        let mut message = unlisted
+            .map_or_else(|| format!("Unknown tool {}", shortened(&call.name)), Unlisted::why);
         if was_started {
             message.push_str(GONE_MEANWHILE);
         }

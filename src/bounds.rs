@@ -16,6 +16,7 @@ pub mod memory;
 pub mod mistakes;
 pub mod name;
 pub mod nearest;
+pub mod networks;
 pub mod patch;
 pub mod pattern;
 pub mod schema;

@@ -235,12 +235,23 @@ pub struct Governance {
     #[serde(deserialize_with = "count::<1, 1_000_000_000, _, _>")]
     #[schemars(schema_with = "values::count_schema::<1, 1_000_000_000>")]
     pub rate_limit_per_minute: u32,
-    /// Invocations or tool calls that can be made at once.
+    /// Invocations or tool calls that can be made at once; where it is not set, no more than per
+    /// minute.
     #[serde(deserialize_with = "count::<1, 1_000_000_000, _, _>")]
     #[schemars(schema_with = "values::count_schema::<1, 1_000_000_000>")]
     pub rate_limit_burst: u32,
     /// Who may approve tool calls.
     pub approver: Approver,
+}
+
+impl Governance {
+    /// A burst that nothing sets does not pass the limit per minute.
+    fn with_burst(mut self, sources: &Sources) -> Self {
+        if *sources.origin("governance.rate_limit_burst") == Origin::BuiltIn {
+            self.rate_limit_burst = self.rate_limit_burst.min(self.rate_limit_per_minute);
+        }
+        self
+    }
 }
 
 /// Who may approve tool calls.
@@ -469,7 +480,7 @@ fn resolve(
         models,
         prices: settings.prices,
         capabilities: settings.capabilities,
-        governance: settings.governance,
+        governance: settings.governance.with_burst(&sources),
         audit_keys: audit_keys(&settings.audit.key_env, &sources, &env)?,
         audit: settings.audit,
         webhooks: webhooks::resolve(&settings.webhooks, &sources, &env)?,

@@ -198,7 +198,7 @@ fn narrowed(
 ) -> GovernanceSection {
     let as_observed;
     let parent = if parent.mode > own.mode {
-        as_observed = observed(parent);
+        as_observed = observed(parent, autonomy);
         &as_observed
     } else {
         parent
@@ -222,11 +222,13 @@ fn narrowed(
         injection: _,
         approval_timeout: _,
         budget: _, // of the whole tree
+        observed_autonomy,
     } = parent;
     let mut rules = own.clone();
     if parent.mode <= own.mode {
         rules.autonomy = rules.autonomy.min(autonomy);
     }
+    rules.observed_autonomy = rules.observed_autonomy.into_iter().chain(*observed_autonomy).min();
     rules.mode = rules.mode.min(*mode);
     for (tools, policy) in tool_policies {
         let own = rules.tool_policies.entry(tools.clone()).or_insert(*policy);
@@ -261,7 +263,7 @@ fn narrowed(
 }
 
 /// The same rules for an agent that enforces its own: each of them only observes.
-fn observed(rules: &GovernanceSection) -> GovernanceSection {
+fn observed(rules: &GovernanceSection, autonomy: Autonomy) -> GovernanceSection {
     let deny = |rules: &[DenyRule]| -> Vec<DenyRule> {
         rules.iter().map(|rule| DenyRule::observing(rule.pattern())).collect()
     };
@@ -286,6 +288,11 @@ fn observed(rules: &GovernanceSection) -> GovernanceSection {
             ..rules.commands.clone()
         },
         tool_policies: tools.map(|(tool, rule)| (tool.clone(), rule.observing())).collect(),
+        observed_autonomy: rules
+            .observed_autonomy
+            .into_iter()
+            .chain((autonomy != Autonomy::Full).then_some(autonomy))
+            .min(),
         flow: Some(flow.map(|rule| FlowRule { mode: GovernanceMode::Observe, ..rule }).collect()),
         ..rules.clone()
     }

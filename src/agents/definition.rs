@@ -337,6 +337,12 @@ pub struct GovernanceSection {
     pub approval_timeout: Period,
     /// Consumption caps.
     pub budget: Budget,
+    /// The autonomy of the agents above that only observe, in the definition of a run that another
+    /// one started. Not for files.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(skip)]
+    #[schema(ignore)]
+    pub observed_autonomy: Option<Autonomy>,
 }
 
 impl Default for GovernanceSection {
@@ -352,6 +358,7 @@ impl Default for GovernanceSection {
             injection: InjectionSection::default(),
             approval_timeout: Period::seconds(24 * 3600),
             budget: Budget::default(),
+            observed_autonomy: None,
         }
     }
 }

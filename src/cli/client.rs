@@ -92,7 +92,7 @@ struct Fault {
 /// service says in this process: over the network, they would make the address of something else.
 pub(super) fn segment(text: &str, what: &str) -> Result<String, ClientError> {
     if matches!(text, "." | "..") {
-        return Err(ClientError::Refused(Box::new(Refusal {
+        return Err(ClientError::Refused(Box::new(ApiError {
             status: 404,
             code: "NOT_FOUND".to_owned(),
             detail: format!("There is no such {what}."),

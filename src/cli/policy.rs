@@ -255,7 +255,11 @@ async fn test(flags: &Flags, file: &Path) -> anyhow::Result<Vec<Outcome>> {
     for (index, case) in cases.cases.iter().enumerate() {
         let name = case.name.clone().unwrap_or_else(|| format!("{} {}", case.tool, index + 1));
         let directory = tempfile::tempdir().context("no directory for a case can be made")?;
-        let failure = match bench.decide(case, directory.path()).await {
+        let decided = match bench.missing(&case.tool) {
+            Some(blocked) => Ok(blocked),
+            None => bench.decide(case, directory.path()).await,
+        };
+        let failure = match decided {
             Ok(decided) => mismatch(case, &decided),
             Err(message) => Some(message),
         };
@@ -284,12 +288,13 @@ fn definition_file(config: &Config, file: &Path, cases: &CaseFile) -> Result<Pat
 /// What is not as expected.
 fn mismatch(case: &PolicyCase, decided: &Decided) -> Option<String> {
     let Decided { decision, rule, reason, actions: _ } = decided;
-    let is_as_expected =
-        *decision == case.expect && case.rule.as_ref().is_none_or(|expected| expected == rule);
+    let is_as_expected = *decision == case.expect.as_str()
+        && case.rule.as_ref().is_none_or(|expected| expected == rule);
     let expected = case.rule.as_ref().map(|rule| format!(" by {rule}")).unwrap_or_default();
     let reason = reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
-    (!is_as_expected)
-        .then(|| format!("expected {}{expected}, is {decision} by {rule}{reason}", case.expect))
+    (!is_as_expected).then(|| {
+        format!("expected {}{expected}, is {decision} by {rule}{reason}", case.expect.as_str())
+    })
 }
 
 fn report(outcomes: &[Outcome], as_json: bool) -> anyhow::Result<ExitCode> {

@@ -141,6 +141,25 @@ fn the_environment_overrides_the_file_and_flags_override_both() {
 }
 
 #[test]
+fn a_burst_that_is_not_set_is_no_more_than_the_limit_per_minute() {
+    let limits = |config: Config| {
+        (config.governance.rate_limit_per_minute, config.governance.rate_limit_burst)
+    };
+    for (settings, expected) in [
+        ("", (300, 60)),
+        ("rate_limit_per_minute = 3", (3, 3)),
+        ("rate_limit_per_minute = 600", (600, 60)),
+        ("rate_limit_per_minute = 3\nrate_limit_burst = 9", (3, 9)),
+        ("rate_limit_burst = 400", (300, 400)),
+    ] {
+        let config = from_file(&format!("[governance]\n{settings}")).unwrap();
+        assert_eq!(limits(config), expected, "{settings}");
+    }
+    let variable = ("TOOLLOOP_GOVERNANCE__RATE_LIMIT_PER_MINUTE", "4");
+    assert_eq!(limits(from_env(&[variable]).unwrap()), (4, 4));
+}
+
+#[test]
 fn paths_are_relative_to_the_file_or_the_current_directory() {
     let config =
         from_file("[tools]\nworkspace = \"w\"\n[models.scripted]\ndir = \"/abs\"").unwrap();

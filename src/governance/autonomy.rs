@@ -9,8 +9,15 @@ use super::{Action, ActionKind, Decision};
 use crate::run::{Autonomy, Effect};
 
 pub(super) fn judge(question: &Question<'_>) -> Ruling {
-    objection(question.policy.autonomy, question.call)
-        .map_or(Ruling::NoObjection, |(decision, reason)| Ruling::Objection(decision, reason))
+    let policy = question.policy;
+    if let Some((decision, reason)) = objection(policy.autonomy, question.call) {
+        return Ruling::Objection(decision, reason);
+    }
+    let observed = policy.observed_autonomy.and_then(|it| objection(it, question.call));
+    observed.map_or(Ruling::NoObjection, |(would, reason)| {
+        let why = format!("by the autonomy of a parent run, which only observes, {reason}");
+        Ruling::Observed(would, why, None)
+    })
 }
 
 pub(super) fn objection(autonomy: Autonomy, call: &Call<'_>) -> Option<(Decision, String)> {

@@ -105,7 +105,7 @@ impl CommandRules {
         }
         let observed = denies(true).map(|rule| {
             let why = format!("{line} would be denied by {}, which only observes", rule.told());
-            Ruling::Observed(Decision::Blocked, why, rule.told())
+            Ruling::Observed(Decision::Blocked, why, Some(rule.told()))
         });
         let passes = observed.unwrap_or(Ruling::NoObjection);
         if declared {
@@ -120,7 +120,7 @@ impl CommandRules {
             return blocked(format!("{line} may not run; what may run is {}", self.told()));
         };
         let pattern = rule.written.args.as_deref();
-        if pattern.is_none() && programs::runs_others(name) {
+        if pattern.is_none() && programs::needs_pattern(name) {
             return blocked(format!(
                 "{line} may not run: {name} runs other programs, and its rule does not say with \
                  which arguments it may"
@@ -141,7 +141,7 @@ impl CommandRules {
             Some(rule) if rule.written.observes => Ruling::Observed(
                 Decision::Escalated,
                 format!("{line} would need an approval by {}, which only observes", rule.told()),
-                rule.told(),
+                Some(rule.told()),
             ),
             Some(rule) => Ruling::Matched(
                 Decision::Escalated,

@@ -73,8 +73,11 @@ fn deny_beats_asking_and_asking_beats_allowing() {
         (&["sort ."],             &[],                &[],             &["/usr/bin/sort", "-o", "x"],           "makes sort write"),
         (&["sort -o"],            &[],                &[],             &["/usr/bin/sort", "-o", "x"],           "allowed"),
         (&["git ^log"],           &[],                &[],             &["/usr/bin/git", "log", "--output=x"],  "--output makes git write"),
-        (&["find"],               &[],                &[],             &["/usr/bin/find", ".", "-exec", "id"],  "-exec makes find write"),
-        (&["find"],               &[],                &[],             &["/usr/bin/find", ".", "-name", "a"],   "allowed"),
+        (&["find"],               &[],                &[],             &["/usr/bin/find", ".", "-name", "a"],   "find runs other programs"),
+        (&["tar"],                &[],                &[],             &["/usr/bin/tar", "tf", "a.tar"],        "tar runs other programs"),
+        (&["tar t"],              &[],                &[],             &["/usr/bin/tar", "tf", "a.tar"],        "allowed"),
+        (&["find ^"],             &[],                &[],             &["/usr/bin/find", ".", "-exec", "id"],  "-exec makes find write"),
+        (&["find ^"],             &[],                &[],             &["/usr/bin/find", ".", "-name", "a"],   "allowed"),
     ];
     for (allow, deny, ask, argv, expected) in table {
         let said = judged(&rules(allow, deny, ask), argv);

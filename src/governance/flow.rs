@@ -142,7 +142,7 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
         let (when, observed) = (rule.when.source(), observed(rule));
         if let Some(why) = undecided {
             let why = format!("{why}; the rule only observes, it would have blocked it");
-            return Ruling::Observed(would, why, when.to_owned());
+            return Ruling::Observed(would, why, Some(when.to_owned()));
         }
         let labels = call.labels.names().join(" and ");
         let read = if labels.is_empty() {
@@ -152,7 +152,7 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
         };
         let why = format!("this run has read {read}, and {when} is true of the call{observed}");
         if rule.observes {
-            return Ruling::Observed(would, why, when.to_owned());
+            return Ruling::Observed(would, why, Some(when.to_owned()));
         }
         Ruling::Matched(decision, why, when.to_owned())
     })

@@ -64,7 +64,7 @@ pub(super) enum Ruling {
     /// The same, because of a pattern of the definition.
     Matched(Decision, String, String),
     /// What a rule that only observes would have decided.
-    Observed(Decision, String, String),
+    Observed(Decision, String, Option<String>),
     /// The rule cannot decide, for this reason, because of a pattern of the definition if there is
     /// one; the call is blocked.
     Undecided(String, Option<String>),
@@ -77,6 +77,7 @@ type Decided = (&'static str, String, Option<String>);
 pub(super) struct CompiledPolicy {
     pub(super) tools: ToolPolicies,
     pub(super) autonomy: Autonomy,
+    pub(super) observed_autonomy: Option<Autonomy>,
     pub(super) observes: bool,
     pub(super) commands: Arc<CommandRules>,
     pub(super) paths: Arc<PathRules>,
@@ -361,7 +362,7 @@ fn strictest<'r>(
             Ruling::Observed(would, reason, pattern) => {
                 let rank = (Decision::Warned, would);
                 if strictest.as_ref().is_none_or(|(so_far, _)| *so_far < rank) {
-                    strictest = Some((rank, (name, reason, Some(pattern))));
+                    strictest = Some((rank, (name, reason, pattern)));
                 }
                 continue;
             }
@@ -397,6 +398,7 @@ impl Gate {
             policy: Arc::new(CompiledPolicy {
                 tools,
                 autonomy: policy.autonomy,
+                observed_autonomy: policy.observed_autonomy,
                 observes: policy.observes,
                 commands,
                 paths,

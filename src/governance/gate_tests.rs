@@ -110,6 +110,28 @@ fn tool_policies_go_by_name_and_the_strictest_match_wins() {
 }
 
 #[test]
+fn an_observed_autonomy_warns_of_what_it_would_decide() {
+    #[rustfmt::skip]
+    let table = [
+        (Autonomy::Full,       Some(Autonomy::ReadOnly),   "w a", Warned,    "only observes, this agent is read-only"),
+        (Autonomy::Full,       Some(Autonomy::Supervised), "x a", Warned,    "would lose what exists there"),
+        (Autonomy::Full,       Some(Autonomy::Supervised), "w a", Allowed,   ""),
+        (Autonomy::Full,       Some(Autonomy::ReadOnly),   "r a", Allowed,   ""),
+        (Autonomy::Full,       Some(Autonomy::Full),       "x a", Allowed,   ""),
+        (Autonomy::Supervised, Some(Autonomy::ReadOnly),   "w a", Warned,    "only observes"),
+        (Autonomy::Supervised, Some(Autonomy::ReadOnly),   "x a", Escalated, "would lose what exists there"),
+        (Autonomy::ReadOnly,   Some(Autonomy::Full),       "w a", Blocked,   "this agent is read-only"),
+    ];
+    for (autonomy, observed_autonomy, action, expected, told) in table {
+        let policy = Policy { autonomy, observed_autonomy, ..permissive() };
+        let (decision, rule, reason) = judged(&policy, &["tools:execute"], "file_ops", &[action]);
+        assert_eq!(decision, expected, "{autonomy:?} {observed_autonomy:?} {action}: {reason}");
+        assert_eq!(rule == "autonomy", expected != Allowed, "{rule}");
+        assert!(reason.contains(told), "{reason}");
+    }
+}
+
+#[test]
 fn rules_that_only_observe_warn_behind_those_that_are_enforced() {
     let policy = Policy {
         tool_policies: vec![

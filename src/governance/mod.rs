@@ -48,6 +48,8 @@ pub struct Policy {
     /// Globs on tool names; the strictest match wins.
     pub tool_policies: Vec<ToolRule>,
     pub autonomy: Autonomy,
+    /// Another one, of which it is only recorded what it would decide.
+    pub observed_autonomy: Option<Autonomy>,
     /// Whether calls that would be blocked or need an approval pass with a warning.
     pub observes: bool,
     /// Globs of paths that may be read.
@@ -114,8 +116,11 @@ pub struct CommandRule {
 }
 
 /// A decision of the gate, from the mildest to the strictest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, IntoStaticStr)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, IntoStaticStr, serde::Deserialize,
+)]
 #[strum(serialize_all = "snake_case")]
+#[serde(rename_all = "snake_case")]
 pub enum Decision {
     Allowed,
     /// The call is executed and the reason recorded.

@@ -1,14 +1,17 @@
 //! The network rule: which hosts may be contacted, on which ports.
 //!
 //! `deny` beats everything. An address that the operator wrote needs no entry in `allow`; any other
-//! needs one, and an empty list permits nothing. The rule judges host and port as written; which IP
-//! address a host stands for, and whether that may be connected to, is judged where the connection
-//! is made (`outbound/`), on every redirect again.
+//! needs one, and an empty list permits nothing. The rule judges host and port as written, and an IP
+//! address as what it is; which IP address a name stands for, and whether that may be connected to, is
+//! judged where the connection is made (`outbound/`), on every redirect again.
+
+use std::net::IpAddr;
 
 use super::gate::{PolicyError, Question, Ruling};
 use super::{ActionKind, Decision, Policy};
 use crate::bounds::Refused;
 use crate::bounds::address::{HostPattern, Network};
+use crate::bounds::networks::AddressPolicy;
 use crate::run::Target;
 
 /// The compiled lists.
@@ -65,8 +68,16 @@ impl NetworkRules {
             let why = format!("{host}:{port} is denied by {written:?} (network.deny)");
             return Some((why, Some(written.to_owned())));
         }
-        if *declared || self.allow.iter().any(|(_, hosts)| hosts.permits(host, *port)) {
+        if *declared {
             return None;
+        }
+        if self.allow.iter().any(|(_, hosts)| hosts.permits(host, *port)) {
+            let address = host.trim_matches(['[', ']']).parse::<IpAddr>().ok();
+            let addresses = AddressPolicy::public_and(self.private.iter().copied());
+            let is_private = address.is_some_and(|address| !addresses.permits(address));
+            return is_private.then(|| {
+                (format!("{host} is not public, and in no network of network.allow_private"), None)
+            });
         }
         if self.allow.is_empty() {
             let why = "this agent may not use the network (network.allow is empty)".to_owned();
@@ -109,7 +120,7 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
             None => {}
         }
         if let Some((why, entry)) = rules.observed(target) {
-            observed = Ruling::Observed(Decision::Blocked, why, entry);
+            observed = Ruling::Observed(Decision::Blocked, why, Some(entry));
         }
     }
     observed
@@ -136,8 +147,12 @@ mod tests {
 
     fn judged(allow: &[&str], deny: &[&str], url: &str, declared: bool) -> Option<String> {
         let owned = |list: &[&str]| list.iter().map(|&entry| entry.to_owned()).collect();
-        let policy =
-            Policy { allow_hosts: owned(allow), deny_hosts: owned(deny), ..Policy::default() };
+        let policy = Policy {
+            allow_hosts: owned(allow),
+            deny_hosts: owned(deny),
+            allow_private: owned(&["10.0.0.0/8"]),
+            ..Policy::default()
+        };
         let url = crate::bounds::address::read(url).unwrap();
         NetworkRules::new(&policy).unwrap().objection(&Target::of(&url, declared))
     }
@@ -166,6 +181,24 @@ mod tests {
         for (url, asked, declared) in table {
             assert_eq!(judged(&allow, &deny, url, false).is_none(), asked, "{url}");
             assert_eq!(judged(&allow, &deny, url, true).is_none(), declared, "{url} declared");
+        }
+        for (host, asked) in [
+            ("169.254.169.254", false),
+            ("127.0.0.1", false),
+            ("[::1]", false),
+            ("[::ffff:127.0.0.1]", false),
+            ("[fd00:ec2::254]", false),
+            ("[64:ff9b::a00:1]", false),
+            ("10.9.9.9", true),
+            ("1.1.1.1", true),
+            ("[2606:4700:4700::1111]", true),
+            ("localhost", true),
+        ] {
+            let url = format!("http://{host}/");
+            let said = judged(&["*", host], &[], &url, false);
+            assert_eq!(said.is_none(), asked, "{url}: {said:?}");
+            assert!(said.is_none_or(|why| why.contains("network.allow_private")), "{url}");
+            assert_eq!(judged(&[host], &[], &url, true), None, "{url} declared");
         }
         let nothing = judged(&[], &[], "https://example.com/", false).unwrap();
         assert!(nothing.contains("may not use the network"), "{nothing}");

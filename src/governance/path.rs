@@ -291,7 +291,7 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
         } else {
             if let Some(pattern) = rules.observed.covering(&question.call.directory, path) {
                 let why = format!("{path:?} would be denied by {pattern}, which only observes");
-                observed = Ruling::Observed(Decision::Blocked, why, pattern.to_owned());
+                observed = Ruling::Observed(Decision::Blocked, why, Some(pattern.to_owned()));
             }
             continue;
         };

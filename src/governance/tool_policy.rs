@@ -64,7 +64,7 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
         _ => format!("the policy for {policy} denies every call of {tool}; continue without it"),
     };
     if decision == Decision::Warned {
-        return Ruling::Observed(would_be, reason, policy.to_owned());
+        return Ruling::Observed(would_be, reason, Some(policy.to_owned()));
     }
     Ruling::Matched(decision, reason, policy.to_owned())
 }

@@ -237,7 +237,7 @@ async fn invalid_bodies_are_rejected_before_a_run_is_started() {
     let path = "/v1/agents/a/invoke-iterative";
     for (body, expected) in [
         ("{", (400, "MALFORMED_JSON")),
-        ("[]", (400, "MALFORMED_JSON")),
+        ("[]", (422, "INVALID_INPUTS")),
         (r#"{"inputs": {"a": "\u0000"}}"#, (400, "MALFORMED_JSON")),
         (r#"{"inputs": 1}"#, (422, "INVALID_INPUTS")),
         (r#"{"inpts": {}}"#, (422, "INVALID_OVERRIDE")),

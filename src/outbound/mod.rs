@@ -13,7 +13,6 @@
 
 mod body;
 mod exchange;
-pub mod networks;
 pub mod relay;
 
 use std::io;
@@ -33,10 +32,10 @@ use tokio_rustls::rustls::ClientConfig;
 use url::{Host, Url};
 
 use crate::bounds::address;
+pub use crate::bounds::networks::AddressPolicy;
 use crate::tls;
 pub use exchange::LargeBody;
 use exchange::Secured;
-pub use networks::AddressPolicy;
 
 /// Redirects that are followed at most, whatever is asked for.
 pub const MAX_REDIRECTS: u32 = 5;

@@ -426,7 +426,7 @@ pub(super) fn call_options(
         paths: meant.iter().flat_map(|options| options.paths.iter().cloned()).collect(),
         sanitizes: meant
             .iter()
-            .fold(Labels::default(), |all, options| all.and(options.sanitizes.clone().into())),
+            .fold(defaults.sanitizes, |all, options| all.and(options.sanitizes.clone().into())),
     }
 }
 
@@ -481,6 +481,7 @@ pub(super) fn policy(section: &GovernanceSection) -> Policy {
             })
             .collect(),
         autonomy: section.autonomy,
+        observed_autonomy: section.observed_autonomy,
         observes: section.mode == GovernanceMode::Observe,
         read: section.paths.read.clone(),
         write: section.paths.write.clone(),

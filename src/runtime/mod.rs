@@ -92,6 +92,7 @@ use crate::tools::Tool;
 use crate::tools::registry::Registry;
 use crate::tools::use_skill::UseSkill;
 
+pub use crate::governance::Decision;
 pub use audit_chain::{AuditChain, AuditKey};
 pub use bus::{Published, StreamItem};
 pub use child_ids::ChildIds;

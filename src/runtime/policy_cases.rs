@@ -16,9 +16,10 @@ use uuid::Uuid;
 use super::Runtime;
 use super::loaded::executor;
 use crate::agents::{Agent, Definition, Skills};
+use crate::bounds::name::means;
 use crate::event::{RunEvent, ToolCallBlocked};
 use crate::fairness;
-use crate::governance::{Action, Call, Objection, Verdict};
+use crate::governance::{Action, Call, Decision, Objection, Verdict};
 use crate::message::{CallTarget, ToolCall};
 use crate::run::{Caller, Effect, Labels};
 use crate::tools::executor::{Executor, Prepared, RunScope, Slot};
@@ -55,8 +56,8 @@ pub struct PolicyCase {
     /// Files that are there already, empty, relative to the workspace.
     #[serde(default)]
     pub files: Vec<String>,
-    /// `allowed`, `warned`, `escalated` or `blocked`.
-    pub expect: String,
+    /// What the gate must decide.
+    pub expect: Decision,
     /// The rule that decides; not looked at where absent.
     #[serde(default)]
     pub rule: Option<String>,
@@ -88,6 +89,8 @@ fn every_tool() -> Vec<String> {
 /// A definition's gate and tools, without the agents that it can leave work to.
 pub struct PolicyBench {
     executor: Executor,
+    /// The definition's list of tools.
+    listed: Vec<String>,
 }
 
 impl PolicyBench {
@@ -100,7 +103,19 @@ impl PolicyBench {
     ) -> Result<Self, String> {
         let executor = executor(registry, skills, definition, std::iter::empty());
         let executor = executor.map_err(|error| error.to_string())?;
-        Ok(Self { executor })
+        Ok(Self { executor, listed: definition.tools.clone() })
+    }
+
+    /// That a call is blocked whose tool the definition does not have.
+    pub fn missing(&self, tool: &str) -> Option<Decided> {
+        let is_listed = self.listed.iter().any(|name| means(name, tool));
+        let has = is_listed || self.executor.infos().any(|info| info.name == tool);
+        (!has).then(|| Decided {
+            decision: Decision::Blocked.as_str().to_owned(),
+            rule: "tools".to_owned(),
+            reason: Some("The definition does not have this tool.".to_owned()),
+            actions: Arc::default(),
+        })
     }
 
     /// What the gate says of a call, in a workspace beneath an empty directory.

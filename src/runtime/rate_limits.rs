@@ -101,19 +101,12 @@ impl RateLimits {
         tool: &str,
         own: Option<u32>,
     ) -> Result<CallAdmission, StoreError> {
-        let sentence = |what: &str, limit: RateLimit, wait: Duration| {
-            let seconds = wait.as_millis().div_ceil(1000).max(1);
-            format!(
-                "the limit of {} calls {what} per minute is reached; retry in {seconds} s, or continue without this call",
-                limit.per_minute
-            )
-        };
         let mut admitted = CallAdmission::default();
         if let Some(limit) = self.call_limit(subject).await? {
             let status = self.take_token(&format!("calls {subject}"), limit).await?;
             admitted.rate = Some(tighter(admitted.rate, limit, status));
             if let Some(wait) = status.retry_after {
-                let refused = Some(sentence("of tools", limit, wait));
+                let refused = Some(refusal("of tools", limit, wait));
                 return Ok(CallAdmission { refused, ..admitted });
             }
         }
@@ -122,7 +115,7 @@ impl RateLimits {
             let status = self.take_token(&format!("calls {subject} {tool}"), limit).await?;
             admitted.rate = Some(tighter(admitted.rate, limit, status));
             if let Some(wait) = status.retry_after {
-                let refused = Some(sentence(&format!("of {tool}"), limit, wait));
+                let refused = Some(refusal(&format!("of {tool}"), limit, wait));
                 return Ok(CallAdmission { refused, ..admitted });
             }
         }
@@ -179,6 +172,17 @@ impl RateLimits {
         }
         limits.insert(key.to_owned(), LimitOfKey { limit, since: Instant::now() });
     }
+}
+
+/// Why a call is not made now.
+fn refusal(what: &str, limit: RateLimit, wait: Duration) -> String {
+    let RateLimit { per_minute, burst } = limit;
+    let at_once = if burst == per_minute { String::new() } else { format!(" ({burst} at once)") };
+    let seconds = wait.as_millis().div_ceil(1000).max(1);
+    format!(
+        "the limit of {per_minute} calls {what} per minute{at_once} is reached; retry in {seconds} s, \
+         or continue without this call"
+    )
 }
 
 /// Of two limits, the one that leaves less.

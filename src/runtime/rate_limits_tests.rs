@@ -25,6 +25,32 @@ fn how_many_tokens_are_taken_at_once() {
 }
 
 #[test]
+fn a_key_has_the_limits_that_it_does_not_say() {
+    let default = limit(300, 60);
+    for (own, burst, expected) in [
+        (None, None, limit(300, 60)),
+        (Some(2), None, limit(2, 2)),
+        (Some(100), None, limit(100, 60)),
+        (Some(2), Some(8), limit(2, 8)),
+        (None, Some(8), limit(300, 8)),
+        (None, Some(400), limit(300, 400)),
+    ] {
+        assert_eq!(default.of_key(own, burst), expected, "{own:?} {burst:?}");
+    }
+    assert_eq!(limit(3, 9).of_key(None, None), limit(3, 9), "what is set stays");
+}
+
+#[test]
+fn a_refusal_says_which_limit_is_reached() {
+    let said = |limit| refusal("of tools", limit, Duration::from_millis(1200));
+    let (minute, burst) = (said(limit(5, 5)), said(limit(60, 3)));
+    assert!(
+        minute.starts_with("the limit of 5 calls of tools per minute is reached; retry in 2 s")
+    );
+    assert!(burst.starts_with("the limit of 60 calls of tools per minute (3 at once) is reached"));
+}
+
+#[test]
 fn what_is_known_answers_until_it_is_old() {
     let start = Instant::now();
     let after = |ms| start + Duration::from_millis(ms);

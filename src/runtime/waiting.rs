@@ -55,8 +55,8 @@ pub enum AnswerError {
     MissingScope(String),
     /// `governance.approver` demands another key than that which started the run.
     #[error(
-        "the key that started a run, and keys that it created, may not decide about its calls \
-         (governance.approver)"
+        "the key that started a run, and keys that it created, may not approve its calls, nor say \
+         what became of them; they may deny them (governance.approver)"
     )]
     OwnApproval,
     /// The run's definition cannot be made ready.
@@ -213,7 +213,7 @@ impl Runtime {
         self.take(&run, place.call, Answer::to(asked.seq, resolution, caller, audit)).await
     }
 
-    /// Whether the caller may decide about this run.
+    /// Whether the caller may approve calls of this run, and say what became of them.
     async fn check_approver(&self, caller: &Caller, run: &RunRecord) -> Result<(), AnswerError> {
         let is_own = match self.inner.settings.approver {
             Approver::Any => false,

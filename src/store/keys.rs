@@ -67,10 +67,7 @@ pub enum Revoked {
 impl ApiKeyRecord {
     /// The key's own limits, with the service's defaults for those that are unset.
     pub fn rate_limit(&self, default: RateLimit) -> RateLimit {
-        RateLimit {
-            per_minute: self.rate_limit_per_minute.unwrap_or(default.per_minute),
-            burst: self.rate_limit_burst.unwrap_or(default.burst),
-        }
+        default.of_key(self.rate_limit_per_minute, self.rate_limit_burst)
     }
 
     /// Whether it may do everything.

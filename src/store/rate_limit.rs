@@ -26,6 +26,16 @@ pub struct RateLimit {
     pub burst: u32,
 }
 
+impl RateLimit {
+    /// The limit of a key that may say something else than this one. A limit per minute of its own
+    /// is its burst at most, unless it says that, too.
+    #[must_use]
+    pub fn of_key(self, per_minute: Option<u32>, burst: Option<u32>) -> Self {
+        let usual = per_minute.map_or(self.burst, |own| own.min(self.burst));
+        Self { per_minute: per_minute.unwrap_or(self.per_minute), burst: burst.unwrap_or(usual) }
+    }
+}
+
 /// What a bucket gave, and how it stands then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Taken {

@@ -31,6 +31,7 @@ use super::run_scope::effect_key;
 pub use super::run_scope::{RunScope, Slot};
 use super::{Tool, ToolContext, ToolInfo};
 use crate::bounds::schema::Schema;
+use crate::bounds::text::shortened;
 use crate::event::{
     CallFailure, Circumstances, InputGiven, ToolCallCompleted, ToolCallStarted, ValidationError,
 };
@@ -401,8 +402,8 @@ impl Executor {
     /// may be there all the same.
     fn unknown(&self, call: &ToolCall, was_started: bool) -> Finished {
         let unlisted = self.unlisted.iter().find(|server| server.has(&call.name));
-        let mut message =
-            unlisted.map_or_else(|| format!("Unknown tool {}", call.name), Unlisted::why);
+        let mut message = unlisted
+            .map_or_else(|| format!("Unknown tool {}", shortened(&call.name)), Unlisted::why);
         if was_started {
             message.push_str(GONE_MEANWHILE);
         }
@@ -489,7 +490,7 @@ impl Executor {
         let audit = ready.audit(outcome, duration_ms, told);
         let network = ready.context.requests.totals();
         let (requests, audit) = ready.context.requests.audited(audit);
-        let yields = self.yields_of(&ready);
+        let yields = self.yields_of(&ready, result.is_err());
         let Changes { listed: changes, omitted: changes_omitted } = ready.context.changed.take();
         let sandbox = self.tools.get(ready.tool).and_then(|offered| offered.tool.sandbox_level());
         let used = self.tools.get(ready.tool).filter(|_| result.is_ok());
@@ -548,16 +549,18 @@ impl Executor {
     }
 
     /// What the result of an executed call labels the run.
-    fn yields_of(&self, ready: &Ready) -> Labels {
+    fn yields_of(&self, ready: &Ready, has_failed: bool) -> Labels {
         let Some(Offered { options, .. }) = self.tools.get(ready.tool) else {
             return Labels::default();
         };
         let private =
             if ready.permit.reads_private() { Labels::PRIVATE } else { Labels::default() };
         let read = ready.context.has_read.labels().and(private);
+        let in_vain = has_failed && ready.context.requests.were_in_vain();
+        let own = if in_vain { Labels::default() } else { options.yields };
         let asked = ready.context.requests.labels();
         let asked = if options.declares_yields { Labels::default() } else { asked };
-        options.yields.and(read).and(asked).without(options.sanitizes)
+        own.and(read).and(asked).without(options.sanitizes)
     }
 
     async fn tried(&self, ready: &Ready, scope: &RunScope) -> Result<String, Failure> {

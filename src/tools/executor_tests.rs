@@ -192,8 +192,10 @@ async fn what_the_model_got_wrong_is_answered_before_anything_is_decided() {
     use CallFailure::{InvalidArguments, UnknownTool};
     let bench = bench(&full());
     let deep = "[".repeat(500);
+    let (long, cut) = ("x".repeat(256), format!("Error: Unknown tool {}…", "x".repeat(200)));
     #[rustfmt::skip]
     let table = [
+        (long.as_str(), "{}",                  UnknownTool,      cut.as_str()),
         ("nope",  "{}",                        UnknownTool,      "Error: Unknown tool nope"),
         ("other", r#"{"do": "look"}"#,         UnknownTool,      "Error: Unknown tool other"),
         ("pro\0", "{}",                        UnknownTool,      "Error: Unknown tool pro"),

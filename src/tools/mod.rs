@@ -108,6 +108,8 @@ pub struct ToolNow {
 pub struct Defaults {
     /// What its results label a run.
     pub yields: Option<Labels>,
+    /// What they do not, whatever was read to make them.
+    pub sanitizes: Labels,
     /// How long one call may take.
     pub timeout: Option<Duration>,
 }

@@ -6,9 +6,11 @@
 
 mod filling;
 mod left_behind;
+mod redirected;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::sandbox::known::Size;
 use super::sandbox::reach::Before;
@@ -41,8 +43,15 @@ pub(super) async fn run(
     let size = before.size;
     job.largest_file = Some(largest_file(context.workspace.bounds()[0], size));
     context.standing.held().await;
-    let (held, looks_through) = LooksThrough::after(permit, context, before);
+    let missing = Arc::new(redirected::missing(&job, &permit, &context.workspace));
+    let (held, looks_through) = LooksThrough::after(permit, context, before, Arc::clone(&missing));
     job.held = Some(held);
+    if !missing.is_empty() {
+        let workspace = context.workspace.clone();
+        let making = move || redirected::made(&missing, &workspace);
+        let made = tokio::task::spawn_blocking(making).await.unwrap_or_default();
+        job.reach.grants.splice(0..0, made);
+    }
     let running = async { sandbox.run(job).await.map_err(|error| failed(&error)) };
     let ran = tokio::select! {
         ran = running => ran,

@@ -57,6 +57,8 @@ struct Told {
     totals: NetworkUse,
     /// Reasons of refusals.
     reasons: BTreeSet<String>,
+    /// Whether any of the tool's own requests was answered; none where the tool does not tell.
+    answered: Option<bool>,
     /// How long the service that answered last asks to be left alone.
     pause: Option<Duration>,
 }
@@ -221,6 +223,18 @@ impl Requests {
             let requests = requests.clone();
             Box::pin(async move { requests.count().await })
         })
+    }
+
+    /// Notes whether a request of the tool itself was answered.
+    pub(super) fn came_back(&self, is_answered: bool) {
+        let mut told = self.0.lock();
+        told.answered = Some(is_answered || told.answered.unwrap_or_default());
+    }
+
+    /// Whether nothing was read: no request of the tool was answered.
+    pub(super) fn were_in_vain(&self) -> bool {
+        let told = self.0.lock();
+        told.answered == Some(false) && !told.by_programs
     }
 
     /// The service that answered asks to be left alone for so long.

@@ -15,10 +15,12 @@ use async_trait::async_trait;
 use serde_json::{Value, json};
 
 use super::proxy::{self, Proxy};
+use super::results::MAX_RESULT;
 use super::sandbox::Startable;
 use super::sandbox::reach::{self, ReachError};
-use super::sandbox::{Job, Ran, Sandbox};
+use super::sandbox::{Job, Ran, Sandbox, shortened};
 use super::{Defaults, Tool, ToolContext, ToolError, ToolInfo, programs};
+use crate::bounds::secrets::without_known;
 use crate::event::NetworkUse;
 use crate::governance::{Action, ActionKind, CommandRules, Permit};
 use crate::message::tool_schema::ToolSchema;
@@ -39,6 +41,9 @@ const NETWORK: &str = "they reach the network by http and https alone, through t
     name, and only hosts that you are allowed.";
 const NO_NETWORK_HERE: &str =
     "there is no network, since this machine cannot give programs one of their own.";
+
+const NO_NEW_FILES: &str = "Programs make files only in directories that paths.write names as a whole (dir/**); elsewhere a \
+    redirection or file_ops can.";
 
 /// The tool, for one agent's rules.
 #[derive(Clone)]
@@ -140,6 +145,7 @@ impl Tool for Shell {
         }
         let listed: Vec<String> = actions.iter().filter_map(program_of).collect();
         let writes = actions.iter().any(|action| action.effect != Effect::Read);
+        let by_glob = writes && permit.writable().by_glob;
         let has_mounts = self.sandbox.kernel().await.holds.namespaces;
         let path = self.sandbox.settings().path.clone();
         let (root, rules) = (context.workspace.root(), permit.clone());
@@ -173,16 +179,25 @@ impl Tool for Shell {
             held: None,
         };
         let ran = programs::run(&self.sandbox, job, context, rules, before).await?;
-        let mut result = told(&ran);
+        let mut about = told(&ran);
         if let Some(asked) = context.requests.totals() {
             let NetworkUse { requests, .. } = asked;
             let refused = context.requests.refusals();
-            result["network"] = json!({"requests": requests, "refused": refused});
+            about["network"] = json!({"requests": requests, "refused": refused});
         } else if context.has_network && !leads_out {
-            result["network"] = "unavailable".into();
+            about["network"] = "unavailable".into();
         }
-        Ok(result.to_string())
+        if by_glob && is_refused_a_file(&ran) {
+            about["note"] = NO_NEW_FILES.into();
+        }
+        Ok(with_streams(about, &ran))
     }
+}
+
+/// Whether programs say that they may not make or change a file.
+fn is_refused_a_file(ran: &Ran) -> bool {
+    let says = |what: &str| ran.stderr.text.contains(what);
+    ran.exit_code != Some(0) && (says("Read-only file system") || says("Permission denied"))
 }
 
 /// Programs with a way out send bytes.
@@ -200,11 +215,12 @@ fn program_of(action: &Action) -> Option<String> {
     }
 }
 
+/// How programs ended, without what they wrote.
 fn told(ran: &Ran) -> Value {
     let mut result = json!({
         "exit_code": ran.exit_code,
-        "stdout": ran.stdout.text,
-        "stderr": ran.stderr.text,
+        "stdout": "",
+        "stderr": "",
         "duration_ms": u64::try_from(ran.duration.as_millis()).unwrap_or(u64::MAX),
         "sandbox": ran.level,
     });
@@ -213,3 +229,34 @@ fn told(ran: &Ran) -> Value {
     }
     result
 }
+
+/// The result as JSON text with both streams, shortened so that the text itself is not.
+fn with_streams(mut about: Value, ran: &Ran) -> String {
+    let room = MAX_RESULT.saturating_sub(about.to_string().len());
+    let streams = [("stdout", &ran.stdout), ("stderr", &ran.stderr)].map(|(name, output)| {
+        let (head, tail) = output.ends();
+        let ends = [head, tail].map(|end| without_known(end).into_owned());
+        let whole = shortened((&ends[0], &ends[1]), output.omitted, usize::MAX, json_size);
+        (name, ends, output.omitted, whole.chars().map(json_size).sum::<usize>())
+    });
+    let [(.., out), (.., err)] = &streams;
+    // What one of them does not need is the other's.
+    let rooms = [room.saturating_sub(*err).max(room / 2), room.saturating_sub(*out).max(room / 2)];
+    for ((name, [head, tail], omitted, _), room) in streams.into_iter().zip(rooms) {
+        about[name] = shortened((&head, &tail), omitted, room, json_size).into();
+    }
+    about.to_string()
+}
+
+/// Bytes that a character takes in JSON text.
+fn json_size(character: char) -> usize {
+    match character {
+        '"' | '\\' | '\n' | '\r' | '\t' | '\u{8}' | '\u{c}' => 2,
+        '\0'..='\u{1f}' => 6,
+        other => other.len_utf8(),
+    }
+}
+
+#[cfg(test)]
+#[path = "shell_tests.rs"]
+mod tests;

@@ -109,6 +109,7 @@ impl WebFetch {
             max_body,
         };
         let sent = self.client.send_each(request, &terms, &requests.counting()).await;
+        requests.came_back(sent.is_ok());
         sent.map_err(|error| error.to_string())
     }
 

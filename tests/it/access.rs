@@ -307,7 +307,8 @@ async fn approving_ones_own_run_is_recorded_and_can_be_forbidden(db: Db) {
     for own in [&caller, &child, &grandchild] {
         let refused = post(&service, own, &format!("{}/approve", calls[0]), json!({})).await;
         assert_eq!(refusal(&refused), (403, "FORBIDDEN"), "{:#}", refused.body);
-        assert!(text(&refused.body, "detail").contains("governance.approver"), "{refused:#?}");
+        let why = "may not approve its calls, nor say what became of them; they may deny them (governance.approver)";
+        assert!(text(&refused.body, "detail").contains(why), "{refused:#?}");
     }
     assert_eq!(service.get(&run).await.body["status"], "awaiting_approval");
     let other = made_by(&service.key, &["runs:approve"]).await;
@@ -318,6 +319,9 @@ async fn approving_ones_own_run_is_recorded_and_can_be_forbidden(db: Db) {
     assert_eq!(ended(&service, &run).await["status"], "completed");
     // To refuse one's own call takes nothing from the others.
     let (run, calls) = paths(&parked(&service, &service.key, "editor", json!({})).await);
+    let odd = service.post(&format!("{}/approve", calls[0]), &json!([])).await;
+    assert_eq!(refusal(&odd), (422, "INVALID_INPUTS"), "{:#}", odd.body);
+    assert_eq!(odd.body["errors"][0]["pointer"], "", "{:#}", odd.body);
     assert_eq!(service.post(&format!("{}/deny", calls[0]), &json!({})).await.status, 200);
     ended(&service, &run).await;
 }

@@ -478,7 +478,7 @@ async fn a_rejected_body_keeps_the_connection_open(db: Db) {
     for (body, expected) in [
         (String::from("{\"inputs\": "), (400, "MALFORMED_JSON")),
         ("nonsense".into(), (400, "MALFORMED_JSON")),
-        ("[]".into(), (400, "MALFORMED_JSON")),
+        ("[]".into(), (422, "INVALID_INPUTS")),
         (r#"{"inputs": {"task": "a\u0000b"}}"#.into(), (400, "MALFORMED_JSON")),
         (r#"{"inputs": {"task": "x", "\u0000": 1}}"#.into(), (400, "MALFORMED_JSON")),
         (r#"{"inputs": {"task": "\ud800"}}"#.into(), (400, "MALFORMED_JSON")),

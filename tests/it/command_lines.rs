@@ -66,7 +66,6 @@ const USUAL: &[&str] = &[
     "expand",
     "false",
     "file",
-    "find",
     "fmt",
     "fold",
     "grep",
@@ -111,7 +110,6 @@ const USUAL: &[&str] = &[
     "strings",
     "tac",
     "tail",
-    "tar",
     "tee",
     "test",
     "touch",
@@ -125,10 +123,14 @@ const USUAL: &[&str] = &[
     "zcat",
 ];
 /// Those of them that need arguments, and others, with the arguments.
-const WITH_ARGUMENTS: &[(&str, &str)] = &[(
-    "git",
-    "^(add|apply|archive|bisect|blame|branch|check-ignore|clone|commit|config|describe|diff|fetch|grep|hash-object|init|log|ls-files|ls-remote|rebase|remote|rev-parse|shortlog|show|status|tag|worktree)\\b",
-)];
+const WITH_ARGUMENTS: &[(&str, &str)] = &[
+    ("find", "^"),
+    ("tar", "^"),
+    (
+        "git",
+        "^(add|apply|archive|bisect|blame|branch|check-ignore|clone|commit|config|describe|diff|fetch|grep|hash-object|init|log|ls-files|ls-remote|rebase|remote|rev-parse|shortlog|show|status|tag|worktree)\\b",
+    ),
+];
 /// What the ordinary lines need beside.
 const BUILDING: &[(&str, &str)] = &[
     ("make", "^(-C \\S+ )?(test|all)$"),

@@ -73,7 +73,7 @@ async fn a_key_makes_so_many_calls_and_no_more(db: Db) {
     let (executed, refused) = calls_of(&service, &run).await;
     assert_eq!((executed, refused.len()), (4, 2), "{refused:?}");
     assert!(
-        refused[0].starts_with("Blocked by the rate_limit rule: the limit of 1 calls of tools per minute is reached; retry in "),
+        refused[0].starts_with("Blocked by the rate_limit rule: the limit of 1 calls of tools per minute (4 at once) is reached; retry in "),
         "{refused:?}"
     );
     let audit = service.get("/v1/audit?outcome=blocked").await.body;

@@ -15,6 +15,7 @@ on_both_stores! {
     stop_conditions_see_the_tree,
     an_answer_shows_the_usage_of_the_tree,
     agents_that_can_only_read_work_at_the_same_time,
+    the_autonomy_of_a_parent_that_observes_is_observed_in_children,
 }
 
 const CHILD: &str = "
@@ -475,5 +476,56 @@ async fn agents_that_can_only_read_work_at_the_same_time(db: Db) {
         assert_eq!(spans[1].0 < spans[0].1, at_once, "{agent}: {spans:?}");
         let new = service.dir.path().join("workspace/default/new.txt");
         assert_eq!(std::fs::remove_file(new).is_ok(), writes, "{agent}");
+    }
+}
+
+async fn the_autonomy_of_a_parent_that_observes_is_observed_in_children(db: Db) {
+    let governance = |autonomy: &str, mode: &str| {
+        format!("governance: {{autonomy: {autonomy}, mode: {mode}, paths: {{write: ['./**']}}}}\n")
+    };
+    let agent = |model: &str, tools: &str, governance: String| {
+        format!(
+            "model: scripted/{model}\ntools: {tools}\nenable_double_confirmation: false\n{governance}"
+        )
+    };
+    let delegates = |to: &str| steps(&[calls(&format!("agent:{to}"), &[json!({})]), text("done")]);
+    let service = Setup::new()
+        .agent("careful", &agent("middle", "['agent:between']", governance("read-only", "observe")))
+        .agent("asking", &agent("above", "['agent:writer']", governance("supervised", "observe")))
+        .agent("between", &agent("above", "['agent:writer']", governance("full", "enforce")))
+        .agent("writer", &agent("writer", "[file_ops]", governance("full", "enforce")))
+        .scenario("middle", &delegates("between"))
+        .scenario("above", &delegates("writer"))
+        .scenario(
+            "writer",
+            &steps(&[
+                calls(
+                    "file_ops",
+                    &[file("write", "new.txt"), file("delete", "new.txt"), file("stat", "a.txt")],
+                ),
+                text("done"),
+            ]),
+        )
+        .file("a.txt", "a\n")
+        .start(db)
+        .await;
+    let decisions = async |run: &Value| {
+        let path = format!("/v1/runs/{}/tool-calls", run["run_id"].as_str().unwrap());
+        let calls = service.get(&path).await.body["data"].as_array().unwrap().clone();
+        calls.iter().map(|call| call["decision"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let run = service.run("asking", &json!({})).await;
+    let writer = children(&service, &run).await.remove(0);
+    assert_eq!(decisions(&writer).await, ["allowed", "warned", "allowed"]);
+    let run = service.run("careful", &json!({})).await;
+    let between = children(&service, &run).await.remove(0);
+    let writer = children(&service, &between).await.remove(0);
+    assert_eq!(decisions(&writer).await, ["warned", "warned", "allowed"], "two levels below");
+    let path = format!("/v1/audit?run_id={}", writer["run_id"].as_str().unwrap());
+    let audit = service.get(&path).await.body;
+    let warned = audit["data"].as_array().unwrap().iter().filter(|it| it["decision"] == "warned");
+    for record in warned {
+        assert_eq!(record["rule"], "autonomy", "{record:#}");
+        assert!(record["reason"].as_str().unwrap().contains("which only observes"), "{record:#}");
     }
 }

@@ -305,6 +305,16 @@ async fn the_command_line_replays_and_tests(db: Db) {
     service.write("cases.yaml", "agent: writer\ncases: [{tool: a, expects: b}]");
     let unreadable = test().output().await.unwrap();
     assert_eq!(unreadable.status.code(), Some(2), "{unreadable:?}");
+    let bogus = "agent: writer\ncases:\n  - {tool: file_ops, expect: allowed}\n  - {tool: file_ops, expect: bogus}\n";
+    service.write("cases.yaml", bogus);
+    let unreadable = test().output().await.unwrap();
+    let told = String::from_utf8_lossy(&unreadable.stderr).into_owned();
+    assert_eq!(unreadable.status.code(), Some(2), "{unreadable:?}");
+    assert!(told.contains("cases.yaml") && told.contains("line 4"), "{told}");
+    service
+        .write("cases.yaml", "agent: writer\ncases: [{tool: nope, expect: blocked, rule: tools}]");
+    let passed = test().output().await.unwrap();
+    assert_eq!(passed.status.code(), Some(0), "{passed:?}");
 }
 
 /// What the gate would say of a call, and what the call would do, before anybody makes it.

@@ -12,6 +12,7 @@ on_both_stores! {
     a_key_is_limited_after_its_burst,
     a_request_after_retry_after_succeeds,
     a_key_can_have_limits_of_its_own,
+    a_limit_without_a_burst_holds_from_the_first_request,
     a_rejected_request_has_consumed_its_token,
     auth_none_has_no_rate_limit,
     a_restart_does_not_refill_the_bucket,
@@ -117,6 +118,24 @@ async fn a_key_can_have_limits_of_its_own(db: Db) {
     service.key = "tl_nobody_0123456789abcdef".into();
     let unknown = service.post(PATH, &json!({})).await;
     assert_eq!((unknown.status.as_u16(), header(&unknown, "ratelimit")), (401, ""));
+}
+
+async fn a_limit_without_a_burst_holds_from_the_first_request(db: Db) {
+    let mut service = Setup::new()
+        .agent("talker", TALKER)
+        .scenario("talker", "steps: [{text: Hello.}]")
+        .config("[governance]\nrate_limit_per_minute = 3")
+        .start(db)
+        .await;
+    let slow = json!({"name": "slow", "scopes": ["agents:invoke"], "rate_limit_per_minute": 2});
+    let slow = new_key(&service, slow).await;
+    assert_eq!(admitted(&at_once(&[&service], 8).await), 3);
+    let refused = service.post(PATH, &json!({})).await;
+    assert_eq!(header(&refused, "ratelimit-policy"), r#""default";q=3;w=60"#);
+    service.key = slow;
+    assert_eq!(admitted(&at_once(&[&service], 8).await), 2);
+    let refused = service.post(PATH, &json!({})).await;
+    assert_eq!(header(&refused, "ratelimit-policy"), r#""default";q=2;w=60"#);
 }
 
 async fn a_rejected_request_has_consumed_its_token(db: Db) {

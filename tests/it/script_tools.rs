@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use crate::service::{Db, Service, Setup, answer, command, on_both_stores};
 use crate::shell_stories::{is_alive, until_alive};
 use crate::streaming::Reader;
+use crate::web_fetch::Site;
 
 on_both_stores! {
     shipped_examples_work,
@@ -425,10 +426,18 @@ async fn scripts_end_with_their_run_and_with_the_service(db: Db) {
 
 async fn labels_and_timeouts_come_from_the_file(db: Db) {
     let slow = "import time\ntime.sleep(30)";
+    let site = Site::start("127.0.0.1").await;
     let set = format!(
-        "base_url: http://127.0.0.1:9\ntools:\n{}{}{}  - {{name: ask, method: GET, path: /x, effect: read, yields: \
-         [none]}}\n  - {{name: tell, method: GET, path: /x, effect: read}}\n",
+        "base_url: http://127.0.0.1:{}\ntools:\n{}{}{}{}  - {{name: ask, method: GET, path: /x, effect: read, yields: \
+         [none]}}\n  - {{name: tell, method: GET, path: /x, effect: read}}\n  - {{name: wipe, method: GET, path: /x, \
+         effect: read, sanitizes: [untrusted]}}\n",
+        site.port,
         python("mail", "print('mail')", ", effect: read, yields: [untrusted]"),
+        python(
+            "washed",
+            "print('washed')",
+            ", effect: read, yields: [untrusted, private], sanitizes: [untrusted]",
+        ),
         python("plain", "print('plain')", ", effect: read"),
         python("slow", slow, ", effect: read, timeout_seconds: 1"),
     );
@@ -436,10 +445,13 @@ async fn labels_and_timeouts_come_from_the_file(db: Db) {
     let table = [
         ("script:it/mail", "", json!(["untrusted"])),
         ("script:it/mail", "tool_options: {'script:*': {yields: [private]}}\n", json!(["private"])),
+        ("script:it/washed", "", json!(["private"])),
+        ("script:it/washed", "tool_options: {'script:*': {sanitizes: [private]}}\n", json!([])),
         ("script:it/plain", "", json!([])),
         ("script:it/slow", "", json!([])),
         ("http:it/ask", "", json!([])),
         ("http:it/tell", "", json!(["untrusted"])),
+        ("http:it/wipe", "", json!([])),
     ];
     for (index, (tool, options, _)) in table.iter().enumerate() {
         let (agent, scenario) = calling(&format!("['{tool}']"), "{}", &[(tool, json!({}))]);

@@ -9,6 +9,7 @@ use crate::service::{Db, Service, Setup, on_both_stores};
 on_both_stores! {
     sixty_four_children_share_ten_model_calls,
     calls_of_tools_are_shared,
+    calls_of_the_same_response_that_have_ended_are_told_as_used,
     a_limit_ends_the_run_whose_call_would_exceed_it,
     tokens_are_shared_and_balance,
     children_that_use_it_up_together_end_their_parent_for_that,
@@ -115,6 +116,40 @@ governance: {budget: {max_tool_calls: 3}}
     let tree = whole_tree(&service, run["run_id"].as_str().unwrap()).await;
     assert!(refused(&tree[1], "max_tool_calls"), "{:#}", tree[1]);
     assert_eq!(sum(&tree, "tool_calls_made"), 3);
+    assert_balanced(&tree);
+}
+
+async fn calls_of_the_same_response_that_have_ended_are_told_as_used(db: Db) {
+    let parent = "
+model: scripted/parent
+tools: ['agent:child']
+enable_double_confirmation: false
+governance: {budget: {max_tool_calls: 4}}
+";
+    let write = |path: &str| {
+        format!("{{tool: file_ops, arguments: {{operation: write, path: {path}, content: x}}}}")
+    };
+    let writes = ["a", "b", "c", "d"].map(write).join(", ");
+    let service = Setup::new()
+        .agent("parent", parent)
+        .scenario("parent", "steps: [{tool_calls: [{tool: \"agent:child\"}]}, {text: done}]")
+        .agent(
+            "child",
+            &format!("{CHILD}tools: [file_ops]\ngovernance: {{paths: {{write: ['./**']}}}}\n"),
+        )
+        .scenario("child", &format!("steps: [{{tool_calls: [{writes}]}}, {{text: done}}]"))
+        .start(db)
+        .await;
+    let run = service.run("parent", &json!({})).await;
+    let tree = whole_tree(&service, run["run_id"].as_str().unwrap()).await;
+    assert!(refused(&tree[1], "max_tool_calls"), "{:#}", tree[1]);
+    let error = &tree[1]["error"];
+    assert_eq!(
+        (&error["context"]["used"], &error["context"]["max"]),
+        (&json!(4), &json!(4)),
+        "{error:#}"
+    );
+    assert!(!error["message"].as_str().unwrap().contains("under way"), "{error:#}");
     assert_balanced(&tree);
 }
 

@@ -22,6 +22,9 @@ on_both_stores! {
     programs_end_with_their_run_and_with_the_service,
     a_parents_rules_hold_in_children,
     names_that_no_rule_can_be_held_for_are_refused,
+    a_file_with_another_hard_link_is_not_written,
+    long_outputs_lose_their_middle_and_stay_json,
+    files_that_the_rules_name_can_be_made,
 }
 
 const RULES: &str = "{allow: [{command: echo}, {command: cat, effect: read}, {command: ls, effect: read}, {command: wc, \
@@ -290,4 +293,108 @@ async fn names_that_no_rule_can_be_held_for_are_refused(db: Db) {
     let run = service.run("worker", &json!({})).await;
     let told = self::results(&service, &run).await[0].to_string();
     assert!(told.contains("a.txt"), "{told}");
+}
+
+async fn a_file_with_another_hard_link_is_not_written(db: Db) {
+    let service = Setup::new()
+        .agent("worker", &agent(RULES, ""))
+        .scenario(
+            "worker",
+            &scenario(&[
+                "echo changed > hl",
+                "echo changed >> hl",
+                "cat missing 2> hl",
+                "echo x > /dev/null",
+                "echo new > plain",
+            ]),
+        )
+        .file("plain", "a longer content\n")
+        .start(db)
+        .await;
+    let (outside, workspace) =
+        (service.dir.path().join("outside"), service.dir.path().join("workspace/default"));
+    std::fs::write(&outside, "kept\n").unwrap();
+    std::fs::hard_link(&outside, workspace.join("hl")).unwrap();
+    let run = service.run("worker", &json!({})).await;
+    let results = results(&service, &run).await;
+    assert_eq!(std::fs::read_to_string(&outside).unwrap(), "kept\n", "{results:#?}");
+    for result in &results[..2] {
+        assert_eq!(result["exit_code"], 1, "{results:#?}");
+        let why = result["stderr"].as_str().unwrap();
+        assert!(why.contains("hl: has 2 hard links"), "{why}");
+    }
+    assert_eq!(results[2]["exit_code"], 1, "{results:#?}");
+    assert_eq!((&results[3]["exit_code"], &results[4]["exit_code"]), (&json!(0), &json!(0)));
+    assert_eq!(std::fs::read_to_string(workspace.join("plain")).unwrap(), "new\n");
+}
+
+async fn long_outputs_lose_their_middle_and_stay_json(db: Db) {
+    let rules = "{allow: [{command: seq}, {command: python3, args: print}]}";
+    let both =
+        "python3 -c 'import sys; print(\"x\" * 500000); print(\"y\" * 500000, file=sys.stderr)'";
+    let commands = ["python3 -c 'print(\"x\" * 500000)'", "seq 1 200000", both];
+    let service = Setup::new()
+        .agent("worker", &agent(rules, ""))
+        .scenario("worker", &scenario(&commands))
+        .start(db)
+        .await;
+    let run = service.run("worker", &json!({})).await;
+    let results = results(&service, &run).await;
+    let streams = [
+        (&results[0]["stdout"], 500_001),
+        (&results[1]["stdout"], 1_288_895),
+        (&results[2]["stdout"], 500_001),
+        (&results[2]["stderr"], 500_001),
+    ];
+    for (stream, bytes) in streams {
+        let stream = stream.as_str().unwrap_or_else(|| panic!("{results:#?}"));
+        let notes: Vec<&str> = stream.split("[… ").skip(1).collect();
+        assert_eq!(notes.len(), 1, "{stream}");
+        let omitted = notes[0].split(' ').next().unwrap().parse::<usize>().unwrap();
+        let note = format!("\n[… {omitted} bytes left out …]\n");
+        assert_eq!(stream.len() - note.len() + omitted, bytes);
+    }
+    assert!(results[1]["stdout"].as_str().unwrap().ends_with("\n200000\n"));
+}
+
+async fn files_that_the_rules_name_can_be_made(db: Db) {
+    let rules = "{allow: [{command: echo}, {command: cat}, {command: touch}, {command: 'true'}, {command: 'false'}]}";
+    let agent = agent(rules, "").replace("'./**'", "'*.txt', 'd/*.log'");
+    let commands = [
+        "echo a > made.txt",
+        "echo b >> d/made.log && cat d/made.log",
+        "cd d && echo c > ../other.txt",
+        "true > empty.txt; true >> d/empty.log",
+        "false && echo d > never.txt",
+        "touch t.txt",
+        "echo e > made.md",
+        "echo f > d/made.txt",
+    ];
+    let service = Setup::new()
+        .agent("worker", &agent)
+        .scenario("worker", &scenario(&commands))
+        .file("d/x", "")
+        .start(db)
+        .await;
+    let run = service.run("worker", &json!({})).await;
+    let results = results(&service, &run).await;
+    let workspace = service.dir.path().join("workspace/default");
+    let content = |path: &str| std::fs::read_to_string(workspace.join(path)).ok();
+    let content = ["made.txt", "d/made.log", "other.txt", "empty.txt", "d/empty.log"].map(content);
+    let expected = ["a\n", "b\n", "c\n", "", ""].map(|text| Some(text.to_owned()));
+    assert_eq!(content, expected, "{results:#?}");
+    for missing in ["never.txt", "t.txt", "made.md", "d/made.txt"] {
+        assert!(!workspace.join(missing).exists(), "{missing}: {results:#?}");
+    }
+    assert_eq!(results[1]["stdout"], "b\n");
+    let note = results[5]["note"].as_str().unwrap_or_else(|| panic!("{results:#?}"));
+    assert!(results[5]["exit_code"] == 1 && note.contains("paths.write"), "{results:#?}");
+    assert!(results[4].get("note").is_none(), "{results:#?}");
+    let blocked = events(&service, &run, "tool_call.blocked").await;
+    assert_eq!(blocked.iter().filter(|call| call["rule"] == "path").count(), 2, "{blocked:#?}");
+    let completed = events(&service, &run, "tool_call.completed").await;
+    let changes: Vec<_> = completed.iter().map(|call| &call["changes"]).collect();
+    assert_eq!(changes[0][0]["path"], "made.txt", "{changes:#?}");
+    assert_eq!(changes[0][0]["change"], "created", "{changes:#?}");
+    assert!(changes[4].as_array().is_none_or(Vec::is_empty), "{changes:#?}");
 }

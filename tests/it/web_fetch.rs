@@ -24,6 +24,7 @@ on_both_stores! {
     pages_of_allowed_hosts_are_read,
     robots_are_asked_where_the_operator_says_so,
     a_child_is_denied_what_its_parent_is,
+    a_literal_address_that_is_not_public_is_blocked,
 }
 
 /// A site, and one beside it that nobody is allowed.
@@ -228,4 +229,51 @@ async fn a_child_is_denied_what_its_parent_is(db: Db) {
     let row = &rows(&service, child).await[0];
     assert!(result(row).contains("network.deny"), "{row:#}");
     assert_eq!(site.requests(), 1);
+}
+
+async fn a_literal_address_that_is_not_public_is_blocked(db: Db) {
+    let site = Site::start("127.0.0.2").await;
+    let port = site.port;
+    let urls: Vec<Value> = [
+        "http://169.254.169.254/latest/meta-data/".to_owned(),
+        format!("http://[::1]:{port}/"),
+        format!("http://localhost:{port}/"),
+    ]
+    .map(|url| json!({ "url": url }))
+    .to_vec();
+    let governance = format!(
+        "{{network: {{allow: ['169.254.169.254', '[::1]:{port}', 'localhost:{port}', '127.0.0.2:{port}'], allow_private: [127.0.0.2/32]}}}}"
+    );
+    let (yaml, scenario) = agent(&urls, &governance);
+    let (_, read) = agent(&[json!({"url": format!("http://127.0.0.2:{port}/none")})], &governance);
+    let service = Setup::new()
+        .agent("reader", &yaml)
+        .agent("other", &yaml.replace("scripted/reader", "scripted/other"))
+        .scenario("reader", &scenario)
+        .scenario("other", &read)
+        .start(db)
+        .await;
+    let run = service.run("reader", &json!({})).await;
+    let calls = rows(&service, &run).await;
+    for call in &calls[..2] {
+        assert_eq!(
+            (&call["decision"], &call["state"]),
+            (&json!("blocked"), &json!("denied")),
+            "{call:#}"
+        );
+        assert!(result(call).contains("network.allow_private"), "{call:#}");
+    }
+    assert_eq!(
+        calls[2]["decision"], "allowed",
+        "what a name stands for is not known before: {:#}",
+        calls[2]
+    );
+    assert!(result(&calls[2]).contains("not public"), "{:#}", calls[2]);
+    let labels = async |run: &Value| {
+        let path = format!("/v1/runs/{}", run["run_id"].as_str().unwrap());
+        service.get(&path).await.body["labels"].clone()
+    };
+    assert_eq!(labels(&run).await, json!([]), "nothing was read");
+    let run = service.run("other", &json!({})).await;
+    assert_eq!(labels(&run).await, json!(["untrusted"]), "an answer of 404 was read");
 }

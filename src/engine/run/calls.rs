@@ -138,7 +138,7 @@ impl Run {
                 |counted: &Consumption| Consumption { network_requests: 0, ..counted.clone() };
             let sent = pending.input.is_some().then(|| counted.map(sent_again)).flatten();
             let next = next.beyond(sent.as_ref().or(counted));
-            match self.reserve_tool_call(is_new, next.consumes()).await? {
+            match self.reserve_tool_call(is_new, next.consumes(), group.is_empty()).await? {
                 Some(events) if group.is_empty() => return Ok(self.record_all(events)?),
                 Some(_) => break,
                 None => {}

@@ -134,11 +134,12 @@ impl Run {
     }
 
     /// Reserves a tool call, unless it was counted before, and what it takes. Where that is refused:
-    /// what it means.
+    /// what it means. With `is_first`, no other call is reserved and not yet made.
     pub(super) async fn reserve_tool_call(
         &mut self,
         is_new: bool,
         consumes: &Consumption,
+        is_first: bool,
     ) -> Result<Option<Vec<RunEvent>>, Stopped> {
         let wanted = Amounts {
             tool_calls: is_new.into(),
@@ -147,7 +148,12 @@ impl Run {
             requests: consumes.network_requests,
             ..Amounts::default()
         };
-        Ok(match self.reserve(wanted).await? {
+        let mut reserved = self.reserve(wanted).await?;
+        if is_first && matches!(reserved, Reserved::Refused(_)) {
+            self.settle().await?; // calls of the same response that have ended are told as used
+            reserved = self.reserve(wanted).await?;
+        }
+        Ok(match reserved {
             Reserved::Granted => None,
             Reserved::Refused(refusal) => {
                 Some(self.state.shared_budget_spent(&refusal, wanted, clock::now()))

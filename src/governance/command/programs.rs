@@ -205,6 +205,9 @@ const RUNNERS: &[&str] = &[
     "zsh",
 ];
 
+/// Programs that are for other work, and run what an option of theirs says.
+const RUNNERS_BY_OPTION: &[&str] = &["find", "tar"];
+
 /// How an option is written.
 enum Means {
     /// As a whole word.
@@ -313,6 +316,11 @@ pub(super) fn runs_others(name: &str) -> bool {
     let plain = name.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.' || c == '-');
     let whole = RUNNERS.binary_search(&name).is_ok();
     whole || RUNNERS.binary_search(&plain).is_ok() || name.starts_with("ld-")
+}
+
+/// Whether a rule for a program must say with which arguments it may run.
+pub(super) fn needs_pattern(name: &str) -> bool {
+    runs_others(name) || RUNNERS_BY_OPTION.contains(&name)
 }
 
 /// The first argument that makes a program write or run something.

@@ -130,7 +130,7 @@ pub(crate) fn object(body: &[u8]) -> Result<Map<String, Value>, Problem> {
     let refused = match json::read(body) {
         Ok(Value::Object(object)) => return Ok(object),
         Ok(Value::Null) => return Ok(Map::new()), // what clients send whose body is optional
-        Ok(_) => "The body must be a JSON object.".to_owned(),
+        Ok(_) => return Err(Problem::at(Code::InvalidInputs, "", "must be a JSON object")),
         Err(Unreadable::Malformed(e)) => format!("The body is not JSON: {e}."),
         Err(beyond) => format!("The body is too complex: {beyond}."),
     };

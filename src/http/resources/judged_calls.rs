@@ -14,7 +14,7 @@ use crate::http::edge::extract::{JsonObject, Name, Params, fields};
 use crate::http::edge::problem::{Code, Problem};
 use crate::http::state::App;
 use crate::run::{Label, null_as_default};
-use crate::runtime::{Decided, NotJudged, PolicyCase};
+use crate::runtime::{Decided, Decision, NotJudged, PolicyCase};
 
 /// A call that is to be judged.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -98,7 +98,7 @@ pub(crate) async fn judge_call(
         labels: call.labels.into(),
         scopes: caller.scopes.clone(),
         files: call.files,
-        expect: String::new(),
+        expect: Decision::Allowed,
         rule: None,
     };
     let judged = app.runtime.judge_call(&agent, &case).await;

@@ -66,7 +66,8 @@ pub(crate) struct KeyRequest {
     /// creates it, or the service's limit.
     #[schema(minimum = 1, maximum = 1_000_000_000, example = 60)]
     rate_limit_per_minute: Option<u32>,
-    /// Invocations or tool calls that can be made at once; default: as for the rate limit.
+    /// Invocations or tool calls that can be made at once; default: as for the rate limit, but no
+    /// more than a rate limit that the key itself has.
     #[schema(minimum = 1, maximum = 1_000_000_000, example = 10)]
     rate_limit_burst: Option<u32>,
 }
@@ -105,7 +106,8 @@ pub(crate) struct KeyView {
     /// Invocations per minute, and likewise tool calls per minute; null for the service's default.
     #[schema(example = 60)]
     rate_limit_per_minute: Option<u32>,
-    /// Invocations or tool calls that can be made at once; null for the service's default.
+    /// Invocations or tool calls that can be made at once; null for the service's default, but no
+    /// more than a rate limit that the key itself has.
     #[schema(example = 10)]
     rate_limit_burst: Option<u32>,
 }
@@ -201,17 +203,19 @@ fn narrow(
     };
     narrow_one(&mut request.expires_at, key.and_then(|key| key.expires_at), None, longer)?;
     let by_service = |limit: u32| (!maker.has("admin")).then_some(limit);
+    let per_minute = key.and_then(|key| key.rate_limit_per_minute);
+    let burst = per_minute.map(|_| default.of_key(per_minute, None).burst);
     for (asked, own, default, what) in [
         (
             &mut request.rate_limit_per_minute,
-            key.and_then(|key| key.rate_limit_per_minute),
+            per_minute,
             by_service(default.per_minute),
             "may do more per minute",
         ),
         (
             &mut request.rate_limit_burst,
             key.and_then(|key| key.rate_limit_burst),
-            by_service(default.burst),
+            burst.or_else(|| by_service(default.burst)),
             "may do more at once",
         ),
     ] {

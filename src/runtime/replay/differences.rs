@@ -148,9 +148,8 @@ pub(super) fn starts_runs(tool: &str) -> bool {
 
 /// The options of a tool in both, without what the tool itself declares.
 fn options(then: &Definition, now: &Definition, tool: &str) -> (CallOptions, CallOptions) {
-    let of = |definition: &Definition| {
-        call_options(&definition.tool_options, tool, Defaults { yields: None, timeout: None })
-    };
+    let of =
+        |definition: &Definition| call_options(&definition.tool_options, tool, Defaults::default());
     (of(then), of(now))
 }
 

@@ -15,6 +15,8 @@ use crate::tools::results::MAX_RESULT;
 
 /// Bytes that are shown where the file says nothing.
 const USUAL: usize = 48 * 1024;
+/// Bytes that are shown at most of what is cut, so that there is room for the note.
+const MAX_CUT: usize = MAX_RESULT - 256;
 /// Bytes of a refusal.
 const MAX_REFUSAL: usize = 2000;
 
@@ -96,7 +98,7 @@ impl Shown {
             return text;
         }
         let all = text.len();
-        text.truncate(text.floor_char_boundary(self.max_bytes));
+        text.truncate(text.floor_char_boundary(self.max_bytes.min(MAX_CUT)));
         let left_out = all - text.len();
         format!("{text}\n[… {left_out} bytes of {all} are left out; ask for less at a time …]")
     }

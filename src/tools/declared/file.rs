@@ -3,13 +3,15 @@
 //! Unknown keys are errors. What the keys of one kind of tool mean is that kind's.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::Wrong;
 use crate::bounds::schema::Schema;
-use crate::run::{Effect, Labels, Yield};
+use crate::run::{Effect, Label, Labels, Yield};
+use crate::tools::Defaults;
 
 /// Bytes of a description.
 const MAX_DESCRIPTION: usize = 4096;
@@ -102,6 +104,9 @@ pub struct Entry {
     /// What results label a run; default: what is usual for tools of this kind.
     #[serde(default)]
     pub yields: Option<Vec<Yield>>,
+    /// Labels that results do not give to a run, whatever was read to make them.
+    #[serde(default)]
+    pub sanitizes: Vec<Label>,
 }
 
 /// What the model sees of an answer.
@@ -115,9 +120,10 @@ pub struct ResponseSection {
 }
 
 impl Entry {
-    /// What results label a run, where that is declared.
-    pub(super) fn yielded(&self) -> Option<Labels> {
-        self.yields.as_deref().map(Labels::yielded)
+    /// What holds for calls where a definition says nothing else.
+    pub(super) fn defaults(&self, timeout: Option<Duration>) -> Defaults {
+        let yields = self.yields.as_deref().map(Labels::yielded);
+        Defaults { yields, sanitizes: self.sanitizes.clone().into(), timeout }
     }
 
     /// What a call does, as it is declared: secrets by the names of their variables.

@@ -27,7 +27,7 @@ use crate::outbound::{
 };
 use crate::run::{Effect, Target};
 use crate::tools::requests::Requests;
-use crate::tools::{Defaults, Tool, ToolContext, ToolError, ToolInfo, readers};
+use crate::tools::{Tool, ToolContext, ToolError, ToolInfo, readers};
 
 /// The header by which a service recognises a call that is repeated.
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -115,7 +115,7 @@ impl HttpTool {
         let mut secrets = service.secrets.clone();
         let mapping = Mapping::new(&entry, environment, &mut secrets)?;
         let shown = Shown::new(entry.response.as_ref().unwrap_or(&ResponseSection::default()))?;
-        let yields = entry.yielded();
+        let defaults = entry.defaults(None);
         let does = format!("{} {:?} {}", service.base, service.templates, entry.does());
         let info = ToolInfo {
             name: format!("http:{}/{}", service.set, entry.name),
@@ -126,7 +126,7 @@ impl HttpTool {
             concurrent: false,
             source: format!("http:{}", service.set),
             destructive: entry.destructive,
-            defaults: Defaults { yields, timeout: None },
+            defaults,
         };
         Ok(Self {
             info,
@@ -173,7 +173,9 @@ impl HttpTool {
             deadline: DEADLINE,
             max_body: MAX_ANSWER,
         };
-        self.client.send_each(request.clone(), &terms, &requests.counting()).await
+        let sent = self.client.send_each(request.clone(), &terms, &requests.counting()).await;
+        requests.came_back(sent.is_ok());
+        sent
     }
 
     async fn show(&self, response: Response) -> Result<String, String> {

@@ -229,6 +229,7 @@ impl Document {
             timeout_seconds: None,
             env: Vec::new(),
             yields: None,
+            sanitizes: Vec::new(),
         };
         Ok(Imported { entry, left_out })
     }

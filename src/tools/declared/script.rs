@@ -28,7 +28,7 @@ use crate::tools::sandbox::Startable;
 use crate::tools::sandbox::plan::{Access, Command, Grant, GrantKind, Reach, Step, When};
 use crate::tools::sandbox::reach::{self, Before};
 use crate::tools::sandbox::{Job, Sandbox};
-use crate::tools::{Defaults, Tool, ToolContext, ToolError, ToolInfo, programs};
+use crate::tools::{Tool, ToolContext, ToolError, ToolInfo, programs};
 
 /// Words of a command, and bytes of all of them.
 const MAX_WORDS: usize = 64;
@@ -78,8 +78,8 @@ impl ScriptTool {
         entry: Entry,
         Surroundings { environment, proxy, sandbox, .. }: Surroundings<'_>,
     ) -> Result<Self, Wrong> {
-        let (yields, declared) = (entry.yielded(), entry.does());
-        let arguments = entry.command.unwrap_or_default();
+        let declared = entry.does();
+        let arguments = entry.command.clone().unwrap_or_default();
         check_words(&arguments)?;
         let directory = fs::canonicalize(place.dir)
             .map_err(|e| Wrong::at("command", format!("its directory cannot be read: {e}")))?;
@@ -98,6 +98,7 @@ impl ScriptTool {
             ))
         });
         let timeout = timeout.transpose()?;
+        let defaults = entry.defaults(timeout.map(|timeout| timeout + GRACE));
         let output = entry.output_schema.as_ref().map(Schema::of_tool).transpose();
         let output = output.map_err(|refused| Wrong::at("output_schema", refused.0))?;
         let info = ToolInfo {
@@ -109,7 +110,7 @@ impl ScriptTool {
             concurrent: false,
             source: format!("script:{}", place.set),
             destructive: entry.destructive,
-            defaults: Defaults { yields, timeout: timeout.map(|timeout| timeout + GRACE) },
+            defaults,
         };
         let does = format!("{} {declared}", program.display());
         let odd = || Wrong::at("command", "lies in a place whose path is not UTF-8");

@@ -16,7 +16,7 @@ use crate::event::ToolProgress;
 use crate::tools::ToolContext;
 use crate::tools::results::MAX_RESULT;
 use crate::tools::sandbox::plan::Stopped;
-use crate::tools::sandbox::{Output, Ran};
+use crate::tools::sandbox::{Output, Ran, shortened};
 
 /// Bytes of one piece of progress.
 const MAX_PROGRESS: usize = 4 * 1024;
@@ -25,8 +25,8 @@ const BURST: u32 = 10;
 const PAUSE: Duration = Duration::from_millis(100);
 /// Bytes of standard error that a model reads, and that are logged.
 const MAX_SAID: usize = 4 * 1024;
-/// Bytes of either end of an answer that is too long.
-const MAX_END: usize = MAX_RESULT / 2 - 512;
+/// Bytes of an answer whose middle is gone: few enough that it is not cut again.
+const MAX_CUT: usize = MAX_RESULT - 1024;
 /// Faults of an answer that are listed to a model.
 const MAX_FAULTS: usize = 8;
 /// Bytes from which on a secret is looked for: a shorter one would be found everywhere.
@@ -115,7 +115,12 @@ impl Answered {
         match &self.schema {
             Some(schema) => checked(schema, stdout, &text).map(|()| text),
             None if text.is_empty() => Ok("The program wrote nothing.".to_owned()),
-            None if stdout.omitted > 0 => Ok(ends_of(&text, stdout.omitted)),
+            None if stdout.omitted > 0 => {
+                let (head, tail) = stdout.ends();
+                let [head, tail] =
+                    [head, tail.trim_end()].map(|end| self.without_secrets(end.to_owned()));
+                Ok(shortened((&head, &tail), stdout.omitted, MAX_CUT, char::len_utf8))
+            }
             None => Ok(text),
         }
     }
@@ -147,17 +152,6 @@ impl Answered {
         }
         text
     }
-}
-
-/// The beginning and the end of a text whose middle is gone, short enough not to be cut again.
-fn ends_of(text: &str, omitted: u64) -> String {
-    if text.len() <= 2 * MAX_END {
-        return text.to_owned();
-    }
-    let head = &text[..text.floor_char_boundary(MAX_END)];
-    let tail = &text[text.ceil_char_boundary(text.len() - MAX_END)..];
-    let omitted = omitted + (text.len() - head.len() - tail.len()) as u64;
-    format!("{head}\n[… {omitted} bytes left out …]\n{tail}")
 }
 
 fn why(stopped: Stopped, timeout: Duration) -> String {

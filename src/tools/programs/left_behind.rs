@@ -5,13 +5,15 @@
 //! before they start is hidden from them. What others do in the workspace in the meantime cannot be told
 //! from what the programs do, except for what the service itself writes; so nothing is deleted.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsStr;
 use std::io;
+use std::sync::Arc;
 
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 
+use super::redirected::delete_unopened;
 use crate::bounds::text::quoted;
 use crate::event::{ChangeKind, FileChange};
 use crate::governance::{Decision, Permit};
@@ -34,6 +36,8 @@ struct Work {
     permit: Permit,
     context: ToolContext,
     before: Before,
+    /// What redirections may have made.
+    missing: Arc<BTreeSet<String>>,
     ended: oneshot::Receiver<()>,
     until: watch::Sender<()>,
 }
@@ -44,12 +48,13 @@ impl LooksThrough {
         permit: Permit,
         context: &ToolContext,
         before: Before,
+        missing: Arc<BTreeSet<String>>,
     ) -> (oneshot::Sender<()>, Self) {
         let (held, ended) = oneshot::channel();
         let (until, looking) = watch::channel(());
         context.changed.looked_through(looking);
         let context = context.clone();
-        (held, Self(Some(Work { permit, context, before, ended, until })))
+        (held, Self(Some(Work { permit, context, before, missing, ended, until })))
     }
 }
 
@@ -57,9 +62,12 @@ impl Drop for LooksThrough {
     fn drop(&mut self) {
         let (Some(work), Ok(runtime)) = (self.0.take(), Handle::try_current()) else { return };
         runtime.spawn(async move {
-            let Work { permit, context, before, ended, until } = work;
+            let Work { permit, context, before, missing, ended, until } = work;
             let _ = ended.await; // the other side is dropped, nothing is sent
-            let looking = move || look_through(&permit, &context, before);
+            let looking = move || {
+                delete_unopened(&missing, &context.workspace);
+                look_through(&permit, &context, before);
+            };
             if let Err(error) = tokio::task::spawn_blocking(looking).await {
                 tracing::error!(%error, "the files that programs left could not be inspected");
             }

@@ -39,7 +39,7 @@ use tokio::sync::{OnceCell, oneshot};
 use crate::run::SandboxLevel;
 pub use fork_server::serve_forks;
 pub use kept::{KeptProgram, Running};
-pub use output::Output;
+pub use output::{Output, shortened};
 use plan::{Holds, MAX_PLAN, PROXY_PORT, Plan, Reach, Step};
 pub use plan::{Limits, Stopped};
 pub use startable::Startable;

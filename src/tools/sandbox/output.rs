@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::ops::Range;
 
 use tokio::io::{AsyncRead, AsyncReadExt};
 
@@ -17,6 +18,18 @@ pub struct Output {
     pub text: String,
     /// Bytes that were left out between the beginning and the end.
     pub omitted: u64,
+    /// Where the text says so.
+    note: Range<usize>,
+}
+
+impl Output {
+    /// The beginning and the end; all of it is the beginning where nothing was left out.
+    pub fn ends(&self) -> (&str, &str) {
+        if self.omitted == 0 {
+            return (&self.text, "");
+        }
+        (&self.text[..self.note.start], &self.text[self.note.end..])
+    }
 }
 
 /// Reads to the end. `each_line` sees every line of moderate length as it comes and says whether it
@@ -103,16 +116,66 @@ impl KeptOutput {
         let Self { mut first, last, omitted, .. } = self;
         if omitted == 0 {
             first.extend(last);
-            return Output { text: String::from_utf8_lossy(&first).into_owned(), omitted };
+            let text = String::from_utf8_lossy(&first).into_owned();
+            return Output { text, ..Output::default() };
         }
         let last: Vec<u8> = last.into();
-        let text = format!(
-            "{}\n[… {omitted} bytes left out …]\n{}",
-            String::from_utf8_lossy(&first),
-            String::from_utf8_lossy(&last)
-        );
-        Output { text, omitted }
+        let mut text = String::from_utf8_lossy(&first).into_owned();
+        let start = text.len();
+        text.push_str(&left_out(omitted));
+        let note = start..text.len();
+        text.push_str(&String::from_utf8_lossy(&last));
+        Output { text, omitted, note }
     }
+}
+
+/// What stands between a beginning and an end.
+fn left_out(bytes: u64) -> String {
+    format!("\n[… {bytes} bytes left out …]\n")
+}
+
+/// More than the size of that, as JSON text.
+const NOTE: usize = 64;
+
+/// A beginning and an end with so many bytes between them, cut so that all of it takes `most` at
+/// most, where a character takes what `size` says.
+pub fn shortened(
+    (head, tail): (&str, &str),
+    omitted: u64,
+    most: usize,
+    size: fn(char) -> usize,
+) -> String {
+    let sum = |text: &str| text.chars().map(size).sum::<usize>();
+    let note = if omitted > 0 { NOTE } else { 0 };
+    if sum(head) + note + sum(tail) <= most {
+        let note = if omitted > 0 { left_out(omitted) } else { String::new() };
+        return format!("{head}{note}{tail}");
+    }
+    // What is whole is cut at both ends.
+    let (first, last) = if omitted == 0 { (head, head) } else { (head, tail) };
+    let room = most.saturating_sub(NOTE) / 2;
+    let kept_first =
+        &first[..within(first.char_indices().map(|(at, c)| (at + c.len_utf8(), c)), room, size)];
+    let end = last.len();
+    let kept = within(last.char_indices().rev().map(|(at, c)| (end - at, c)), room, size);
+    let kept_last = &last[end - kept..];
+    let all = head.len() + tail.len();
+    let omitted = omitted + (all - kept_first.len() - kept_last.len()) as u64;
+    format!("{kept_first}{}{kept_last}", left_out(omitted))
+}
+
+/// How many bytes of a text fit, given how many there are up to each of its characters.
+fn within(
+    characters: impl Iterator<Item = (usize, char)>,
+    room: usize,
+    size: fn(char) -> usize,
+) -> usize {
+    let mut taken = 0;
+    let fits = characters.take_while(|(_, character)| {
+        taken += size(*character);
+        taken <= room
+    });
+    fits.last().map_or(0, |(bytes, _)| bytes)
 }
 
 #[cfg(test)]
@@ -131,6 +194,30 @@ mod tests {
             assert!(output.text.starts_with(&first) && output.text.ends_with(&last), "{length}");
             assert_eq!(output.text.contains("left out"), omitted > 0, "{length}");
         }
+    }
+
+    #[tokio::test]
+    async fn what_is_cut_again_is_counted_once() {
+        let all = "0123456789".repeat(1000);
+        let output = captured(all.as_bytes(), 1000, None).await.unwrap();
+        assert_eq!(output.ends(), (&all[..500], &all[all.len() - 500..]));
+        for most in [0, 64, 65, 264, 900, 1063] {
+            let short = shortened(output.ends(), output.omitted, most, char::len_utf8);
+            let half = most.saturating_sub(NOTE) / 2;
+            let expected = format!(
+                "{}\n[… {} bytes left out …]\n{}",
+                &all[..half],
+                all.len() - 2 * half,
+                &all[all.len() - half..]
+            );
+            assert_eq!(short, expected, "{most}");
+        }
+        assert_eq!(shortened(output.ends(), output.omitted, 1064, char::len_utf8), output.text);
+        let whole = captured("ä\n\"x".as_bytes(), 1000, None).await.unwrap();
+        assert_eq!(shortened(whole.ends(), 0, 5, char::len_utf8), "ä\n\"x");
+        let wide = "ä".repeat(100);
+        let short = shortened((&wide, ""), 0, 78, char::len_utf8);
+        assert_eq!(short, "äää\n[… 188 bytes left out …]\näää");
     }
 
     #[tokio::test]

@@ -326,20 +326,16 @@ fn limit_tasks(mut most: u64) -> io::Result<()> {
 }
 
 fn redirect(redirection: &Redirection) -> io::Result<()> {
-    let opened = |path: &str, flags: OFlags| -> io::Result<OwnedFd> {
-        // A pipe without another end must not hold the step up.
-        let flags = flags | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let file = rustix::fs::open(path, flags, Mode::from_raw_mode(0o600))
-            .map_err(|e| io::Error::new(io::Error::from(e).kind(), format!("{path}: {e}")))?;
-        let flags = rustix::fs::fcntl_getfl(&file)?;
-        rustix::fs::fcntl_setfl(&file, flags - OFlags::NONBLOCK)?;
-        Ok(file)
-    };
-    let write = OFlags::WRONLY | OFlags::CREATE;
     let file = match &redirection.to {
         Target::Read(path) => opened(path, OFlags::RDONLY)?,
-        Target::Write(path) => opened(path, write | OFlags::TRUNC)?,
-        Target::Append(path) => opened(path, write | OFlags::APPEND)?,
+        Target::Write(path) => {
+            let file = opened_to_write(path, OFlags::empty())?;
+            if is_regular(&rustix::fs::fstat(&file)?) {
+                rustix::fs::ftruncate(&file, 0)?;
+            }
+            file
+        }
+        Target::Append(path) => opened_to_write(path, OFlags::APPEND)?,
         Target::Stream(other) => match other {
             0 => rustix::io::dup(rustix::stdio::stdin())?,
             1 => rustix::io::dup(rustix::stdio::stdout())?,
@@ -352,4 +348,40 @@ fn redirect(redirection: &Redirection) -> io::Result<()> {
         _ => rustix::stdio::dup2_stderr(&file)?,
     }
     Ok(())
+}
+
+/// The file of a redirection.
+fn opened(path: &str, flags: OFlags) -> io::Result<OwnedFd> {
+    // A pipe without another end must not hold the step up.
+    let flags = flags | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = rustix::fs::open(path, flags, Mode::from_raw_mode(0o600))
+        .map_err(|e| io::Error::new(io::Error::from(e).kind(), format!("{path}: {e}")))?;
+    let flags = rustix::fs::fcntl_getfl(&file)?;
+    rustix::fs::fcntl_setfl(&file, flags - OFlags::NONBLOCK)?;
+    Ok(file)
+}
+
+/// The same for one that is written, with its content as it was. A file with more than one hard
+/// link may lie elsewhere, too, and is refused.
+fn opened_to_write(path: &str, flags: OFlags) -> io::Result<OwnedFd> {
+    let file = opened(path, flags | OFlags::WRONLY | OFlags::CREATE)?;
+    let found = rustix::fs::fstat(&file)?;
+    if is_regular(&found) && found.st_nlink > 1 {
+        let links = found.st_nlink;
+        let message =
+            format!("{path}: has {links} hard links; writing it would change files elsewhere");
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, message));
+    }
+    // One that was made for this keeps its mark until it is opened. Without namespaces no program sets
+    // times.
+    if is_regular(&found) && found.st_mtime == 0 && found.st_size == 0 {
+        let now = rustix::fs::Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_NOW };
+        let times = rustix::fs::Timestamps { last_access: now, last_modification: now };
+        rustix::fs::futimens(&file, &times).or_else(|_| rustix::fs::ftruncate(&file, 0))?;
+    }
+    Ok(file)
+}
+
+fn is_regular(found: &rustix::fs::Stat) -> bool {
+    rustix::fs::FileType::from_raw_mode(found.st_mode) == rustix::fs::FileType::RegularFile
 }

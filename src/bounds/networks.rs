@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{Ipv4Net, Ipv6Net};
 
-use crate::bounds::address::Network;
+use super::address::Network;
 
 /// IPv4 that is not public.
 const NOT_PUBLIC_V4: [(Ipv4Addr, u8); 18] = [
@@ -74,7 +74,7 @@ impl AddressPolicy {
     }
 
     /// The address to connect to, in its own family, if it may be connected to.
-    pub(super) fn connectable(&self, address: IpAddr) -> Option<IpAddr> {
+    pub fn connectable(&self, address: IpAddr) -> Option<IpAddr> {
         let address = address.to_canonical();
         let permitted = match &self.0 {
             Permitted::Any => true,

@@ -148,13 +148,17 @@ fn rename_fields(fields: &mut Map<String, Value>, change: &dyn Fn(&str) -> Cow<'
     let unchanged = |name: &String| matches!(change(name), Cow::Borrowed(_));
     let mut taken: BTreeSet<String> =
         fields.keys().filter(|name| unchanged(name)).cloned().collect();
+    let mut alike: BTreeMap<String, usize> = BTreeMap::new();
     let renamed = std::mem::take(fields).into_iter().map(|(name, value)| {
         let Cow::Owned(new) = change(&name) else { return (name, value) };
-        let numbered = (2..).map(|number| format!("{new} {number}"));
-        let free = std::iter::once(new.clone()).chain(numbered).find(|name| !taken.contains(name));
-        let name = free.unwrap_or(new);
-        taken.insert(name.clone());
-        (name, value)
+        let number = alike.entry(new.clone()).or_default();
+        loop {
+            *number += 1;
+            let name = if *number == 1 { new.clone() } else { format!("{new} {number}") };
+            if taken.insert(name.clone()) {
+                return (name, value);
+            }
+        }
     });
     *fields = renamed.collect();
 }

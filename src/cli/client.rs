@@ -88,7 +88,7 @@ struct Fault {
     message: String,
 }
 
-/// A name or a part of a path as a segment of an address. `.` and `..` are those of nothing, as the
+/// A name or a part of a path as a segment of an address. `.` and `..` name nothing, as the
 /// service says in this process: over the network, they would make the address of something else.
 pub(super) fn segment(text: &str, what: &str) -> Result<String, ClientError> {
     if matches!(text, "." | "..") {

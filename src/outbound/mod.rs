@@ -145,6 +145,9 @@ pub enum OutboundError {
     Late(Duration),
     #[error("there are more than {0} redirects")]
     TooManyRedirects(u32),
+    /// What went wrong after an answer had led elsewhere: the words may be the server's.
+    #[error(transparent)]
+    Redirected(Box<OutboundError>),
 }
 
 impl OutboundError {
@@ -158,6 +161,10 @@ impl OutboundError {
                 | Self::Unreachable { .. }
                 | Self::NotSecure { .. }
         )
+    }
+
+    fn after(self, requests: u32) -> Self {
+        if requests == 0 { self } else { Self::Redirected(Box::new(self)) }
     }
 }
 
@@ -231,10 +238,12 @@ impl Client {
         let allowed = terms.redirects.min(MAX_REDIRECTS);
         let mut requests = 0;
         loop {
-            (terms.judge)(&request.url).map_err(OutboundError::Refused)?;
-            announce().await.map_err(OutboundError::Refused)?;
+            let refused = |why| OutboundError::Refused(why).after(requests);
+            (terms.judge)(&request.url).map_err(refused)?;
+            announce().await.map_err(refused)?;
+            let answer = self.once(&request, terms, allowed > 0, enough.as_deref_mut()).await;
+            let answer = answer.map_err(|error| error.after(requests))?;
             requests += 1;
-            let answer = self.once(&request, terms, allowed > 0, enough.as_deref_mut()).await?;
             if allowed == 0 || !answer.is_redirect() {
                 return Ok(Response {
                     status: answer.status,
@@ -247,9 +256,9 @@ impl Client {
                 });
             }
             if requests > allowed {
-                return Err(OutboundError::TooManyRedirects(allowed));
+                return Err(OutboundError::TooManyRedirects(allowed).after(requests));
             }
-            request = redirected(request, &answer)?;
+            request = redirected(request, &answer).map_err(|error| error.after(requests))?;
         }
     }
 

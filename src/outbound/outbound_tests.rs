@@ -182,6 +182,14 @@ fn attackers_names() -> LookUp {
     ])
 }
 
+/// What went wrong after a redirect.
+fn redirected(error: OutboundError) -> OutboundError {
+    match error {
+        OutboundError::Redirected(error) => *error,
+        error => panic!("before a redirect: {error:?}"),
+    }
+}
+
 #[tokio::test]
 async fn a_name_is_resolved_once_and_the_connection_goes_there() {
     let site = Site::answering(|_| answer("200 OK", b"public")).await;
@@ -261,10 +269,9 @@ async fn every_redirect_is_judged_again() {
         "/ftp",
         "/credentials",
     ] {
-        let sent = fetch(&client, site.url(path)).await;
-        let expected =
-            matches!(sent, Err(OutboundError::NotPublic(_) | OutboundError::Redirect(_)));
-        assert!(expected, "{path}: {sent:?}");
+        let error = redirected(fetch(&client, site.url(path)).await.unwrap_err());
+        let expected = matches!(error, OutboundError::NotPublic(_) | OutboundError::Redirect(_));
+        assert!(expected, "{path}: {error:?}");
     }
     assert_eq!(sink.connections(), 0);
     let arrived = fetch(&client, site.url("/chain/5")).await.unwrap();
@@ -272,7 +279,8 @@ async fn every_redirect_is_judged_again() {
     assert_eq!(arrived.url, site.url("/chain/0"));
     for path in ["/chain/6", "/chain/30", "/loop"] {
         let sent = fetch(&client, site.url(path)).await;
-        assert_eq!(sent.unwrap_err(), OutboundError::TooManyRedirects(5), "{path}");
+        let error = redirected(sent.unwrap_err());
+        assert_eq!(error, OutboundError::TooManyRedirects(5), "{path}");
     }
     // What is sent is judged by its address as well, on each hop.
     let policy = public();
@@ -282,7 +290,8 @@ async fn every_redirect_is_judged_again() {
     };
     let judged = Terms { judge: &judge, ..terms(&policy) };
     let refused = client.send(get(site.url("/deep")), &judged).await.unwrap_err();
-    assert_eq!(refused, OutboundError::Refused("not there".into()));
+    assert!(!refused.was_not_sent(), "a server has answered");
+    assert_eq!(redirected(refused), OutboundError::Refused("not there".into()));
     let none = Terms { redirects: 0, ..terms(&policy) };
     assert_eq!(client.send(get(site.url("/deep")), &none).await.unwrap().status, 302);
 }
@@ -331,7 +340,7 @@ async fn secrets_and_bodies_stay_with_their_host() {
     assert!(there.starts_with("get / ") && !there.contains("content\n"), "{there}");
     request.method = Method::PUT;
     let refused = client.send(request.clone(), &terms(&policy)).await.unwrap_err();
-    assert!(matches!(refused, OutboundError::Redirect(_)), "{refused}");
+    assert!(matches!(redirected(refused), OutboundError::Redirect(_)));
     request.url = site.url("/here");
     let here = text(client.send(request, &terms(&policy)).await.unwrap());
     assert!(here.starts_with("put /echo ") && here.ends_with("content"), "{here}");

@@ -149,8 +149,12 @@ impl AuditChain {
         let mut tenants: BTreeSet<String> = self.heads.lock().keys().cloned().collect();
         tenants.extend(self.store.audited_tenants().await?);
         for tenant in tenants {
-            if let Err(error) = self.close_of(&tenant, closing, deleted_until).await {
-                error.log_retry("stretches of the audit log of a tenant are closed later");
+            match self.close_of(&tenant, closing, deleted_until).await {
+                Err(error) if error.is_transient() => return Err(error),
+                Err(error) => {
+                    tracing::warn!(%error, tenant, "its audit log could not be closed; retrying");
+                }
+                Ok(()) => {}
             }
         }
         Ok(())

@@ -28,7 +28,7 @@ use crate::agents::prompt::ActiveSkill;
 use crate::clock;
 use crate::engine::{Disposal, Entry, FoldError, Plan, Rules, State, Stopped};
 use crate::event::{AuditRecord, Event, LabelCause, LabelsChanged, Resolution, RunEvent};
-use crate::run::{Amounts, Overrides};
+use crate::run::Overrides;
 use crate::store::writer::AppendError;
 use crate::store::{ApprovalRecord, ClaimedRun, GivenBack, Ownership, RunRecord, StoreError};
 use crate::tools::results::lost;
@@ -216,19 +216,24 @@ impl Runtime {
             (state.has_crashed(row.crash_count), state.is_suspect(row.crash_count));
         let mut recovered = Recovered { run: row.id, state, events: Vec::new(), audit: Vec::new() };
         self.catch_up(&mut recovered, &claimed, is_alone).await?;
-        let now = clock::now();
-        if let Some(Disposal { events, park }) = recovered.state.disposal(planned.is_ok(), now) {
+        let was_begun = recovered.state.started_at().is_some();
+        let slot = slot.or_else(|| self.free_slot(was_begun));
+        // One that is to be cancelled does not wait for a slot to have delivered results checked.
+        let is_driveable = slot.is_some() || row.cancel_requested_at.is_none();
+        let checks_results = planned.is_ok() && is_driveable;
+        if let Some(Disposal { events, park }) =
+            recovered.state.disposal(checks_results, clock::now())
+        {
             events.into_iter().try_for_each(|event| recovered.record(event))?;
             if let Ok((_, plan)) = &planned {
                 identity.planned(plan);
             }
             let Recovered { state, events, audit, .. } = recovered;
-            self.settle_share(row, &state, park.is_none()).await?;
+            Box::pin(self.settle_share(row, &state, park.is_none())).await?;
             let entry = Entry { events, audit, totals: state.totals().clone(), park };
             return Ok(Claimed::Disposed(Box::new((identity, entry))));
         }
-        let was_begun = recovered.state.started_at().is_some();
-        let slot = slot.or_else(|| self.free_slot(was_begun)).ok_or(ResumeError::NoFreeSlot)?;
+        let slot = slot.ok_or(ResumeError::NoFreeSlot)?;
         let (loaded, plan) = planned?;
         let directory = loaded.agent.workspace_of(row.id, row.session_id.as_deref());
         let workspace = self.inner.workspaces.open(&row.tenant, &directory, User::Run).await?;
@@ -246,8 +251,7 @@ impl Runtime {
         Ok(Claimed::GoesOn(Box::new(owned)))
     }
 
-    /// States what a run of a tree has spent, before another run of the tree can go on. A call whose outcome
-    /// is unknown counts.
+    /// States what a run of a tree has spent, before another run of the tree can go on.
     async fn settle_share(
         &self,
         row: &RunRecord,
@@ -256,11 +260,12 @@ impl Runtime {
     ) -> Result<(), StoreError> {
         let lineage = self.lineage(row).await?;
         let root = lineage.map_or(row.id, |lineage| lineage.root);
-        let mut spent = Amounts::of(state.totals());
-        spent.tool_calls = spent.tool_calls.saturating_add(state.dispatched_calls());
         let ownership = Ownership { owner: &self.inner.replica.id, epoch: row.epoch };
         // Where it is another owner's by now, its end is not stored either.
-        self.inner.store.settle((root, row.id), ownership, spent, has_ended).await?;
+        self.inner
+            .store
+            .settle((root, row.id), ownership, state.spent_of_shared(), has_ended)
+            .await?;
         Ok(())
     }
 

@@ -98,8 +98,11 @@ impl Runtime {
         self.start_heartbeat(heartbeat);
         inner.workspaces.start(&inner.replica.stop).await;
         let runtime = self.clone();
+        if !orphans.is_empty() {
+            let runtime = self.clone();
+            inner.driven.tasks.spawn(async move { runtime.decide(orphans).await });
+        }
         tokio::spawn(async move {
-            runtime.decide(orphans).await;
             // Its heartbeat goes on: without the loop nothing would drive or take over its runs.
             while AssertUnwindSafe(runtime.run_loop()).catch_unwind().await.is_err() {
                 tracing::error!("the loop of the replica panicked, and begins again");

@@ -97,7 +97,7 @@ impl Runtime {
                 outcome => return outcome,
             }
         }
-        Err(StartError::Overloaded)
+        Err(StartError::SessionContended)
     }
 
     /// The runs of a claimed run's session before it, the oldest first.

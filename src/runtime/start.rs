@@ -148,6 +148,7 @@ impl Runtime {
                 taken @ (StartError::RunIdTaken(_)
                 | StartError::SessionBusy(_)
                 | StartError::Overloaded
+                | StartError::SessionContended
                 | StartError::TooManyRuns(_)),
             ) => keys.run_of(&caller, &idempotency).await?.map(Accepted::Known).ok_or(taken),
             outcome => outcome,

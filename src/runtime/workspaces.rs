@@ -184,11 +184,9 @@ impl Workspaces {
         }
         let (owner, path) = (tenant.to_owned(), directory.to_owned());
         let opened = self.on_disk(move |root| Workspace::open(root, &owner, &path)).await;
-        match opened {
+        match opened.map_err(OpenError::NotHere)? {
             Ok(workspace) => Ok(workspace.within(&self.quota)),
-            Err(error @ (WorkspaceError::NotShared | WorkspaceError::Io { .. }))
-                if !self.is_usable().await =>
-            {
+            Err(error @ WorkspaceError::Io { .. }) if !self.is_usable().await => {
                 Err(OpenError::NotHere(error))
             }
             Err(error) => Err(OpenError::Unusable(error)),
@@ -210,18 +208,21 @@ impl Workspaces {
         }
         let (owner, path) = (tenant.to_owned(), directory.to_owned());
         let found = self.on_disk(move |root| Workspace::find(root, &owner, &path)).await;
-        let found = found.map_err(io::Error::other)?;
+        let found = found.flatten().map_err(io::Error::other)?;
         Ok(found.map(|workspace| workspace.within(&self.quota)))
     }
 
     /// Opens something beneath the root; on a volume beside the threads of the runtime, and for
     /// [`PATIENCE`] at most.
+    ///
+    /// # Errors
+    /// Why the volume cannot be used now, whatever is opened.
     async fn on_disk<T: Send + 'static>(
         &self,
-        open: impl FnOnce(&Path) -> Result<T, WorkspaceError> + Send + 'static,
+        open: impl FnOnce(&Path) -> T + Send + 'static,
     ) -> Result<T, WorkspaceError> {
         let SharedFiles::Volume(Volume { marker, openings }) = &self.shared else {
-            return open(&self.root);
+            return Ok(open(&self.root));
         };
         let failed = |source| WorkspaceError::Io { path: self.root.display().to_string(), source };
         if let Some(fault) = self.fault() {
@@ -235,12 +236,16 @@ impl Workspaces {
                 if marker.is_elsewhere(&root) {
                     return Err(WorkspaceError::NotShared);
                 }
-                open(&root)
+                Ok(open(&root))
             });
             opened.await.unwrap_or_else(|error| Err(failed(io::Error::other(error.to_string()))))
         };
         let opened = timeout(PATIENCE, opened).await;
-        opened.unwrap_or_else(|_| Err(failed(io::ErrorKind::TimedOut.into())))
+        let opened = opened.unwrap_or_else(|_| Err(failed(io::ErrorKind::TimedOut.into())));
+        if matches!(opened, Err(WorkspaceError::NotShared)) {
+            self.is_usable().await; // so that it is known at once
+        }
+        opened
     }
 
     pub(super) fn quota(&self) -> &Quota {
@@ -277,7 +282,7 @@ impl Workspaces {
             SharedFiles::No => {}
             SharedFiles::Volume(_) => drop(self.is_usable().await),
             SharedFiles::Objects(kept) => {
-                drop(tokio::spawn(Arc::clone(kept).collect(stop.clone())))
+                drop(tokio::spawn(Arc::clone(kept).collect(stop.clone())));
             }
         }
         tokio::spawn(Arc::clone(self).watch(stop.clone()));

@@ -261,7 +261,11 @@ impl Store {
             return outcome.clone().map_err(StoreError::Unavailable);
         }
         let outcome = self.try_to_write().await;
-        *last = Some((Instant::now(), outcome.as_ref().map_err(ToString::to_string).copied()));
+        *last = match &outcome {
+            Ok(()) => Some((Instant::now(), Ok(()))),
+            Err(StoreError::Unavailable(why)) => Some((Instant::now(), Err(why.clone()))),
+            Err(_) => None,
+        };
         outcome
     }
 

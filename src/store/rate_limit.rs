@@ -137,8 +137,8 @@ impl Store {
     /// how many.
     pub async fn delete_full_buckets(&self, limit: u32) -> Result<u64, StoreError> {
         let delete = Query::new(
-            "DELETE FROM rate_limits WHERE key IN (SELECT key FROM rate_limits \
-             WHERE tat < {nanos} - :day LIMIT :limit) RETURNING 1",
+            "DELETE FROM rate_limits WHERE tat < {nanos} - :day AND key IN \
+             (SELECT key FROM rate_limits WHERE tat < {nanos} - :day LIMIT :limit) RETURNING 1",
         );
         let delete = delete.bind("day", DAY).bind("limit", limit);
         Ok(self.backend.write(Work::Data, delete).await?.len() as u64)

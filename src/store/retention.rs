@@ -7,7 +7,8 @@
 //!
 //! No index serves this alone: a run that ended before an instant was also created before it, so
 //! each tenant's list of runs, read from its old end, has what is looked for. What cannot be
-//! deleted there is what is still going on or parked, and that is little.
+//! deleted there is what is still going on, parked or needed: little, unless most runs have idempotency
+//! keys and are to be kept for less than those.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

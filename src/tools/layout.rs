@@ -270,16 +270,19 @@ pub fn remove(tenant: &Workspace, path: &str) -> io::Result<()> {
     }
 }
 
-/// Removes a directory in which nothing is; whether there was one.
+/// Removes a directory where nothing is in it.
 ///
 /// # Errors
 /// What the system says.
-pub fn remove_empty(tenant: &Workspace, path: &str) -> io::Result<bool> {
-    let (dir, name) = tenant.holder(path)?;
+pub fn remove_empty(tenant: &Workspace, path: &str) -> io::Result<()> {
+    let (dir, name) = match tenant.holder(path) {
+        Err(e) if is_nothing(&e) => return Ok(()),
+        held => held?,
+    };
     own_writes::note(&dir, name);
     match dir.remove_dir(name) {
-        Err(e) if is_nothing(&e) || e.kind() == io::ErrorKind::DirectoryNotEmpty => Ok(false),
-        removed => removed.map(|()| true),
+        Err(e) if is_nothing(&e) || e.kind() == io::ErrorKind::DirectoryNotEmpty => Ok(()),
+        removed => removed,
     }
 }
 

@@ -8,6 +8,7 @@ mod filling;
 mod left_behind;
 mod redirected;
 
+use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -45,12 +46,17 @@ pub(super) async fn run(
     context.standing.held().await;
     let missing = Arc::new(redirected::missing(&job, &permit, &context.workspace));
     let (held, looks_through) = LooksThrough::after(permit, context, before, Arc::clone(&missing));
-    job.held = Some(held);
-    if !missing.is_empty() {
+    if missing.is_empty() {
+        job.held = Some(held);
+    } else {
         let workspace = context.workspace.clone();
-        let making = move || redirected::made(&missing, &workspace);
-        let made = tokio::task::spawn_blocking(making).await.unwrap_or_default();
+        // What is held is let go, where the call ends meanwhile, after the files were made.
+        let making = move || (redirected::made(&missing, &workspace), held);
+        let made = tokio::task::spawn_blocking(making).await;
+        let (made, held) =
+            made.map_err(|error| failed(&SandboxError::Io(io::Error::other(error))))?;
         job.reach.grants.splice(0..0, made);
+        job.held = Some(held);
     }
     let running = async { sandbox.run(job).await.map_err(|error| failed(&error)) };
     let ran = tokio::select! {

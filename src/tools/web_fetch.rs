@@ -22,7 +22,9 @@ use crate::bounds::address;
 use crate::bounds::name::means;
 use crate::governance::{Action, ActionKind, Permit};
 use crate::message::tool_schema::ToolSchema;
-use crate::outbound::{AddressPolicy, Client, MAX_REDIRECTS, Request, Response, Terms};
+use crate::outbound::{
+    AddressPolicy, Client, MAX_REDIRECTS, OutboundError, Request, Response, Terms,
+};
 use crate::run::{Effect, Target};
 use reading::Text;
 use robots::Robots;
@@ -109,7 +111,10 @@ impl WebFetch {
             max_body,
         };
         let sent = self.client.send_each(request, &terms, &requests.counting()).await;
-        requests.came_back(sent.is_ok());
+        let was_answered = |error: &OutboundError| {
+            !(error.was_not_sent() || matches!(error, OutboundError::Late(_)))
+        };
+        requests.came_back(sent.as_ref().err().is_none_or(was_answered));
         sent.map_err(|error| error.to_string())
     }
 

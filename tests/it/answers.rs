@@ -413,5 +413,8 @@ async fn nothing_is_hidden_from_who_decides(db: Db) {
     assert_eq!(denied.status, 200, "{:#}", denied.body);
     let done = ended(&service, &run).await;
     let told = text(&done["output"], "result");
-    assert!(told.contains("denied this call: no.") && told.contains("go on without it"), "{told}");
+    assert!(
+        told.contains("denied this call: no.") && told.contains("continue without it"),
+        "{told}"
+    );
 }

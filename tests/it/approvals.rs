@@ -216,7 +216,7 @@ async fn a_denied_call_is_told_to_the_model(db: Db) {
     let done = ended(&service, &run).await;
     assert_eq!(
         done["output"],
-        json!({"result": "Error: testadmin denied this call: not today. Do not make it again; go on without it."}),
+        json!({"result": "Error: testadmin denied this call: not today. Do not make it again; continue without it."}),
         "{done:#}"
     );
     assert_eq!(file(&service, "notes.txt"), "old\n");

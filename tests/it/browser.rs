@@ -357,8 +357,8 @@ async fn a_screenshot_is_shown_in_the_console() {
     browser.until("document.querySelectorAll('details.call').length === 2").await;
     browser.eval("document.querySelectorAll('details.call')[1].open = true").await;
     browser.until("document.querySelector('img.screenshot')?.src.length > 1000").await;
-    let width = "document.querySelector('img.screenshot').decode().then(() => \
-                 document.querySelector('img.screenshot').naturalWidth)";
+    let width = "(image => image.decode().then(() => image.naturalWidth))\
+                 (document.querySelector('img.screenshot'))";
     assert_eq!(browser.eval(width).await, 1280);
     browser.screenshot("run-screenshot").await;
     browser.close(&service.url("/")).await;

@@ -226,7 +226,7 @@ async fn a_tool_that_cannot_be_offered_is_refused(db: Db) {
             "/client_tools/0/input_schema",
         ),
         (json!([{"name": "a", "input_schema": {"type": "text"}}]), "/client_tools/0/input_schema"),
-        (json!([{"name": "a"}]), "/client_tools/0"),
+        (json!([{"name": "a"}]), "/client_tools/0/input_schema"),
         (json!([{"name": "a", "input_schema": object, "url": "x"}]), "/client_tools/0/url"),
         (json!({"name": "a"}), "/client_tools"),
     ] {

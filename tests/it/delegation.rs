@@ -297,7 +297,10 @@ async fn work_is_passed_on_three_times_and_never_in_a_circle(db: Db) {
     assert_eq!(run["output"], json!({"result": "b1 < c1 < d1 < reached"}), "{run:#}");
     let run = service.run("a1", &json!({})).await;
     let told = run["output"]["result"].as_str().unwrap();
-    assert!(told.starts_with("a1 < b1 < c1 < d1 < Error: ") && told.contains("3 times"), "{run:#}");
+    assert!(
+        told.starts_with("a1 < b1 < c1 < d1 < Error: ") && told.contains("3 levels"),
+        "{run:#}"
+    );
     let run = service.run("ping", &json!({})).await;
     let told = run["output"]["result"].as_str().unwrap();
     assert!(told.starts_with("ping < pong < Error: ") && told.contains("ping → pong"), "{run:#}");

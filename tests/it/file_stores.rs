@@ -202,6 +202,7 @@ async fn a_volume_that_hangs_keeps_only_those_who_need_it(db: Db) {
     for refused in files.iter().chain(&runs) {
         assert_eq!(refused.body["code"], "WORKSPACE_UNAVAILABLE", "{:#}", refused.body);
     }
+    service.until("/readyz", |ready| !is_ready(ready)).await;
     takes_nothing(&service).await;
     drop(volume);
     service.until("/readyz", is_ready).await;

@@ -276,7 +276,7 @@ async fn what_single_rules_observe_is_observed_in_children(db: Db) {
 }
 
 async fn what_a_parent_observes_is_observed_in_children(db: Db) {
-    let rules = "governance: {mode: observe, autonomy: read-only, paths: {deny: ['b.*']}, tool_policies: {file_ops: ask}, \
+    let rules = "governance: {mode: observe, autonomy: full, paths: {deny: ['b.*']}, tool_policies: {file_ops: ask}, \
                  flow: [{when: \"action.path == 'd.txt'\", do: deny}]}";
     are_observed_in_children(db, rules).await;
 }

@@ -105,8 +105,10 @@ async fn a_key_cannot_create_one_that_lives_longer_or_may_do_more(db: Db) {
         );
         assert_eq!(heir["created_by"], maker.id.as_str());
     }
-    let less = json!({"scopes": ["runs:read"], "rate_limit_per_minute": 1, "expires_at": end - TimeDelta::minutes(1)});
-    made(&service, &maker.key, less).await;
+    let less = json!({"name": "n", "scopes": ["runs:read"], "rate_limit_per_minute": 1,
+        "expires_at": end - TimeDelta::minutes(1)});
+    let less = make(&service, &maker.key, &less).await;
+    assert_eq!((less.status.as_u16(), &less.body["rate_limit_burst"]), (201, &json!(1)));
 
     // Without limits of its own, a key is held to those of the service; not so an administrator.
     let plain = made(&service, ADMIN_KEY, json!({"scopes": ["keys:admin", "runs:read"]})).await;

@@ -246,11 +246,14 @@ async fn a_literal_address_that_is_not_public_is_blocked(db: Db) {
     );
     let (yaml, scenario) = agent(&urls, &governance);
     let (_, read) = agent(&[json!({"url": format!("http://127.0.0.2:{port}/none")})], &governance);
+    let (_, led) = agent(&[json!({"url": format!("http://127.0.0.2:{port}/inward")})], &governance);
     let service = Setup::new()
         .agent("reader", &yaml)
         .agent("other", &yaml.replace("scripted/reader", "scripted/other"))
         .scenario("reader", &scenario)
         .scenario("other", &read)
+        .agent("led", &yaml.replace("scripted/reader", "scripted/led"))
+        .scenario("led", &led)
         .start(db)
         .await;
     let run = service.run("reader", &json!({})).await;
@@ -276,4 +279,8 @@ async fn a_literal_address_that_is_not_public_is_blocked(db: Db) {
     assert_eq!(labels(&run).await, json!([]), "nothing was read");
     let run = service.run("other", &json!({})).await;
     assert_eq!(labels(&run).await, json!(["untrusted"]), "an answer of 404 was read");
+    let run = service.run("led", &json!({})).await;
+    let said = result(&rows(&service, &run).await[0]).to_owned();
+    assert!(said.contains("127.0.0.1:1"), "{said}");
+    assert_eq!(labels(&run).await, json!(["untrusted"]), "where it leads is the server's word");
 }

@@ -175,6 +175,6 @@ impl Run {
     /// States what was spent, and gives back what was reserved.
     pub async fn settle(&mut self) -> Result<(), Stopped> {
         let Some(shared) = self.open_budget() else { return Ok(()) };
-        Ok(shared.settle(Amounts::of(self.state.totals()), self.state.ending().is_some()).await?)
+        Ok(shared.settle(self.state.spent_of_shared(), self.state.ending().is_some()).await?)
     }
 }

@@ -18,7 +18,7 @@ use crate::event::{
     ApprovalBasis, Awaited, CallFailure, Circumstances, RunEvent, ToolCallCompleted, WaitKind,
 };
 use crate::message::{CallTarget, ToolCall, Usage};
-use crate::run::{Delegation, Effect, OnUnknownOutcome, RunStatus, TerminationReason};
+use crate::run::{Amounts, Delegation, Effect, OnUnknownOutcome, RunStatus, TerminationReason};
 
 /// Why a call is to be reviewed.
 const UNKNOWN_OUTCOME: &str =
@@ -117,12 +117,12 @@ impl State {
     }
 
     /// How the run is ended or parked, where that takes no work. Results that were delivered are
-    /// checked where the run is driven; without its plan they cannot be used.
-    pub fn disposal(&self, is_planned: bool, now: DateTime<Utc>) -> Option<Disposal> {
+    /// checked where the run is driven; where it is not, they cannot be used.
+    pub fn disposal(&self, checks_results: bool, now: DateTime<Utc>) -> Option<Disposal> {
         match self.next(now) {
             Step::Suspend(status) => Some(Disposal { events: Vec::new(), park: Some(status) }),
             Step::Record(events) => match events.last()? {
-                _ if is_planned && events.iter().any(is_delivered) => None,
+                _ if checks_results && events.iter().any(is_delivered) => None,
                 last if last.ending().is_some() => {
                     let events = events.into_iter().map(unchecked).collect();
                     Some(Disposal { events, park: None })
@@ -164,10 +164,14 @@ impl State {
         Some(self.end_mid_turn("the run ended", end))
     }
 
-    /// How many calls were dispatched and have no result.
-    pub fn dispatched_calls(&self) -> u64 {
-        let Phase::Acting(turn) = &self.phase else { return 0 };
-        turn.open_calls().filter(|(_, call)| turn.dispatched.contains_key(&call.id)).count() as u64
+    /// What the run has taken of a budget that it shares. A call that was dispatched and has no result
+    /// counts: its outcome may never be known.
+    pub fn spent_of_shared(&self) -> Amounts {
+        let spent = Amounts::of(&self.totals);
+        let Phase::Acting(turn) = &self.phase else { return spent };
+        let is_dispatched = |call: &Uuid| turn.dispatched.contains_key(call);
+        let open = turn.open_calls().filter(|(_, call)| is_dispatched(&call.id)).count() as u64;
+        Amounts { tool_calls: spent.tool_calls.saturating_add(open), ..spent }
     }
 
     /// Results for the calls that are still open: what is known of them.

@@ -189,7 +189,7 @@ impl State {
             }
             Resolution::Denied => {
                 let by = by.unwrap_or("An approver");
-                let told = "Do not make it again; go on without it.";
+                let told = "Do not make it again; continue without it.";
                 self.refused(call, actions, format!("{by} denied this call{why}."), told)
             }
             Resolution::Expired if *for_input => {

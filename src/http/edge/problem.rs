@@ -461,7 +461,7 @@ impl From<StartError> for Problem {
             StartError::SessionOfOtherAgent(_) => Code::SessionOfOtherAgent,
             StartError::IdempotencyMismatch => Code::IdempotencyMismatch,
             StartError::WebhooksDisabled => Code::WebhooksDisabled,
-            StartError::Overloaded => Code::Overloaded,
+            StartError::Overloaded | StartError::SessionContended => Code::Overloaded,
             StartError::TooManyRuns(_) => Code::TooManyRuns,
             StartError::Draining => Code::Draining,
             StartError::NoWorkspace => Code::WorkspaceUnavailable,

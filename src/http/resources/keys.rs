@@ -202,6 +202,7 @@ fn narrow(
         format!("A key cannot create one that lives longer; this key expires at {bound}.")
     };
     narrow_one(&mut request.expires_at, key.and_then(|key| key.expires_at), None, longer)?;
+    let burst_is_inherited = request.rate_limit_burst.is_none();
     let by_service = |limit: u32| (!maker.has("admin")).then_some(limit);
     let per_minute = key.and_then(|key| key.rate_limit_per_minute);
     let burst = per_minute.map(|_| default.of_key(per_minute, None).burst);
@@ -223,6 +224,9 @@ fn narrow(
             format!("A key cannot create one that {what}; the limit of this key is {bound}.")
         };
         narrow_one(asked, own, default, more)?;
+    }
+    if let (true, Some(per_minute)) = (burst_is_inherited, request.rate_limit_per_minute) {
+        request.rate_limit_burst = request.rate_limit_burst.map(|burst| burst.min(per_minute));
     }
     Ok(())
 }

@@ -42,8 +42,11 @@ pub enum StartError {
     #[error("the idempotency key was used for another request")]
     IdempotencyMismatch,
     /// Too many runs at once, or in the queue.
-    #[error("too many runs are in progress")]
+    #[error("too many runs are in progress or queued")]
     Overloaded,
+    /// Other requests took the session each time that this one was placed in it.
+    #[error("the session changed too often in the meantime; try again")]
+    SessionContended,
     /// The caller's tenant or key has as many runs under way as it may.
     #[error(transparent)]
     TooManyRuns(LimitReached),

@@ -36,6 +36,10 @@ impl Workspaces {
         let directories: BTreeSet<(String, String)> =
             runs.iter().filter_map(|run| Some((run.tenant.clone(), left_by(run)?))).collect();
         let (root, kept) = (self.root.clone(), self.kept_files().cloned());
+        let not_thrown = match &kept {
+            Some(_) => LeftFiles { directories: 0, kept: directories.iter().cloned().collect() },
+            None => LeftFiles::default(),
+        };
         let throw = move || {
             let Some(kept) = kept else {
                 let thrown = directories.iter().filter(|(tenant, directory)| {
@@ -51,7 +55,13 @@ impl Workspaces {
             }
             LeftFiles { directories: 0, kept: directories.into_iter().collect() }
         };
-        async { tokio::task::spawn_blocking(throw).await.unwrap_or_default() }.boxed()
+        async {
+            tokio::task::spawn_blocking(throw).await.unwrap_or_else(|error| {
+                tracing::error!(%error, "files of deleted runs could not be removed");
+                not_thrown
+            })
+        }
+        .boxed()
     }
 
     /// Deletes what was thrown away.

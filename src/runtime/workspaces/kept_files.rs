@@ -14,6 +14,7 @@ mod storing;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::fs::File;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -307,8 +308,16 @@ fn known_beneath(known: &BTreeMap<String, Known>, directory: &str) -> Vec<String
     if directory == "." {
         return known.keys().cloned().collect();
     }
-    let (above, below) = (format!("{directory}/"), format!("{directory}0"));
-    known.range(above..below).map(|(path, _)| path.clone()).collect()
+    known.range(beneath(directory)).map(|(path, _)| path.clone()).collect()
+}
+
+fn has_beneath(known: &BTreeMap<String, Known>, directory: &str) -> bool {
+    known.range(beneath(directory)).next().is_some()
+}
+
+/// Where the paths beneath a directory are among all.
+fn beneath(directory: &str) -> Range<String> {
+    format!("{directory}/")..format!("{directory}0")
 }
 
 fn marker(id: &str) -> String {

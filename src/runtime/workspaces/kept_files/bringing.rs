@@ -14,13 +14,14 @@ use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 
 use super::directory_locks::ExclusiveLock;
-use super::{FIRST_PAUSE, Failure, KeptFiles, Known, Scope, known_beneath};
+use super::{FIRST_PAUSE, Failure, KeptFiles, Known, Scope, contains, has_beneath, known_beneath};
 use crate::objects::ObjectsError;
 use crate::store::{KeptContent, KeptFile, KeptPath};
 use crate::tools::Workspace;
 use crate::tools::keeping::NotKept;
 use crate::tools::layout::{self, Found};
 use crate::tools::staged::Staged;
+use crate::tools::workspace::directories_of;
 
 /// Files that are brought at the same time for one workspace.
 const AT_ONCE: usize = 8;
@@ -144,10 +145,8 @@ impl Scope {
                     Some((path, known))
                 }));
             }
-            let implied: BTreeSet<&str> = known
-                .keys()
-                .flat_map(|path| crate::tools::workspace::directories_of(path))
-                .collect();
+            let implied: BTreeSet<&str> =
+                known.keys().flat_map(|path| directories_of(path)).collect();
             let mut different = BTreeSet::new();
             for path in &there {
                 let found = layout::look(&directory, path)?;
@@ -222,18 +221,16 @@ impl Scope {
             for (path, file) in brought {
                 let placed = placed(&directory, &path, file.as_ref())?;
                 let mut known = tenant.known.lock();
-                match placed {
-                    Some(now) => {
-                        known.insert(path.path, now);
-                    }
-                    None => {
-                        known.remove(&path.path);
-                        removed.push(path.path);
-                    }
+                if let Some(now) = placed {
+                    known.insert(path.path, now);
+                } else {
+                    known.remove(&path.path);
+                    removed.push(path.path);
                 }
             }
             let known = tenant.known.lock();
-            removed.iter().try_for_each(|path| remove_emptied(&directory, &beneath, &known, path))
+            remove_emptied(&directory, &beneath, &known, &removed);
+            Ok::<_, io::Error>(())
         };
         tokio::task::spawn_blocking(place).await.map_err(io::Error::other)??;
         Ok(true)
@@ -285,24 +282,25 @@ impl Known {
     }
 }
 
-/// Removes the directories above a path that is gone which are not kept themselves and in which nothing
+/// Removes the directories above paths that are gone which are not kept themselves and in which nothing
 /// is any more, as far as the directory of the workspace.
 fn remove_emptied(
     tenant: &Workspace,
     workspace: &str,
     known: &BTreeMap<String, Known>,
-    path: &str,
-) -> io::Result<()> {
-    let mut above = path;
-    while let Some((directory, _)) = above.rsplit_once('/') {
-        let is_kept = known.contains_key(directory) || !known_beneath(known, directory).is_empty();
-        let is_inside = workspace == "." || directory.starts_with(&format!("{workspace}/"));
-        if is_kept || !is_inside || !layout::remove_empty(tenant, directory)? {
-            break;
+    removed: &[String],
+) {
+    let above: BTreeSet<&str> = removed.iter().flat_map(|path| directories_of(path)).collect();
+    // What lies in another one comes first.
+    for directory in above.into_iter().rev() {
+        let is_inside = contains(workspace, directory) && directory != workspace;
+        if !is_inside || known.contains_key(directory) || has_beneath(known, directory) {
+            continue;
         }
-        above = directory;
+        if let Err(error) = layout::remove_empty(tenant, directory) {
+            tracing::warn!(%error, "an emptied directory of a workspace is left");
+        }
     }
-    Ok(())
 }
 
 fn gone(path: &str) -> KeptPath {

@@ -81,7 +81,7 @@ impl KeptFiles {
     fn forget_idle(&self) {
         let tenants: Vec<Arc<Tenant>> = self.tenants.lock().values().cloned().collect();
         for tenant in tenants {
-            // Directories are opened meanwhile, which must not wait for what is placed.
+            // Opening a directory must not wait for files that are being placed.
             let Some(placing) = tenant.placing.try_lock() else { continue };
             let mut scopes = tenant.scopes.lock();
             let idle: Vec<String> = scopes

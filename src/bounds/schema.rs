@@ -23,7 +23,7 @@ use super::text::{MAX_REPEATED, shortened};
 use super::{Refused, off_worker, on_large_stack};
 use metered::{Budget, Metered, Node, metered};
 
-pub use form::{MAX_CALLER_BYTES, MAX_CALLER_PATTERNS, patterns};
+pub use form::{MAX_CALLER_BYTES, MAX_CALLER_PATTERNS, TABLES, VALUES, patterns};
 
 /// What is tried at once; it takes well under a millisecond.
 const QUICK: Budget = Budget { steps: 2_000, time: Duration::from_millis(5), stack: 128 * 1024 };

@@ -13,6 +13,7 @@ use std::sync::LazyLock;
 use serde_json::{Map, Value};
 
 use super::pattern::{Author, Pattern};
+use super::schema::VALUES;
 
 mod credentials;
 mod known;
@@ -165,7 +166,7 @@ fn rename_fields(fields: &mut Map<String, Value>, change: &dyn Fn(&str) -> Cow<'
 
 /// Removes the values that the schema of a secret gives for it.
 fn redact_examples(name: &str, schema: &mut Value) {
-    for keyword in ["default", "const", "example", "examples", "enum"] {
+    for keyword in VALUES {
         match schema.get_mut(keyword) {
             Some(Value::Array(values)) => {
                 values.iter_mut().filter(|value| is_secret_field(name, value)).for_each(hide);

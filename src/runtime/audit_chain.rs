@@ -152,7 +152,7 @@ impl AuditChain {
             match self.close_of(&tenant, closing, deleted_until).await {
                 Err(error) if error.is_transient() => return Err(error),
                 Err(error) => {
-                    tracing::warn!(%error, tenant, "its audit log could not be closed; retrying");
+                    tracing::warn!(%error, tenant, "the audit log of a tenant could not be closed; retrying");
                 }
                 Ok(()) => {}
             }

@@ -6,21 +6,12 @@ use serde_json::Value;
 use super::Check;
 use crate::agents::Definition;
 use crate::agents::yaml::DefinitionError;
+use crate::bounds::schema::{TABLES, VALUES};
 use crate::run::Yield;
 
 const KEYWORD: &str = "x-yields";
-/// Keywords whose members have free names.
-const NAMED: [&str; 7] = [
-    "properties",
-    "patternProperties",
-    "dependentSchemas",
-    "dependentRequired",
-    "dependencies",
-    "$defs",
-    "definitions",
-];
-/// Keywords whose value is no schema.
-const VALUES: [&str; 5] = ["const", "enum", "default", "example", "examples"];
+/// Its members have free names and are no schemas.
+const REQUIRED_BESIDE: &str = "dependentRequired";
 
 pub(super) fn check(d: &Definition) -> Check {
     d.inputs.as_ref().map_or(Ok(()), |schema| check_schema("inputs", schema))
@@ -36,8 +27,8 @@ fn check_schema(key: &str, schema: &Value) -> Check {
             let key = format!("{key}.{keyword}");
             match value {
                 _ if keyword == KEYWORD => check_labels(&key, value),
-                _ if VALUES.contains(&keyword.as_str()) => Ok(()),
-                Value::Object(schemas) if NAMED.contains(&keyword.as_str()) => schemas
+                _ if keyword == REQUIRED_BESIDE || VALUES.contains(&keyword.as_str()) => Ok(()),
+                Value::Object(schemas) if TABLES.contains(&keyword.as_str()) => schemas
                     .iter()
                     .try_for_each(|(name, schema)| check_schema(&format!("{key}.{name}"), schema)),
                 schema => check_schema(&key, schema),

@@ -60,8 +60,10 @@ const ONE: [&str; 13] = [
 /// Keywords that hold a list of schemas.
 const LISTS: [&str; 5] = ["allOf", "anyOf", "oneOf", "prefixItems", "items"];
 /// Keywords that hold schemas by name.
-const TABLES: [&str; 6] =
+pub const TABLES: [&str; 6] =
     ["$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"];
+/// Keywords that hold values, which are no schemas.
+pub const VALUES: [&str; 5] = ["const", "default", "enum", "example", "examples"];
 /// What a caller's schema need not say, and what takes a library long to say.
 const NOT_OF_CALLERS: [&str; 7] = [
     "$dynamicAnchor",

@@ -2,8 +2,8 @@
 //! of the event that brought it.
 //!
 //! Messages are read from the journals of the session's runs, in the order in which the runs had their
-//! turns. A cursor is a place in one run, so that a page costs the journals that it shows, however long the session is. A page of
-//! large messages has fewer of them.
+//! turns. A cursor is a place in one run, so that a page costs the journals that it shows, however long
+//! the session is. A page of large messages has fewer of them.
 
 use axum::Json;
 use axum::extract::State;

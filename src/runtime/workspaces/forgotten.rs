@@ -35,31 +35,25 @@ impl Workspaces {
     ) -> BoxFuture<'static, LeftFiles> {
         let directories: BTreeSet<(String, String)> =
             runs.iter().filter_map(|run| Some((run.tenant.clone(), left_by(run)?))).collect();
-        let (root, kept) = (self.root.clone(), self.kept_files().cloned());
-        let not_thrown = match &kept {
-            Some(_) => LeftFiles { directories: 0, kept: directories.iter().cloned().collect() },
-            None => LeftFiles::default(),
-        };
+        let directories: Vec<(String, String)> = directories.into_iter().collect();
+        let (root, files) = (self.root.clone(), self.kept_files().cloned());
+        let kept = if files.is_some() { directories.clone() } else { Vec::new() };
         let throw = move || {
-            let Some(kept) = kept else {
-                let thrown = directories.iter().filter(|(tenant, directory)| {
-                    Workspace::throw_away(&root, tenant, directory).unwrap_or_else(|error| {
-                        tracing::warn!(%error, "files of a deleted run could not be removed");
-                        false
-                    })
-                });
-                return LeftFiles { directories: thrown.count(), kept: Vec::new() };
-            };
-            for (tenant, directory) in &directories {
-                kept.drop_directory(tenant, directory);
-            }
-            LeftFiles { directories: 0, kept: directories.into_iter().collect() }
+            let thrown = directories.iter().filter(|(tenant, directory)| match &files {
+                Some(files) => files.drop_directory(tenant, directory),
+                None => Workspace::throw_away(&root, tenant, directory).unwrap_or_else(|error| {
+                    tracing::warn!(%error, "files of a deleted run could not be removed");
+                    false
+                }),
+            });
+            thrown.count()
         };
         async {
-            tokio::task::spawn_blocking(throw).await.unwrap_or_else(|error| {
+            let thrown = tokio::task::spawn_blocking(throw).await.unwrap_or_else(|error| {
                 tracing::error!(%error, "files of deleted runs could not be removed");
-                not_thrown
-            })
+                0
+            });
+            LeftFiles { directories: thrown, kept }
         }
         .boxed()
     }

@@ -261,7 +261,7 @@ async fn test(flags: &Flags, file: &Path) -> anyhow::Result<Vec<Outcome>> {
         };
         let failure = match decided {
             Ok(decided) => mismatch(case, &decided),
-            Err(message) => Some(message),
+            Err(refused) => Some(refused.to_string()),
         };
         outcomes.push(Outcome { name, failure });
     }

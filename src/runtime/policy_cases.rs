@@ -4,6 +4,7 @@
 //! A case gives the arguments of a call, from which the tool derives its actions in a directory
 //! made for the case, or the actions themselves, e.g. copied from an event. Nothing is executed.
 
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -74,11 +75,16 @@ pub struct Decided {
 }
 
 /// Why a call does not come before the gate.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotJudged {
     /// The agent has no such tool.
+    #[error("{0}")]
     Tool(String),
+    /// The file with this index cannot be in a workspace.
+    #[error("files[{0}]: {1}")]
+    File(usize, String),
     /// Something else is wrong with it.
+    #[error("{0}")]
     Call(String),
 }
 
@@ -122,16 +128,18 @@ impl PolicyBench {
     ///
     /// # Errors
     /// Why the call does not come before the gate.
-    pub async fn decide(&self, case: &PolicyCase, directory: &Path) -> Result<Decided, String> {
+    pub async fn decide(&self, case: &PolicyCase, directory: &Path) -> Result<Decided, NotJudged> {
         let (directory, files) = (directory.to_owned(), case.files.clone());
         let laid_out = fairness::blocking(move || lay_out(&directory, &files));
-        let workspace = laid_out.await.map_err(|error| error.to_string())??;
+        let workspace = laid_out.await.map_err(|error| NotJudged::Call(error.to_string()))??;
         match (&case.actions, &case.arguments) {
-            (Some(_), Some(_)) => Err("has both arguments and actions".to_owned()),
+            (Some(_), Some(_)) => Err(NotJudged::Call("has both arguments and actions".to_owned())),
             (Some(actions), None) => Ok(self.judge(case, actions, &workspace)),
             (None, arguments) => {
                 let arguments = arguments.clone().unwrap_or_else(|| serde_json::json!({}));
-                self.prepare(case, &arguments, workspace).await
+                let has = self.executor.infos().any(|tool| tool.name == case.tool);
+                let why = if has { NotJudged::Call } else { NotJudged::Tool };
+                self.prepare(case, &arguments, workspace).await.map_err(why)
             }
         }
     }
@@ -213,22 +221,33 @@ impl PolicyBench {
 }
 
 /// A workspace with these files, which are empty.
-fn lay_out(directory: &Path, files: &[String]) -> Result<Workspace, String> {
-    let workspace =
-        Workspace::open(directory, TENANT, WORKSPACE).map_err(|error| error.to_string())?;
+fn lay_out(directory: &Path, files: &[String]) -> Result<Workspace, NotJudged> {
+    let workspace = Workspace::open(directory, TENANT, WORKSPACE)
+        .map_err(|error| NotJudged::Call(error.to_string()))?;
     let root = directory.join(TENANT).join(WORKSPACE);
-    for file in files {
-        let path = Path::new(file);
-        let is_inside =
-            path.components().all(|part| matches!(part, std::path::Component::Normal(_)));
-        if !is_inside {
-            return Err(format!("files: {file:?} is not a path in the workspace"));
-        }
-        let path = root.join(path);
-        path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(|e| e.to_string())?;
-        std::fs::write(&path, "").map_err(|e| e.to_string())?;
+    for (at, file) in files.iter().enumerate() {
+        make_file(&root, file).map_err(|why| NotJudged::File(at, why))?;
     }
     Ok(workspace)
+}
+
+fn make_file(root: &Path, file: &str) -> Result<(), String> {
+    let is_normal = |part| matches!(part, std::path::Component::Normal(_));
+    let path = Path::new(file);
+    if file.is_empty() || file.contains('\0') || !path.components().all(is_normal) {
+        return Err("must be the path of a file in the workspace".to_owned());
+    }
+    let path = root.join(path);
+    let parent = path.parent().unwrap_or(root);
+    let made = std::fs::create_dir_all(parent).and_then(|()| std::fs::write(&path, ""));
+    made.map_err(|error| match error.kind() {
+        ErrorKind::NotADirectory | ErrorKind::AlreadyExists => {
+            "leads through another file of the list".to_owned()
+        }
+        ErrorKind::IsADirectory => "is a directory of another file of the list".to_owned(),
+        ErrorKind::InvalidFilename => "has a name that is too long".to_owned(),
+        _ => format!("cannot be made: {error}"),
+    })
 }
 
 impl Runtime {
@@ -238,13 +257,12 @@ impl Runtime {
     /// Why the call does not come before the gate.
     pub async fn judge_call(&self, agent: &Agent, case: &PolicyCase) -> Result<Decided, NotJudged> {
         let (registry, skills) = self.inner.agents.tools();
-        let of_call = NotJudged::Call;
-        let bench = PolicyBench::new(registry, skills, &agent.definition).map_err(of_call)?;
-        let directory = tempfile::tempdir().map_err(|error| of_call(error.to_string()))?;
+        let bench =
+            PolicyBench::new(registry, skills, &agent.definition).map_err(NotJudged::Call)?;
+        let directory = tempfile::tempdir().map_err(|error| NotJudged::Call(error.to_string()))?;
         let decided = bench.decide(case, directory.path()).await;
         tokio::task::spawn_blocking(move || drop(directory));
-        let is_there = bench.executor.infos().any(|tool| tool.name == case.tool);
-        decided.map_err(if is_there { of_call } else { NotJudged::Tool })
+        decided
     }
 }
 

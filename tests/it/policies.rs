@@ -362,6 +362,15 @@ async fn a_call_is_judged_without_being_made(db: Db) {
         (json!({"tool": "agent:helper", "arguments": {}}), "/tool", "agent:helper"),
         (json!({"arguments": {}}), "/tool", "is required"),
         (json!({"tool": 7}), "/tool", "must be a string"),
+        (json!({"tool": "file_ops", "files": ["a", ""]}), "/files/1", "the path of a file"),
+        (json!({"tool": "file_ops", "files": ["/etc/x"]}), "/files/0", "the path of a file"),
+        (
+            json!({"tool": "file_ops", "files": ["a\u{1}", "../b"]}),
+            "/files/1",
+            "the path of a file",
+        ),
+        (json!({"tool": "file_ops", "files": ["a", "a/b"]}), "/files/1", "through another file"),
+        (json!({"tool": "file_ops", "files": ["a/b", "a"]}), "/files/1", "a directory of another"),
     ] {
         let refused = judge(body.clone()).await;
         assert_eq!(refused.status, 422, "{body}: {:#}", refused.body);

@@ -104,8 +104,9 @@ pub(crate) async fn judge_call(
     let judged = app.runtime.judge_call(&agent, &case).await;
     let Decided { decision, rule, reason, actions } = judged.map_err(|refused| {
         let (pointer, why) = match refused {
-            NotJudged::Tool(why) => ("/tool", why),
-            NotJudged::Call(why) => ("/arguments", why),
+            NotJudged::Tool(why) => ("/tool".to_owned(), why),
+            NotJudged::File(at, why) => (format!("/files/{at}"), why),
+            NotJudged::Call(why) => ("/arguments".to_owned(), why),
         };
         Problem::at(Code::InvalidInputs, pointer, redacted::text(why))
     })?;

@@ -261,7 +261,7 @@ fn documented(size: PageSize) -> Vec<Parameter> {
         parameter(
             "cursor",
             "The `next_cursor` of the previous page, of the same list with the same filters.",
-            ObjectBuilder::new().schema_type(Type::String),
+            ObjectBuilder::new().schema_type(Type::String).min_length(Some(1)),
         ),
     ]
 }

@@ -6,6 +6,7 @@
 //! 0 success, 1 failure, 2 wrong usage or configuration, 3 the run waits for an answer,
 //! 130 cancelled.
 
+mod answers;
 mod audit;
 mod client;
 mod doctor;
@@ -93,7 +94,7 @@ enum Command {
     New(project::NewCommand),
     /// Run an agent and wait for its answer
     Invoke(invoke::InvokeArgs),
-    /// List, show, watch and cancel runs; approve and deny their tool calls
+    /// List, show, watch and cancel runs; answer what they wait for
     #[command(subcommand)]
     Runs(runs::RunsCommand),
     /// List, get and put the files of a run

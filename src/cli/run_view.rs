@@ -97,7 +97,7 @@ fn fields(run: &Value) -> String {
     lines.join("\n")
 }
 
-/// The pending calls of a run and the commands to answer them; empty if it waits for nothing.
+/// The pending calls of a run and the commands that answer them; empty if it waits for nothing.
 pub(super) fn pending_text(run: &Value) -> String {
     let mut lines: Vec<String> = Vec::new();
     for call in list(run, "/pending") {
@@ -105,12 +105,23 @@ pub(super) fn pending_text(run: &Value) -> String {
         let reason = text(call, "/reason");
         lines
             .extend((!reason.is_empty()).then(|| format!("    {}", one_line(&reason, usize::MAX))));
-        if matches!(text(call, "/kind").as_str(), "approval" | "escalation") {
-            let (run, id) = (text(call, "/run_id"), text(call, "/call_id"));
-            lines.push(format!("    toolloop runs approve {run} {id}"));
-        }
+        lines.extend(answering_command(call).map(|command| format!("    {command}")));
     }
     lines.join("\n")
+}
+
+fn answering_command(call: &Value) -> Option<String> {
+    let (action, options) = match text(call, "/kind").as_str() {
+        "approval" | "escalation" => ("approve", String::new()),
+        "review" => ("resolve", " --outcome happened|did_not_happen".to_owned()),
+        "client" => match call.pointer("/input/round") {
+            Some(round) => ("result", format!(" --round {round} --responses JSON")),
+            None => ("result", " --content TEXT".to_owned()),
+        },
+        _ => return None,
+    };
+    let (run, id) = (text(call, "/run_id"), text(call, "/call_id"));
+    Some(format!("toolloop runs {action} {run} {id}{options}"))
 }
 
 fn pending_line(call: &Value) -> String {

@@ -1,4 +1,4 @@
-//! `toolloop runs`: list, show, watch and cancel runs, and answer their approvals.
+//! `toolloop runs`: list, show, watch and cancel runs, and answer what they wait for.
 //!
 //! All data comes from the API; this only formats it.
 
@@ -12,6 +12,7 @@ use strum::VariantNames as _;
 use url::form_urlencoded::Serializer;
 use uuid::Uuid;
 
+use super::answers::{AnswerCommand, send_answer};
 use super::client::{Client, TargetArgs};
 use super::event_follower::EventFollower;
 use super::invoke::exit_code;
@@ -31,16 +32,8 @@ pub(super) enum RunsCommand {
     Show(RunArgs),
     /// Show a run's events as they happen, until it ends
     Watch(RunArgs),
-    /// Approve a pending tool call, or let a run continue after a stop condition
-    Approve {
-        /// Arguments that replace the model's, as a JSON object
-        #[arg(long, value_name = "JSON", value_parser = object)]
-        arguments: Option<Value>,
-        #[command(flatten)]
-        decision: DecisionArgs,
-    },
-    /// Deny a pending tool call, or end a run after a stop condition
-    Deny(DecisionArgs),
+    #[command(flatten)]
+    Answer(AnswerCommand),
     /// Cancel a run in any status
     Cancel {
         /// Recorded in the run's error
@@ -95,30 +88,11 @@ pub(super) struct ListArgs {
 #[derive(Debug, Args)]
 pub(super) struct RunArgs {
     /// The run's id
-    id: Uuid,
+    pub(super) id: Uuid,
     #[command(flatten)]
-    target: TargetArgs,
+    pub(super) target: TargetArgs,
     #[command(flatten)]
-    output: JsonArg,
-}
-
-#[derive(Debug, Args)]
-pub(super) struct DecisionArgs {
-    #[command(flatten)]
-    run: RunArgs,
-    /// The call's id, as shown by `runs show`
-    call: Uuid,
-    /// Recorded with the decision; sent to the model if the call is denied
-    #[arg(long)]
-    reason: Option<String>,
-}
-
-fn object(text: &str) -> Result<Value, String> {
-    match serde_json::from_str(text) {
-        Ok(object @ Value::Object(_)) => Ok(object),
-        Ok(_) => Err("it is not a JSON object".to_owned()),
-        Err(error) => Err(format!("it is not JSON: {error}")),
-    }
+    pub(super) output: JsonArg,
 }
 
 /// Parses an RFC 3339 time, or an age such as `24h`.
@@ -138,7 +112,7 @@ pub(super) async fn runs(flags: &Flags, command: RunsCommand) -> anyhow::Result<
         RunsCommand::Show(run) | RunsCommand::Watch(run) | RunsCommand::Cancel { run, .. } => {
             &run.target
         }
-        RunsCommand::Approve { decision, .. } | RunsCommand::Deny(decision) => &decision.run.target,
+        RunsCommand::Answer(answer) => &answer.run().target,
     };
     let query =
         if let RunsCommand::List(args) = &command { list_query(args)? } else { String::new() };
@@ -147,10 +121,7 @@ pub(super) async fn runs(flags: &Flags, command: RunsCommand) -> anyhow::Result<
         RunsCommand::List(args) => list(&client, args, &query).await,
         RunsCommand::Show(run) => show(&client, run).await,
         RunsCommand::Watch(run) => watch(&client, run).await,
-        RunsCommand::Approve { decision, arguments } => {
-            decide(&client, decision, "approve", arguments.as_ref()).await
-        }
-        RunsCommand::Deny(decision) => decide(&client, decision, "deny", None).await,
+        RunsCommand::Answer(answer) => send_answer(&client, answer).await,
         RunsCommand::Cancel { run, reason } => cancel(&client, run, reason.as_deref()).await,
     };
     client.close().await;
@@ -264,44 +235,6 @@ fn event_line(event: &Value) -> String {
         one_line(text("type"), 40)
     );
     shown.trim_end().to_owned()
-}
-
-async fn decide(
-    client: &Client,
-    args: &DecisionArgs,
-    verb: &str,
-    arguments: Option<&Value>,
-) -> anyhow::Result<ExitCode> {
-    let mut body = json!({});
-    for (field, value) in
-        [("reason", args.reason.clone().map(Value::from)), ("arguments", arguments.cloned())]
-    {
-        if let Some(value) = value {
-            body[field] = value;
-        }
-    }
-    let id = args.run.id;
-    let run = client.post(&format!("/runs/{id}/tool-calls/{}/{verb}", args.call), &body).await?;
-    if args.run.output.json {
-        print_json(&run)?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    let waiting = pending_text(&run);
-    print(&match client {
-        _ if !waiting.is_empty() => format!("Answer accepted. The run still waits:\n{waiting}"),
-        Client::Remote(_) => {
-            format!("Answer accepted. Run {id} continues: `toolloop runs watch {id}`.")
-        }
-        Client::Local(_) if client.is_alone() => {
-            format!(
-                "Answer accepted. Run {id} continues when the service is started: `toolloop serve`."
-            )
-        }
-        Client::Local(_) => format!(
-            "Answer accepted. Run {id} continues as soon as a service has this database: `toolloop runs watch {id}`."
-        ),
-    })?;
-    Ok(ExitCode::SUCCESS)
 }
 
 async fn cancel(client: &Client, args: &RunArgs, reason: Option<&str>) -> anyhow::Result<ExitCode> {

@@ -70,3 +70,14 @@ fn times_are_instants_or_ages() {
         assert!(instant(text).is_err(), "{text}");
     }
 }
+
+#[test]
+fn what_a_run_waits_for_is_shown_with_the_command_that_answers_it() {
+    let call = |kind: &str| json!({"run_id": "r", "call_id": "c", "kind": kind, "tool": "t", "arguments": {}, "reason": ""});
+    let mut form = call("client");
+    form["input"] = json!({"round": 2, "requests": {}});
+    let waits = ["approval", "escalation", "review", "client", "child"].map(call);
+    let pending = [&waits[..], &[form]].concat();
+    let run = json!({ "pending": pending });
+    insta::assert_snapshot!(pending_text(&run));
+}

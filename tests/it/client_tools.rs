@@ -22,7 +22,7 @@ on_both_stores! {
     what_was_delivered_stays_when_another_call_has_failed,
 }
 
-const ASKER: &str = "
+pub const ASKER: &str = "
 model: scripted/asker
 instructions: Ask.
 enable_double_confirmation: false
@@ -38,7 +38,7 @@ async fn invoke(service: &Service, agent: &str) -> Answer {
     service.post(&format!("/v1/agents/{agent}/invoke-iterative"), &body).await
 }
 
-async fn parked(service: &Service, agent: &str) -> Value {
+pub async fn parked(service: &Service, agent: &str) -> Value {
     let parked = invoke(service, agent).await;
     assert_eq!(parked.status, 202, "{:#}\n{}", parked.body, service.log());
     parked.body

@@ -29,7 +29,7 @@ steps:
 
 /// A run as a crash in the middle of its call leaves it: the call has taken effect, and nothing
 /// says so.
-async fn crashed(db: Db, options: &str) -> (Service, String) {
+pub async fn crashed(db: Db, options: &str) -> (Service, String) {
     let setup = Setup::new().agent("adder", &format!("{ADDER}{options}")).scenario("adder", ADDING);
     let service = setup.config("[runtime]\nlease = \"2s\"").start(db).await;
     let run = service.run("adder", &json!({})).await;

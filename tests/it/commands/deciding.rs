@@ -4,6 +4,8 @@ use serde_json::{Value, json};
 
 use super::{directory, toolloop};
 use crate::approvals::{ended, file, text};
+use crate::client_tools;
+use crate::reviews;
 use crate::service::{Db, Setup};
 
 const EDITOR: &str = "
@@ -114,4 +116,53 @@ async fn what_becomes_of_a_run_is_told_by_the_database_that_it_is_in() {
         "{}",
         queued.err
     );
+}
+
+#[tokio::test]
+async fn the_result_of_a_client_tool_is_submitted() {
+    let steps = "
+steps:
+  - tool_calls: [{tool: ask_user, arguments: {question: why?}}]
+  - text: '{{ results[0] }}'
+";
+    let setup = Setup::new().agent("asker", client_tools::ASKER).scenario("asker", steps);
+    let service = setup.start(Db::Sqlite).await;
+    let parked = client_tools::parked(&service, "asker").await;
+    let (id, call) = (text(&parked, "run_id"), text(&parked["pending"][0], "call_id"));
+    let here = ["--server", &service.url(""), "--key", &service.key];
+    let result = async |options: &[&str]| {
+        let arguments = [&["runs", "result", id, call], options, &here[..]].concat();
+        toolloop(service.dir.path(), &arguments).await
+    };
+    for wrong in [
+        &[][..],
+        &["--is-error"],
+        &["--responses", "{}"],
+        &["--content", "a", "--responses", "{}", "--round", "1"],
+    ] {
+        assert_eq!(result(wrong).await.code, Some(2), "{wrong:?}");
+    }
+    let given = result(&["--content", "Because.", "--json"]).await;
+    assert_eq!(given.code, Some(0), "{}", given.err);
+    let done = ended(&service, &format!("/v1/runs/{id}")).await;
+    assert_eq!(done["output"]["result"], "Because.", "{done:#}");
+}
+
+#[tokio::test]
+async fn the_outcome_of_an_interrupted_call_is_reported() {
+    let (service, run) = reviews::crashed(Db::Sqlite, "").await;
+    let parked = service.until(&run, |run| run["status"] == "needs_review").await;
+    let (id, call) = (text(&parked, "run_id"), text(&parked["pending"][0], "call_id"));
+    let here = ["--server", &service.url(""), "--key", &service.key];
+    let resolve = async |options: &[&str]| {
+        let arguments = [&["runs", "resolve", id, call], options, &here[..]].concat();
+        toolloop(service.dir.path(), &arguments).await
+    };
+    assert_eq!(resolve(&[]).await.code, Some(2));
+    assert_eq!(resolve(&["--outcome", "maybe"]).await.code, Some(2));
+    let answered = resolve(&["--outcome", "happened", "--result", "a line"]).await;
+    assert_eq!(answered.code, Some(0), "{}", answered.err);
+    let done = ended(&service, &run).await;
+    assert!(text(&done["output"], "result").contains("It returned: a line"), "{done:#}");
+    assert_eq!(file(&service, "log.txt"), "x");
 }

@@ -1,0 +1,148 @@
+//! What `toolloop runs` answers to a run that waits: decisions, outcomes of reviewed calls, and results
+//! of calls that the caller executes.
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::client::Client;
+use super::output::{print, print_json};
+use super::run_view::pending_text;
+use super::runs::RunArgs;
+
+#[derive(Debug, Subcommand)]
+pub(super) enum AnswerCommand {
+    /// Approve a pending tool call, or let a run continue after a stop condition
+    Approve {
+        #[command(flatten)]
+        call: CallArgs,
+        /// Recorded with the decision
+        #[arg(long)]
+        reason: Option<String>,
+        /// Arguments that replace the model's, as a JSON object
+        #[arg(long, value_name = "JSON", value_parser = object)]
+        arguments: Option<Value>,
+        /// A label that the run no longer has, e.g. `untrusted`; can be repeated
+        #[arg(long, value_name = "LABEL")]
+        clears: Vec<String>,
+    },
+    /// Deny a pending tool call, or end a run after a stop condition
+    Deny {
+        #[command(flatten)]
+        call: CallArgs,
+        /// Recorded with the decision, and sent to the model
+        #[arg(long)]
+        reason: Option<String>,
+    },
+    /// Report whether a call took effect whose outcome a crash left unknown
+    Resolve {
+        #[command(flatten)]
+        call: CallArgs,
+        /// Whether it took effect; if it did not, it is executed now
+        #[arg(long, value_parser = ["happened", "did_not_happen"])]
+        outcome: String,
+        /// What the call returned, if it is known; sent to the model
+        #[arg(long, value_name = "TEXT")]
+        result: Option<String>,
+    },
+    /// Submit the result of a client tool, or the input that a tool asks for
+    Result {
+        #[command(flatten)]
+        call: CallArgs,
+        /// The result of a client tool; sent to the model
+        #[arg(long, value_name = "TEXT", required_unless_present = "responses")]
+        content: Option<String>,
+        /// The call failed
+        #[arg(long, requires = "content")]
+        is_error: bool,
+        /// The answers to the requests of a tool that asks for input, as a JSON object
+        #[arg(long, value_name = "JSON", value_parser = object, requires = "round")]
+        #[arg(conflicts_with = "content")]
+        responses: Option<Value>,
+        /// The round of the requests, as shown by `runs show --json`
+        #[arg(long, value_name = "N", requires = "responses")]
+        round: Option<u32>,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(super) struct CallArgs {
+    #[command(flatten)]
+    run: RunArgs,
+    /// The call's id, as shown by `runs show`
+    call: Uuid,
+}
+
+impl AnswerCommand {
+    fn call(&self) -> &CallArgs {
+        match self {
+            Self::Approve { call, .. }
+            | Self::Deny { call, .. }
+            | Self::Resolve { call, .. }
+            | Self::Result { call, .. } => call,
+        }
+    }
+
+    pub(super) fn run(&self) -> &RunArgs {
+        &self.call().run
+    }
+
+    /// The last part of the address that the answer is sent to, and the body; fields that are `null`
+    /// count as absent.
+    fn request(&self) -> (&'static str, Value) {
+        match self {
+            Self::Approve { reason, arguments, clears, .. } => {
+                ("approve", json!({"reason": reason, "arguments": arguments, "clears": clears}))
+            }
+            Self::Deny { reason, .. } => ("deny", json!({"reason": reason})),
+            Self::Resolve { outcome, result, .. } => {
+                ("resolve", json!({"outcome": outcome, "result": result}))
+            }
+            Self::Result { content, is_error, responses, round, .. } => (
+                "result",
+                json!({
+                    "content": content, "is_error": is_error, "responses": responses, "round": round,
+                }),
+            ),
+        }
+    }
+}
+
+fn object(text: &str) -> Result<Value, String> {
+    match serde_json::from_str(text) {
+        Ok(object @ Value::Object(_)) => Ok(object),
+        Ok(_) => Err("it is not a JSON object".to_owned()),
+        Err(error) => Err(format!("it is not JSON: {error}")),
+    }
+}
+
+pub(super) async fn send_answer(
+    client: &Client,
+    answer: &AnswerCommand,
+) -> anyhow::Result<ExitCode> {
+    let CallArgs { run: RunArgs { id, output, .. }, call } = answer.call();
+    let (action, body) = answer.request();
+    let run = client.post(&format!("/runs/{id}/tool-calls/{call}/{action}"), &body).await?;
+    if output.json {
+        print_json(&run)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let waiting = pending_text(&run);
+    print(&match client {
+        _ if !waiting.is_empty() => format!("Answer accepted. The run still waits:\n{waiting}"),
+        Client::Remote(_) => {
+            format!("Answer accepted. Run {id} continues: `toolloop runs watch {id}`.")
+        }
+        Client::Local(_) if client.is_alone() => {
+            format!(
+                "Answer accepted. Run {id} continues when the service is started: `toolloop serve`."
+            )
+        }
+        Client::Local(_) => format!(
+            "Answer accepted. Run {id} continues as soon as a service has this database: `toolloop runs watch {id}`."
+        ),
+    })?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -6,6 +6,7 @@
 //! from the queue like any other queued run, so a client that disconnects costs no run its turn.
 
 use std::io;
+use std::time::Duration;
 
 use uuid::Uuid;
 
@@ -17,6 +18,8 @@ use crate::store::{DeletedRun, NewRun, SessionDeleted, SessionPlace, SessionReco
 
 /// How often a request is placed anew because its session has changed in the meantime.
 const TRIES: usize = 8;
+/// Before a request is placed anew in a session that looks the same.
+const PAUSE: Duration = Duration::from_millis(50);
 
 impl Runtime {
     /// Deletes a session with its runs and files.
@@ -56,7 +59,10 @@ impl Runtime {
             let session =
                 self.session_of(&tenant, session_id, checked.plan.agent.definition.history).await?;
             if seen.as_ref() == Some(&session) {
-                return Err(StartError::RunIdTaken(checked.new.id)); // it is not the session that is taken
+                if self.inner.store.is_taken(&tenant, &checked.new).await? {
+                    return Err(StartError::RunIdTaken(checked.new.id));
+                }
+                tokio::time::sleep(PAUSE).await; // the session may be about to be deleted
             }
             if let Some(session) =
                 session.as_ref().filter(|session| session.agent != checked.new.agent)

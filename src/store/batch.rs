@@ -54,11 +54,32 @@ pub(super) struct Batch {
 const FENCE: [Column; 2] =
     [Column { name: "first_seq", kind: Kind::Int }, Column { name: "writer", kind: Kind::Text }];
 
-/// A run that holds its session comes after all that wait for it; that there is one, and that its
-/// turn is free, is ensured by unique indexes.
-const IN_TURN: &str = "w.session_place IS NULL OR w.session_place <> 'holds' OR NOT EXISTS \
-    (SELECT 1 FROM runs r WHERE r.tenant = w.tenant AND r.session_id = w.session_id \
-    AND r.status = 'queued' AND r.session_place <> 'holds' AND r.available_at <= w.created_at)";
+/// A run that holds its session comes after all that wait for it, and after the run of the turn before,
+/// whose history it continues; with no turn before, it is of a session that has no run, or has one
+/// still. That there is one holder, and that its turn is free, is ensured by unique indexes.
+///
+/// Who deletes a session locks its rows: a lock on one of them keeps it from being deleted until the
+/// new run can be seen, and a row that is locked already may be gone soon.
+macro_rules! in_turn {
+    ($lock:literal) => {
+        concat!(
+            "w.session_place IS NULL OR w.session_place <> 'holds' OR (NOT EXISTS \
+             (SELECT 1 FROM runs r WHERE r.tenant = w.tenant AND r.session_id = w.session_id \
+             AND r.status = 'queued' AND r.session_place <> 'holds' \
+             AND r.available_at <= w.created_at) \
+             AND CASE WHEN w.session_turn > 1 THEN EXISTS \
+             (SELECT 1 FROM runs r WHERE r.tenant = w.tenant AND r.session_id = w.session_id \
+             AND r.session_turn = w.session_turn - 1",
+            $lock,
+            ") ELSE NOT EXISTS \
+             (SELECT 1 FROM runs r WHERE r.tenant = w.tenant AND r.session_id = w.session_id) \
+             OR EXISTS (SELECT 1 FROM runs r WHERE r.tenant = w.tenant \
+             AND r.session_id = w.session_id LIMIT 1",
+            $lock,
+            ") END)",
+        )
+    };
+}
 
 impl Batch {
     pub(super) fn of(dialect: Dialect, owner: &str, changes: Changes) -> Self {
@@ -133,7 +154,11 @@ fn new_runs(dialect: Dialect, mut runs: Vec<RunChange>) -> Step {
     let has_session = |run: &RunChange| {
         run.opening.as_ref().is_some_and(|opening| opening.session_place.is_some())
     };
-    let condition = if runs.iter().any(has_session) { IN_TURN } else { "true" };
+    let condition = match dialect {
+        _ if !runs.iter().any(has_session) => "true",
+        Dialect::Postgres => in_turn!(" FOR KEY SHARE SKIP LOCKED"),
+        Dialect::Sqlite => in_turn!(""),
+    };
     let mut columns = RunOpening::columns();
     columns.extend(RunProgress::columns());
     let row = |run: RunChange| {

@@ -25,7 +25,7 @@ impl From<Error> for StoreError {
             && database.try_downcast_ref::<PgDatabaseError>().is_some()
             && database.code().is_some_and(|code| CONFLICTS.contains(&&*code))
         {
-            return Self::Conflict(error.to_string());
+            return Self::Conflict(message(&error));
         }
         let passes = match &error {
             Error::Io(_)
@@ -37,7 +37,15 @@ impl From<Error> for StoreError {
             Error::Database(database) => passes(&**database),
             _ => false,
         };
-        if passes { Self::Unavailable(error.to_string()) } else { Self::Failed(error.to_string()) }
+        if passes { Self::Unavailable(message(&error)) } else { Self::Failed(message(&error)) }
+    }
+}
+
+/// What a database says, without the line of its own source that `Display` adds.
+fn message(error: &Error) -> String {
+    match error {
+        Error::Database(database) => database.message().to_owned(),
+        _ => error.to_string(),
     }
 }
 

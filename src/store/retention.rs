@@ -1,9 +1,9 @@
 //! Deleting what was kept for long enough: ended runs with everything that belongs to them, then
-//! definitions that no run refers to. Files of the runs go along ([`GoesAlong`]). The audit log stays ([`super::audit`]), and so do the sums of
-//! what models took.
+//! definitions that no run refers to. Files of the runs go along ([`GoesAlong`]). The audit log stays
+//! ([`super::audit`]), and so do the sums of what models took.
 //!
-//! Longer than that are kept: what runs took that another one started which goes on, a run whose
-//! idempotency key a client may still repeat, and one whose webhooks are not delivered yet.
+//! Longer than that are kept a run whose idempotency key a client may still repeat, one whose webhooks
+//! are not delivered yet, and the child runs of each run that is kept.
 //!
 //! No index serves this alone: a run that ended before an instant was also created before it, so
 //! each tenant's list of runs, read from its old end, has what is looked for. What cannot be
@@ -32,14 +32,39 @@ const TENANTS: &str = "WITH RECURSIVE tenants (tenant) AS (SELECT min(tenant) FR
     SELECT (SELECT min(tenant) FROM runs r WHERE r.tenant > t.tenant) FROM tenants t \
     WHERE t.tenant IS NOT NULL) ";
 
-/// That nothing needs an ended run `r` any more.
-const IS_NOT_NEEDED: &str = "(r.idempotency_key IS NULL OR r.created_at < {now} - :keys_kept) \
-    AND NOT EXISTS (SELECT 1 FROM webhook_outbox o WHERE o.run_id = r.id AND o.status = 'pending') \
-    AND (r.parent_run_id IS NULL OR NOT EXISTS (\
-    WITH RECURSIVE above (parent_run_id, finished_at) AS (\
-    SELECT p.parent_run_id, p.finished_at FROM runs p WHERE p.id = r.parent_run_id UNION ALL \
-    SELECT p.parent_run_id, p.finished_at FROM above a JOIN runs p ON p.id = a.parent_run_id) \
-    SELECT 1 FROM above WHERE finished_at IS NULL))";
+/// That a run is live, ended too late to be deleted, or needed for a repeated request or a webhook.
+macro_rules! is_kept {
+    ($run:literal) => {
+        concat!(
+            "(",
+            $run,
+            ".finished_at IS NULL OR ",
+            $run,
+            ".finished_at >= :before OR (",
+            $run,
+            ".idempotency_key IS NOT NULL AND ",
+            $run,
+            ".created_at >= {now} - :keys_kept) OR EXISTS (SELECT 1 FROM webhook_outbox o \
+             WHERE o.run_id = ",
+            $run,
+            ".id AND o.status = 'pending'))",
+        )
+    };
+}
+
+/// That a run `r` may be deleted: neither it nor one that it was started by, directly or not, is kept.
+/// The usage of a tree is added up from the rows of its runs.
+const IS_NOT_NEEDED: &str = concat!(
+    "NOT ",
+    is_kept!("r"),
+    " AND (r.parent_run_id IS NULL OR NOT EXISTS (\
+     WITH RECURSIVE above (parent_run_id, is_kept) AS (\
+     SELECT p.parent_run_id, ",
+    is_kept!("p"),
+    " FROM runs p WHERE p.id = r.parent_run_id UNION ALL SELECT p.parent_run_id, ",
+    is_kept!("p"),
+    " FROM above a JOIN runs p ON p.id = a.parent_run_id) SELECT 1 FROM above WHERE is_kept))"
+);
 
 /// Where rows of a run are, and the column that names it. The runs themselves go last.
 const TABLES: [(&str, &str); 9] = [
@@ -69,7 +94,7 @@ impl Store {
         let ended = Query::new(TENANTS)
             .push(
                 "SELECT r.id FROM runs r WHERE r.tenant IN (SELECT tenant FROM tenants) \
-                 AND r.created_at < :before AND r.finished_at < :before AND ",
+                 AND r.created_at < :before AND ",
             )
             .push(IS_NOT_NEEDED)
             .push(" LIMIT :limit{skip_locked}")

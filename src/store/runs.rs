@@ -9,7 +9,9 @@ use super::backend::Work;
 use super::projection::{attach_payloads, events_of};
 use super::sql::{Query, Row};
 use super::tables::{JournalRow, Record};
-use super::{IdempotentRun, IterationRecord, Page, RunRecord, Store, StoreError, ToolCallRecord};
+use super::{
+    IdempotentRun, IterationRecord, NewRun, Page, RunRecord, Store, StoreError, ToolCallRecord,
+};
 use crate::event::Event;
 
 /// Runs that one statement asks about.
@@ -41,6 +43,17 @@ impl Store {
         let look = Query::new("SELECT body FROM definitions WHERE hash = :hash");
         let rows = self.backend.read(Work::Data, look.bind("hash", hash)).await?;
         rows.first().map(|row| row.read("body")).transpose()
+    }
+
+    /// Whether a run has the id or the idempotency key of a new one already.
+    pub async fn is_taken(&self, tenant: &str, new: &NewRun) -> Result<bool, StoreError> {
+        let look = Query::new(
+            "SELECT 1 FROM runs WHERE id = :run UNION ALL \
+             SELECT 1 FROM runs WHERE tenant = :tenant AND idempotency_key = :key",
+        );
+        let key = new.idempotency.as_ref().map(|idempotency| &*idempotency.key);
+        let look = look.bind("run", new.id).bind("tenant", tenant).bind("key", key);
+        Ok(!self.backend.read(Work::Data, look).await?.is_empty())
     }
 
     /// The run that holds an idempotency key, however old it is.

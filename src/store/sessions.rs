@@ -118,12 +118,16 @@ impl Store {
         goes_along: GoesAlong<'_>,
     ) -> Result<SessionDeleted, StoreError> {
         let mut tx = self.backend.begin(Work::Data).await?;
-        // Locked, so that none of them begins in the meantime.
-        let runs = Query::new(
-            "SELECT id, finished_at IS NULL AS live FROM runs \
-             WHERE tenant = :tenant AND session_id = :session ORDER BY id{for_update}",
-        );
-        let rows = tx.run(runs.bind("tenant", tenant).bind("session", session)).await?;
+        // Locked, so that none of them begins, and no other run after one of them, in the meantime.
+        let runs = |lock: &str| {
+            let all = "SELECT id, finished_at IS NULL AS live FROM runs \
+                 WHERE tenant = :tenant AND session_id = :session ORDER BY id";
+            let all = Query::new(format!("{all}{lock}"));
+            all.bind("tenant", tenant).bind("session", session)
+        };
+        let locked = ids(&tx.run(runs("{for_update}")).await?)?;
+        // Runs that began until all were locked are seen by a statement of its own only.
+        let rows = tx.run(runs("")).await?;
         if rows.is_empty() {
             tx.commit().await?;
             return Ok(SessionDeleted::Unknown);
@@ -135,6 +139,9 @@ impl Store {
             }
         }
         let runs = ids(&rows)?;
+        if runs != locked {
+            return Err(StoreError::Conflict("runs of the session have begun".to_owned()));
+        }
         let family = Query::new(
             "WITH RECURSIVE family (id) AS (SELECT id FROM runs WHERE id IN :runs \
              UNION SELECT r.id FROM family f JOIN runs r \

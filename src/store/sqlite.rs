@@ -9,6 +9,7 @@ mod commit;
 
 use std::collections::HashSet;
 use std::fs::{File, TryLockError};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -65,6 +66,7 @@ impl Sqlite {
         if let Some(parent) = path.parent() {
             std::fs::create_dir_all(parent).map_err(cannot)?;
         }
+        let path = resolved(&path).map_err(cannot)?;
         let lock = lock(&path)?;
         let options = SqliteConnectOptions::new()
             .filename(&path)
@@ -121,6 +123,16 @@ impl Writer {
         let closed = || StoreError::Unavailable("it is closed".to_owned());
         self.connection.as_mut().ok_or_else(closed)
     }
+}
+
+/// The file that a path leads to, so that it has one lock by whichever symbolic link it is opened. Made
+/// where it does not exist.
+fn resolved(path: &Path) -> std::io::Result<PathBuf> {
+    // Not opened where it exists: to close it would release SQLite's locks in this process.
+    path.canonicalize().or_else(|_| {
+        File::options().create(true).append(true).mode(0o600).open(path)?;
+        path.canonicalize()
+    })
 }
 
 /// Holds `<database>.lock` for as long as the file lives.

@@ -8,7 +8,7 @@ use crate::service::{Db, Service, Setup, Signal, on_both_stores};
 on_both_stores! {
     ended_runs_are_deleted_and_others_are_not,
     audit_records_are_deleted_by_their_own_retention_only,
-    what_a_tree_took_is_known_until_its_root_has_ended,
+    what_a_tree_took_is_known_for_as_long_as_its_root_is_kept,
     a_run_is_kept_for_as_long_as_its_key_is,
 }
 
@@ -82,7 +82,7 @@ async fn until_others_are_gone(service: &Service) {
     service.until(&other, |answer| answer["code"] == "NOT_FOUND").await;
 }
 
-async fn what_a_tree_took_is_known_until_its_root_has_ended(db: Db) {
+async fn what_a_tree_took_is_known_for_as_long_as_its_root_is_kept(db: Db) {
     let parent = "model: scripted/parent\ninstructions: Delegate.\ntools: ['agent:middle', file_ops]\n\
          enable_double_confirmation: false\ngovernance: {tool_policies: {file_ops: ask}}\n";
     let middle = "model: scripted/middle\ninstructions: Delegate.\ntools: ['agent:leaf']\n\
@@ -111,9 +111,26 @@ async fn what_a_tree_took_is_known_until_its_root_has_ended(db: Db) {
     assert!(
         waiting["tree_usage"]["total_tokens"].as_i64() > waiting["usage"]["total_tokens"].as_i64()
     );
-    let call = waiting["pending"][0]["call_id"].as_str().unwrap();
-    service.post(&format!("{path}/tool-calls/{call}/approve"), &json!({})).await;
+    let approve = async |path: &str, waiting: &Value| {
+        let call = waiting["pending"][0]["call_id"].as_str().unwrap();
+        service.post(&format!("{path}/tool-calls/{call}/approve"), &json!({})).await;
+    };
+    approve(&path, &waiting).await;
     service.until("/v1/runs", is_empty).await;
+
+    let kept = service
+        .request(reqwest::Method::POST, "/v1/agents/parent/invoke-iterative")
+        .header("idempotency-key", "k")
+        .json(&json!({}));
+    let parked = crate::service::answer(kept).await.body;
+    let path = format!("/v1/runs/{}", parked["run_id"].as_str().unwrap());
+    until_others_are_gone(&service).await;
+    approve(&path, &parked).await;
+    let done = service.until(&path, |run| run["status"] == "completed").await;
+    until_others_are_gone(&service).await;
+    let later = service.get(&path).await.body;
+    assert_eq!(later["tree_usage"], done["tree_usage"], "{later:#}");
+    assert_eq!(later["tree_usage"]["total_tokens"], later["budget"]["tree"]["total_tokens"]);
 }
 
 async fn a_run_is_kept_for_as_long_as_its_key_is(db: Db) {

@@ -1,5 +1,7 @@
 //! Runs that share a conversation: what they remember, and that one of them goes on at a time.
 
+use std::time::Duration;
+
 use chrono::{DateTime, Utc};
 use futures::future::join_all;
 use reqwest::Method;
@@ -24,6 +26,7 @@ on_both_stores! {
     the_same_request_is_no_rival_of_itself,
     a_session_belongs_to_its_agent_and_its_tenant,
     a_session_is_shown_and_deleted,
+    a_run_that_starts_while_its_session_is_deleted_knows_nothing_of_it,
     a_session_of_large_messages_is_shown_within_bounds,
 }
 
@@ -578,4 +581,32 @@ async fn a_session_of_large_messages_is_shown_within_bounds(db: Db) {
     let next = first["next_cursor"].as_str().unwrap();
     let second = service.get(&format!("{path}&cursor={next}")).await.body;
     assert_eq!((large(&second), &second["next_cursor"]), (2, &Value::Null));
+}
+
+async fn a_run_that_starts_while_its_session_is_deleted_knows_nothing_of_it(db: Db) {
+    let service = setup().start(db).await;
+    for round in 0..40 {
+        let session = format!("s{round}");
+        let path = format!("/v1/sessions/{session}");
+        assert_eq!(post(&service, &said("a secret", &session)).await.status, 200);
+        let delayed = async {
+            tokio::time::sleep(Duration::from_micros(round * 150)).await;
+            post(&service, &said("hello", &session)).await
+        };
+        let (deleted, begun) = tokio::join!(service.delete(&path), delayed);
+        assert_eq!(begun.status, 200, "{:#}", begun.body);
+        let left = service.get(&path).await;
+        match deleted.status.as_u16() {
+            204 if left.status == 404 => {} // the run had ended before
+            204 => {
+                assert_eq!(loaded(&service, &begun.body).await, None, "{round}");
+                assert_eq!(left.body["run_count"], 1, "{round}: {:#}", left.body);
+            }
+            status => {
+                assert_eq!((status, &deleted.body["code"]), (409, &json!("SESSION_BUSY")));
+                assert_eq!(loaded(&service, &begun.body).await.unwrap()["runs"], 1, "{round}");
+                assert_eq!(left.body["run_count"], 2, "{round}: {:#}", left.body);
+            }
+        }
+    }
 }

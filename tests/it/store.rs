@@ -449,11 +449,16 @@ async fn a_url_of_another_scheme_is_refused_without_repeating_it() {
 #[tokio::test]
 async fn a_second_process_on_the_same_file_is_refused() {
     let db = Db::sqlite().await;
-    let error = store::open(&db.url, 4, false).await.err().unwrap();
-    assert!(
-        matches!(&error, StoreError::Locked(why) if why.contains("another toolloop process")),
-        "{error}"
-    );
+    let links = TempDir::new().unwrap();
+    let link = links.path().join("link.db");
+    std::os::unix::fs::symlink(db.url.strip_prefix("sqlite://").unwrap(), &link).unwrap();
+    for url in [db.url.clone(), format!("sqlite://{}", link.display())] {
+        let error = store::open(&url, 4, false).await.err().unwrap();
+        assert!(
+            matches!(&error, StoreError::Locked(why) if why.contains("another toolloop process")),
+            "{error}"
+        );
+    }
     db.reopen().await.store.ping().await.unwrap();
 }
 

@@ -6,6 +6,8 @@
 //! call becomes its result; only a fault of the service itself ends the run. Appending events, and
 //! deciding what happens next, is the engine's.
 
+mod reconciling;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,6 +25,9 @@ use super::guarded::{Failure, audited, guarded};
 use super::interceptors::{Intercepted, Interceptors, Returned, Seen};
 use super::mcp::Unlisted;
 pub use super::ready::Ready;
+pub use reconciling::Interrupted;
+pub(super) use reconciling::Query;
+use reconciling::unsettled;
 use super::results::{
     FatalToolError, Finished, awaiting_child, awaiting_input, blocked, blocking, error_text,
     escalated, fatal, fault, finished, intercepted, refused,
@@ -76,6 +81,11 @@ impl Offered {
     fn allowance(&self, decision: Decision, named: Option<Allowance>) -> Option<Allowance> {
         let listed = || Allowance { rule: LISTED, pattern: self.entry.clone() };
         (decision == Decision::Allowed).then(|| named.unwrap_or_else(listed))
+    }
+
+    /// Its hash, where it can be asked about a call of this effect after a crash.
+    fn reconcilable_by(&self, effect: Effect) -> Option<String> {
+        (effect == Effect::Once && self.tool.can_reconcile()).then(|| self.hash.clone())
     }
 }
 
@@ -301,20 +311,13 @@ impl Executor {
         if errors.is_empty() { offered.tool.mistakes(arguments) } else { errors }
     }
 
-    /// Takes a call up to the point where it may be executed, or answers it. An approval replaces
-    /// the question for one, and no other check; of a call that was started only the rules are asked
-    /// again, and no person for an approval.
-    ///
-    /// # Errors
-    /// [`FatalToolError`] where the tool cannot even look at what the call would do.
-    pub async fn prepare(
+    async fn judged(
         &self,
         call: &ToolCall,
         slot: Slot,
         scope: &RunScope,
-        decided: impl Into<Decided<'_>>,
+        Decided { approval, was_started, input, .. }: Decided<'_>,
     ) -> Result<Prepared, FatalToolError> {
-        let Decided { approval, was_started, input } = decided.into();
         let Some((index, offered)) = self.offered(&call.name, scope) else {
             return Ok(Prepared::Answered(self.unknown(call, was_started)));
         };
@@ -367,6 +370,7 @@ impl Executor {
                     on_unknown_outcome: options.on_unknown_outcome,
                     sandbox: tool.sandbox_level(),
                     circumstances: Circumstances::default(),
+                    reconcilable_by: offered.reconcilable_by(effect),
                 };
                 let is_concurrent = effect == Effect::Read || tool.info().concurrent;
                 Prepared::Ready(Ready {
@@ -380,6 +384,8 @@ impl Executor {
                     allowance: offered.allowance(decision, allowance),
                     is_concurrent,
                     shown_arguments,
+                    interrupted: None,
+                    query: Default::default(),
                 })
             }
             Verdict::Stop(objection) if objection.decision == Decision::Escalated => {
@@ -479,9 +485,9 @@ impl Executor {
         ready.context.requests.announced(announced);
         let effect = ready.effect();
         let result = if cancel.is_cancelled() {
-            Err(Failure::not_begun())
+            Err(ready.not_begun())
         } else {
-            let tried = cancel.run_until_cancelled(self.tried(&ready, scope)).await;
+            let tried = cancel.run_until_cancelled(self.attempted(&ready, scope)).await;
             tried.unwrap_or_else(|| Err(Failure::cancelled(effect)))
         };
         let result = ready.context.changed.weighed(result).await;
@@ -490,11 +496,13 @@ impl Executor {
         let audit = ready.audit(outcome, duration_ms, told);
         let network = ready.context.requests.totals();
         let (requests, audit) = ready.context.requests.audited(audit);
+        let (requests, audit) = ready.records(&result, requests, audit);
         let yields = self.yields_of(&ready, result.is_err());
         let Changes { listed: changes, omitted: changes_omitted } = ready.context.changed.take();
         let sandbox = self.tools.get(ready.tool).and_then(|offered| offered.tool.sandbox_level());
         let used = self.tools.get(ready.tool).filter(|_| result.is_ok());
         let activates = used.and_then(|offered| offered.tool.activates(&ready.arguments));
+        let reconciled = ready.reconciled();
         let started = ready.started;
         let completed = |text: String, failure: Option<CallFailure>| {
             let returned = Returned {
@@ -522,6 +530,7 @@ impl Executor {
                 network,
                 replaced,
                 child_run_id: ready.context.child_run.id(),
+                reconciled,
             }
         };
         match result {
@@ -539,6 +548,10 @@ impl Executor {
             Err(Failure::AwaitsInput(asked)) => {
                 let awaiting = awaiting_input(started, ready.arguments, *asked, network);
                 Ok(Finished { requests, audit: Some(audit), ..awaiting })
+            }
+            Err(Failure::Unsettled(why)) => {
+                let event = unsettled(started, ready.arguments, ready.interrupted, &why);
+                Ok(Finished { requests, audit: Some(audit), ..Finished::of(event) })
             }
             Err(Failure::Fatal(message)) => {
                 let completed =
@@ -563,15 +576,20 @@ impl Executor {
         own.and(read).and(asked).without(options.sanitizes)
     }
 
-    async fn tried(&self, ready: &Ready, scope: &RunScope) -> Result<String, Failure> {
-        let Some(Offered { tool, options, .. }) = self.tools.get(ready.tool) else {
-            return Err(Failure::Fatal("the call was prepared by another executor".into()));
-        };
+    /// How long one try of a call may take.
+    fn limit(ready: &Ready, scope: &RunScope, options: &CallOptions) -> Duration {
         let usual = match Delegation::of_tool(&ready.started.tool) {
             Some(_) => scope.delegation_timeout,
             None => scope.timeout,
         };
-        let limit = options.timeout.unwrap_or(usual).min(scope.longest.unwrap_or(Duration::MAX));
+        options.timeout.unwrap_or(usual).min(scope.longest.unwrap_or(Duration::MAX))
+    }
+
+    async fn tried(&self, ready: &Ready, scope: &RunScope) -> Result<String, Failure> {
+        let Some(Offered { tool, options, .. }) = self.tools.get(ready.tool) else {
+            return Err(Failure::Fatal("the call was prepared by another executor".into()));
+        };
+        let limit = Self::limit(ready, scope, options);
         let retries = if ready.effect() == Effect::Once { 0 } else { options.retries };
         let mut pause = FIRST_PAUSE;
         for _ in 0..retries {

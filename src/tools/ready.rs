@@ -1,7 +1,10 @@
 //! A call that the gate let pass, up to its execution.
 
+use std::sync::OnceLock;
+
 use serde_json::Value;
 
+use super::executor::{Interrupted, Query};
 use super::results::{Finished, finished, not_admitted};
 use super::subagent;
 use super::{Changed, ToolContext};
@@ -27,6 +30,10 @@ pub struct Ready {
     pub(super) is_concurrent: bool,
     /// For the audit log.
     pub(super) shown_arguments: String,
+    /// What is known of the call, where a crash interrupted it and its tool is to be asked about it.
+    pub(super) interrupted: Option<Interrupted>,
+    /// What the tool has answered.
+    pub(super) query: OnceLock<Query>,
 }
 
 impl Ready {

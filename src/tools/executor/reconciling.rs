@@ -1,0 +1,237 @@
+//! Calls that must not be repeated and that a crash interrupted, of tools that can be asked about
+//! them.
+//!
+//! A tool is asked under the rules that hold for the call, about the arguments that it was made with,
+//! and only as long as it is declared as it was then. Nothing is executed unless the tool says that
+//! the call had no effect; where it does not know, the option with which the call was started
+//! decides. When a run gets here is the engine's to say.
+
+use chrono::TimeDelta;
+use serde::{Deserialize, Serialize};
+
+use super::*;
+use crate::clock;
+use crate::event::{AuditRecord, Reconciled, RunEvent};
+use crate::run::OnUnknownOutcome;
+use crate::tools::CallOutcome;
+use crate::tools::results::{ASKED_IN_VAIN, CANNOT_BE_ASKED, review, unknown_outcome};
+
+/// The rule by which the audit log shows answers.
+const RULE: &str = "reconcile";
+/// Why a tool is not asked that is another one now.
+const CHANGED_TOOL: &str = "the tool's declaration has changed since";
+const CHANGED_CALL: &str = "the call would be made with other arguments now";
+const BROKEN: &str = "what the call would do cannot be told";
+
+/// A call whose outcome a crash left unknown, as its start was recorded.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Interrupted {
+    /// Identifies the declaration of the tool that can be asked.
+    pub tool_hash: String,
+    /// Identifies the call with its arguments.
+    pub effect_key: String,
+    /// What becomes of the call where the tool does not know.
+    pub on_unknown_outcome: OnUnknownOutcome,
+}
+
+/// What a tool has answered.
+#[derive(Debug)]
+pub(in crate::tools) struct Query {
+    reconciled: Option<Reconciled>,
+    record: AuditRecord,
+}
+
+impl Ready {
+    /// What becomes of the call where the run has ended before it could begin.
+    pub(super) fn not_begun(&self) -> Failure {
+        match self.interrupted {
+            None => Failure::not_begun(),
+            Some(_) => Failure::cancelled(self.effect()),
+        }
+    }
+
+    /// What the tool has answered, where it knew.
+    pub(super) fn reconciled(&self) -> Option<Reconciled> {
+        self.query.get().and_then(|query| query.reconciled)
+    }
+
+    /// The audit records of the call, with that of the query, if there was one: in the place of the
+    /// call's own where it was not executed.
+    pub(super) fn records(
+        &self,
+        result: &Result<String, Failure>,
+        mut requests: Vec<AuditRecord>,
+        call: AuditRecord,
+    ) -> (Vec<AuditRecord>, AuditRecord) {
+        let Some(Query { record, .. }) = self.query.get() else { return (requests, call) };
+        if self.reconciled() == Some(Reconciled::Happened)
+            || matches!(result, Err(Failure::Unsettled(_)))
+        {
+            return (requests, record.clone());
+        }
+        requests.push(record.clone());
+        let at = call.at.max(record.at + TimeDelta::microseconds(1));
+        (requests, AuditRecord { at, ..call })
+    }
+
+    fn answered(&self, outcome: &CallOutcome, duration: Duration) {
+        let (reconciled, told, reason, bytes) = match outcome {
+            CallOutcome::Happened(result) => {
+                let (Ok(text) | Err(text)) = result;
+                let reason = "The tool was asked after a crash, and says that the call took effect.";
+                let failed = if result.is_ok() { "succeeded" } else { "failed" };
+                (Some(Reconciled::Happened), failed, reason.to_owned(), Some(text.len() as u64))
+            }
+            CallOutcome::DidNotHappen => {
+                let reason =
+                    "The tool was asked after a crash, and says that the call had no effect.";
+                (Some(Reconciled::DidNotHappen), "not_executed", reason.to_owned(), None)
+            }
+            CallOutcome::Unknown(why) => {
+                let reason = format!("The tool was asked after a crash, in vain: {why}.");
+                (None, "unknown", reason, None)
+            }
+        };
+        let duration_ms = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+        let record = AuditRecord {
+            at: clock::now(),
+            rule: RULE.to_owned(),
+            pattern: None,
+            reason: Some(reason),
+            result_bytes: bytes,
+            ..self.audit(told, duration_ms, None)
+        };
+        let _ = self.query.set(Query { reconciled, record });
+    }
+}
+
+impl Executor {
+    /// Takes a call up to the point where it may be executed, or answers it. An approval replaces
+    /// the question for one, and no other check; of a call that was started only the rules are asked
+    /// again, and no person for an approval. One that a crash interrupted goes on only where its tool
+    /// can be asked about it.
+    ///
+    /// # Errors
+    /// [`FatalToolError`] where the tool cannot even look at what the call would do.
+    pub async fn prepare(
+        &self,
+        call: &ToolCall,
+        slot: Slot,
+        scope: &RunScope,
+        decided: impl Into<Decided<'_>>,
+    ) -> Result<Prepared, FatalToolError> {
+        let decided = decided.into();
+        let prepared = self.judged(call, slot, scope, decided).await;
+        let Some(interrupted) = decided.interrupted else { return prepared };
+        let why = match &prepared {
+            Ok(Prepared::Ready(ready)) => self.change_since(ready, interrupted),
+            Ok(Prepared::Answered(finished)) => Some(finished.reason()),
+            Ok(Prepared::Escalated(escalated)) => Some(escalated.reason.clone()),
+            Err(_) => Some(BROKEN.to_owned()),
+        };
+        let Some(why) = why else {
+            let with = |prepared| match prepared {
+                Prepared::Ready(ready) => {
+                    Prepared::Ready(Ready { interrupted: Some(interrupted.clone()), ..ready })
+                }
+                other => other,
+            };
+            return prepared.map(with);
+        };
+        let event = match interrupted.on_unknown_outcome {
+            OnUnknownOutcome::Retry => return prepared,
+            OnUnknownOutcome::Report => unknown_outcome(call.id, call.name.clone()),
+            OnUnknownOutcome::Review => {
+                let edited = decided.approval.and_then(|granted| granted.arguments).cloned();
+                let arguments = edited.or_else(|| arguments::parse(&call.arguments).ok());
+                let reason = format!("{CANNOT_BE_ASKED}: {}", sentence(&why));
+                review(call.id, call.name.clone(), arguments.unwrap_or_default(), &reason)
+            }
+        };
+        Ok(Prepared::Answered(Finished::of(event)))
+    }
+
+    /// Why the tool cannot be asked about the call any more.
+    fn change_since(&self, ready: &Ready, interrupted: &Interrupted) -> Option<String> {
+        let now = self.tools.get(ready.tool).map(|offered| &offered.hash);
+        if now != Some(&interrupted.tool_hash) {
+            return Some(CHANGED_TOOL.to_owned());
+        }
+        let is_same = ready.started.effect_key == interrupted.effect_key;
+        (!is_same).then(|| CHANGED_CALL.to_owned())
+    }
+
+    /// Executes a call, unless a crash interrupted it and its tool does not say that it had no effect.
+    pub(super) async fn attempted(
+        &self,
+        ready: &Ready,
+        scope: &RunScope,
+    ) -> Result<String, Failure> {
+        let Some(interrupted) = &ready.interrupted else { return self.tried(ready, scope).await };
+        let since = Instant::now();
+        let outcome = self.asked(ready, scope).await;
+        ready.answered(&outcome, since.elapsed());
+        match outcome {
+            CallOutcome::Happened(Ok(text)) => Ok(text),
+            CallOutcome::Happened(Err(why)) => Err(Failure::Told(
+                CallFailure::ToolError,
+                format!("After a crash it was found that this call took effect. {why}"),
+            )),
+            CallOutcome::DidNotHappen => self.tried(ready, scope).await,
+            CallOutcome::Unknown(why) => match interrupted.on_unknown_outcome {
+                OnUnknownOutcome::Retry => self.tried(ready, scope).await,
+                OnUnknownOutcome::Report | OnUnknownOutcome::Review => Err(Failure::Unsettled(why)),
+            },
+        }
+    }
+
+    async fn asked(&self, ready: &Ready, scope: &RunScope) -> CallOutcome {
+        let Some(Offered { tool, options, .. }) = self.tools.get(ready.tool) else {
+            return CallOutcome::not_asked();
+        };
+        let work = async {
+            let (arguments, context) = (&ready.arguments, &ready.context);
+            let actions = tool.reconcile_actions(arguments, context).await?;
+            let question = Call {
+                tool: &ready.started.tool,
+                effect: Effect::Read,
+                actions: actions.into(),
+                approved_by: Some(EARLIER_DECISION),
+                skills: &scope.skills,
+                labels: scope.labels,
+                directory: scope.workspace.directory(),
+            };
+            match self.gate.judge(&scope.caller.scopes, question) {
+                Verdict::Pass { permit, .. } => tool.reconcile(permit, arguments, context).await,
+                Verdict::Stop(objection) => Ok(CallOutcome::Unknown(objection.reason)),
+            }
+        };
+        let limit = Self::limit(ready, scope, options);
+        guarded(limit, work)
+            .await
+            .unwrap_or_else(|failure| CallOutcome::Unknown(failure.into_message()))
+    }
+}
+
+/// How a call goes on of which it is not known whether it took effect.
+pub(super) fn unsettled(
+    started: ToolCallStarted,
+    arguments: Value,
+    interrupted: Option<Interrupted>,
+    why: &str,
+) -> RunEvent {
+    let ToolCallStarted { call_id, tool, .. } = started;
+    match interrupted.map(|it| it.on_unknown_outcome) {
+        Some(OnUnknownOutcome::Report) => unknown_outcome(call_id, tool),
+        _ => review(call_id, tool, arguments, &format!("{ASKED_IN_VAIN}: {}", sentence(why))),
+    }
+}
+
+/// A clause, or a sentence, with one full stop.
+fn sentence(why: &str) -> String {
+    format!("{}.", why.trim_end_matches('.'))
+}
+
+#[cfg(test)]
+#[path = "reconciling_tests.rs"]
+mod tests;

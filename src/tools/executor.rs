@@ -25,9 +25,6 @@ use super::guarded::{Failure, audited, guarded};
 use super::interceptors::{Intercepted, Interceptors, Returned, Seen};
 use super::mcp::Unlisted;
 pub use super::ready::Ready;
-pub use reconciling::Interrupted;
-pub(super) use reconciling::Query;
-use reconciling::unsettled;
 use super::results::{
     FatalToolError, Finished, awaiting_child, awaiting_input, blocked, blocking, error_text,
     escalated, fatal, fault, finished, intercepted, refused,
@@ -43,6 +40,9 @@ use crate::event::{
 use crate::governance::{Action, Allowance, Call, Decision, Gate, Verdict};
 use crate::message::{CallTarget, ToolCall, canonical_json};
 use crate::run::{Consumption, Delegation, Effect, Labels};
+pub use reconciling::Interrupted;
+pub(super) use reconciling::Reconciliation;
+use reconciling::unsettled;
 
 /// The wait before a failed call is repeated; it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -81,11 +81,6 @@ impl Offered {
     fn allowance(&self, decision: Decision, named: Option<Allowance>) -> Option<Allowance> {
         let listed = || Allowance { rule: LISTED, pattern: self.entry.clone() };
         (decision == Decision::Allowed).then(|| named.unwrap_or_else(listed))
-    }
-
-    /// Its hash, where it can be asked about a call of this effect after a crash.
-    fn reconcilable_by(&self, effect: Effect) -> Option<String> {
-        (effect == Effect::Once && self.tool.can_reconcile()).then(|| self.hash.clone())
     }
 }
 
@@ -384,8 +379,7 @@ impl Executor {
                     allowance: offered.allowance(decision, allowance),
                     is_concurrent,
                     shown_arguments,
-                    interrupted: None,
-                    query: Default::default(),
+                    reconciliation: Reconciliation::default(),
                 })
             }
             Verdict::Stop(objection) if objection.decision == Decision::Escalated => {
@@ -483,13 +477,7 @@ impl Executor {
         ready.context.changed.within(scope.files_left);
         let announced = Consumption::of(ready.permit.actions()).network_requests;
         ready.context.requests.announced(announced);
-        let effect = ready.effect();
-        let result = if cancel.is_cancelled() {
-            Err(ready.not_begun())
-        } else {
-            let tried = cancel.run_until_cancelled(self.attempted(&ready, scope)).await;
-            tried.unwrap_or_else(|| Err(Failure::cancelled(effect)))
-        };
+        let result = self.attempted(&ready, scope, cancel).await;
         let result = ready.context.changed.weighed(result).await;
         let duration_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
         let (outcome, told) = audited(&result);
@@ -550,7 +538,7 @@ impl Executor {
                 Ok(Finished { requests, audit: Some(audit), ..awaiting })
             }
             Err(Failure::Unsettled(why)) => {
-                let event = unsettled(started, ready.arguments, ready.interrupted, &why);
+                let event = unsettled(started, ready.arguments, ready.reconciliation, &why);
                 Ok(Finished { requests, audit: Some(audit), ..Finished::of(event) })
             }
             Err(Failure::Fatal(message)) => {

@@ -1,10 +1,8 @@
 //! A call that the gate let pass, up to its execution.
 
-use std::sync::OnceLock;
-
 use serde_json::Value;
 
-use super::executor::{Interrupted, Query};
+use super::executor::Reconciliation;
 use super::results::{Finished, finished, not_admitted};
 use super::subagent;
 use super::{Changed, ToolContext};
@@ -30,10 +28,8 @@ pub struct Ready {
     pub(super) is_concurrent: bool,
     /// For the audit log.
     pub(super) shown_arguments: String,
-    /// What is known of the call, where a crash interrupted it and its tool is to be asked about it.
-    pub(super) interrupted: Option<Interrupted>,
-    /// What the tool has answered.
-    pub(super) query: OnceLock<Query>,
+    /// Whether its tool is asked about it first.
+    pub(super) reconciliation: Reconciliation,
 }
 
 impl Ready {

@@ -85,11 +85,9 @@ impl Finished {
 pub const UNKNOWN_OUTCOME: &str =
     "The service stopped while this call was executed: it is unknown whether it took effect";
 /// The same, where the tool was asked about it, or could have been.
-pub(super) const ASKED_IN_VAIN: &str =
-    "The service stopped while this call was executed, and its tool, asked whether it took effect, \
+pub(super) const ASKED_IN_VAIN: &str = "The service stopped while this call was executed, and its tool, asked whether it took effect, \
      gave no answer";
-pub(super) const CANNOT_BE_ASKED: &str =
-    "The service stopped while this call was executed: it is unknown whether it took effect, and its \
+pub(super) const CANNOT_BE_ASKED: &str = "The service stopped while this call was executed: it is unknown whether it took effect, and its \
      tool cannot be asked";
 
 /// The service failed, not the call: the run ends. The call has its result all the same.

@@ -41,8 +41,13 @@ const LEASE: &str = "[runtime]\nlease = \"2s\"";
 
 /// An agent that makes these calls and says what came of the last one.
 fn agent(setup: Setup, name: &str, more: &str, calls: &str) -> Setup {
+    let tools = match calls {
+        _ if calls.contains("agent:") => "agent:orders",
+        _ if calls.contains("script:") => "script:programs/*",
+        _ => "http:shop/*",
+    };
     let definition = format!(
-        "model: scripted/{name}\ntools: ['http:shop/*', 'script:programs/*', 'agent:*']\n\
+        "model: scripted/{name}\ntools: ['{tools}']\n\
          enable_double_confirmation: false\ninputs: {{type: object}}\n{more}"
     );
     let governance = "governance: {autonomy: full, paths: {write: ['./**']}}\n";
@@ -123,7 +128,11 @@ const CASES: [(&str, &str, Then); 13] = [
     ("reports", "before, reported truth", Executed),
     ("repeats", "after, repeated 500", Repeated),
     ("repeats", "after, repeated truth", Happened("order of after, repeated truth")),
-    ("several", "after several truth", Happened(r#"{"order":"order of never after several truth"}"#)),
+    (
+        "several",
+        "after several truth",
+        Happened(r#"{"order":"order of never after several truth"}"#),
+    ),
     ("parent", "before child truth", Executed),
 ];
 
@@ -319,11 +328,10 @@ async fn approved_arguments_are_asked_about(db: Db) {
 async fn a_run_at_its_limit_is_reviewed(db: Db) {
     let shop = Shop::start().await;
     let requests = "governance: {autonomy: full, network: {max_requests: 1}}\n";
-    let time = "budget: {max_duration_seconds: 3}\n";
-    let mut service = start(&shop, db, |setup| {
-        agent(agent(setup, "one", requests, ORDER), "brief", time, ORDER)
-    })
-    .await;
+    let time = "budget: {max_duration_seconds: 6}\n";
+    let mut service =
+        start(&shop, db, |setup| agent(agent(setup, "one", requests, ORDER), "brief", time, ORDER))
+            .await;
     let names = [("one", "after one truth"), ("brief", "after brief truth")];
     let mut runs = Vec::new();
     for (agent, name) in names {
@@ -331,7 +339,7 @@ async fn a_run_at_its_limit_is_reviewed(db: Db) {
     }
     shop.until_held(2).await;
     dies(&mut service).await;
-    tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+    tokio::time::sleep(std::time::Duration::from_secs(6)).await;
     service.restart().await;
     for ((_, name), run) in names.iter().zip(&runs) {
         let parked = service.until(run, |run| run["status"] == "needs_review").await;

@@ -571,8 +571,7 @@ impl State {
             approval,
             was_started: turn.is_some_and(|turn| turn.was_started(call.id)),
             input: turn.and_then(|turn| turn.inputs.get(&call.id)).cloned(),
-            interrupted: turn
-                .and_then(|turn| turn.dispatched.get(&call.id)?.reconcilable.clone()),
+            interrupted: turn.and_then(|turn| turn.dispatched.get(&call.id)?.reconcilable.clone()),
         }
     }
 

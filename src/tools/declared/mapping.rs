@@ -245,11 +245,7 @@ impl Mapping {
     }
 
     /// The headers of a call.
-    pub(super) fn headers(
-        &self,
-        given: Given<'_>,
-        secrets: &Secrets,
-    ) -> Result<HeaderMap, String> {
+    pub(super) fn headers(&self, given: Given<'_>, secrets: &Secrets) -> Result<HeaderMap, String> {
         let env = secrets.variable();
         let mut variables = given.variables();
         variables.push(("env", &env));

@@ -6,6 +6,8 @@
 //! the call had no effect; where it does not know, the option with which the call was started
 //! decides. When a run gets here is the engine's to say.
 
+use std::sync::OnceLock;
+
 use chrono::TimeDelta;
 use serde::{Deserialize, Serialize};
 
@@ -34,25 +36,25 @@ pub struct Interrupted {
     pub on_unknown_outcome: OnUnknownOutcome,
 }
 
+/// What is known of a call that a crash interrupted and whose tool is asked about it first; nothing of
+/// other calls.
+#[derive(Debug, Default)]
+pub(in crate::tools) struct Reconciliation {
+    interrupted: Option<Interrupted>,
+    answer: OnceLock<Answer>,
+}
+
 /// What a tool has answered.
 #[derive(Debug)]
-pub(in crate::tools) struct Query {
+struct Answer {
     reconciled: Option<Reconciled>,
     record: AuditRecord,
 }
 
 impl Ready {
-    /// What becomes of the call where the run has ended before it could begin.
-    pub(super) fn not_begun(&self) -> Failure {
-        match self.interrupted {
-            None => Failure::not_begun(),
-            Some(_) => Failure::cancelled(self.effect()),
-        }
-    }
-
     /// What the tool has answered, where it knew.
     pub(super) fn reconciled(&self) -> Option<Reconciled> {
-        self.query.get().and_then(|query| query.reconciled)
+        self.reconciliation.answer.get().and_then(|answer| answer.reconciled)
     }
 
     /// The audit records of the call, with that of the query, if there was one: in the place of the
@@ -63,7 +65,9 @@ impl Ready {
         mut requests: Vec<AuditRecord>,
         call: AuditRecord,
     ) -> (Vec<AuditRecord>, AuditRecord) {
-        let Some(Query { record, .. }) = self.query.get() else { return (requests, call) };
+        let Some(Answer { record, .. }) = self.reconciliation.answer.get() else {
+            return (requests, call);
+        };
         if self.reconciled() == Some(Reconciled::Happened)
             || matches!(result, Err(Failure::Unsettled(_)))
         {
@@ -78,7 +82,8 @@ impl Ready {
         let (reconciled, told, reason, bytes) = match outcome {
             CallOutcome::Happened(result) => {
                 let (Ok(text) | Err(text)) = result;
-                let reason = "The tool was asked after a crash, and says that the call took effect.";
+                let reason =
+                    "The tool was asked after a crash, and says that the call took effect.";
                 let failed = if result.is_ok() { "succeeded" } else { "failed" };
                 (Some(Reconciled::Happened), failed, reason.to_owned(), Some(text.len() as u64))
             }
@@ -101,7 +106,14 @@ impl Ready {
             result_bytes: bytes,
             ..self.audit(told, duration_ms, None)
         };
-        let _ = self.query.set(Query { reconciled, record });
+        let _ = self.reconciliation.answer.set(Answer { reconciled, record });
+    }
+}
+
+impl Offered {
+    /// Its hash, where it can be asked about a call of this effect after a crash.
+    pub(super) fn reconcilable_by(&self, effect: Effect) -> Option<String> {
+        (effect == Effect::Once && self.tool.can_reconcile()).then(|| self.hash.clone())
     }
 }
 
@@ -132,7 +144,9 @@ impl Executor {
         let Some(why) = why else {
             let with = |prepared| match prepared {
                 Prepared::Ready(ready) => {
-                    Prepared::Ready(Ready { interrupted: Some(interrupted.clone()), ..ready })
+                    let interrupted = Some(interrupted.clone());
+                    let reconciliation = Reconciliation { interrupted, ..Default::default() };
+                    Prepared::Ready(Ready { reconciliation, ..ready })
                 }
                 other => other,
             };
@@ -166,8 +180,28 @@ impl Executor {
         &self,
         ready: &Ready,
         scope: &RunScope,
+        cancel: &CancellationToken,
     ) -> Result<String, Failure> {
-        let Some(interrupted) = &ready.interrupted else { return self.tried(ready, scope).await };
+        let interrupted = ready.reconciliation.interrupted.as_ref();
+        if cancel.is_cancelled() && interrupted.is_none() {
+            return Err(Failure::not_begun());
+        }
+        let work = async {
+            match interrupted {
+                Some(interrupted) => self.reconciled(ready, scope, interrupted).await,
+                None => self.tried(ready, scope).await,
+            }
+        };
+        let done = cancel.run_until_cancelled(work).await;
+        done.unwrap_or_else(|| Err(Failure::cancelled(ready.effect())))
+    }
+
+    async fn reconciled(
+        &self,
+        ready: &Ready,
+        scope: &RunScope,
+        interrupted: &Interrupted,
+    ) -> Result<String, Failure> {
         let since = Instant::now();
         let outcome = self.asked(ready, scope).await;
         ready.answered(&outcome, since.elapsed());
@@ -217,7 +251,7 @@ impl Executor {
 pub(super) fn unsettled(
     started: ToolCallStarted,
     arguments: Value,
-    interrupted: Option<Interrupted>,
+    Reconciliation { interrupted, .. }: Reconciliation,
     why: &str,
 ) -> RunEvent {
     let ToolCallStarted { call_id, tool, .. } = started;

@@ -88,8 +88,7 @@ fn bench(policy: &Policy) -> Bench {
         destructive: false,
         defaults: Defaults::default(),
     };
-    let probe =
-        Arc::new(Probe { info, executed: AtomicUsize::new(0), asked: AtomicUsize::new(0) });
+    let probe = Arc::new(Probe { info, executed: AtomicUsize::new(0), asked: AtomicUsize::new(0) });
     let lease = Arc::new(Lease::new(Duration::from_hours(1)));
     let scope = RunScope {
         agent: "reader".into(),
@@ -187,7 +186,8 @@ async fn an_answer_decides_and_nothing_else_executes() {
     const VAIN: &str = "review: The service stopped while this call was executed, and its tool, asked \
                         whether it took effect, gave no answer: ";
     const UNKNOWN: &str = "Error: the service restarted while this call was running";
-    let unreadable = "Error: After a crash it was found that this call took effect. It is too large.";
+    let unreadable =
+        "Error: After a crash it was found that this call took effect. It is too large.";
     let vain = |why: &str| format!("{VAIN}{why}.");
     let asked = |outcome| vec![("reconcile", outcome)];
     let and_executed = |outcome| vec![("reconcile", outcome), ("none", "succeeded")];
@@ -242,8 +242,7 @@ async fn what_is_another_call_now_is_not_asked_about() {
     }
     assert_eq!(bench.counts(), (0, 0));
 
-    let denied =
-        ToolRule { tools: "probe".into(), policy: ToolPolicy::Deny, observes: false };
+    let denied = ToolRule { tools: "probe".into(), policy: ToolPolicy::Deny, observes: false };
     let strict = self::bench(&Policy { tool_policies: vec![denied], ..full() });
     let Prepared::Answered(finished) = strict.again("did not", &known).await else { panic!() };
     let (said, _) = told(&finished);

@@ -252,7 +252,10 @@ fn a_tool_that_can_be_asked_is_asked_unless_the_run_is_over() {
         resume(&mut bench, 1);
         let Step::CallTools(calls) = bench.state.next(bench.now) else { panic!("{unknown:?}") };
         let interrupted = calls[0].interrupted.as_ref().unwrap();
-        assert_eq!((interrupted.tool_hash.as_str(), interrupted.effect_key.as_str()), ("hash", "k"));
+        assert_eq!(
+            (interrupted.tool_hash.as_str(), interrupted.effect_key.as_str()),
+            ("hash", "k")
+        );
         assert_eq!((interrupted.on_unknown_outcome, calls[0].was_started), (unknown, true));
         assert_eq!(fate(&bench), "goes on");
         // It dies while the tool is asked: it is asked again, until that is the last crash.

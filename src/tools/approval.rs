@@ -11,7 +11,7 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::audit_arguments::shown;
-use super::executor::Interrupted;
+use super::interrupted::Interrupted;
 use crate::clock;
 use crate::event::{ApprovalBasis, AuditRecord, InputGiven};
 use crate::governance::Decision;

@@ -23,6 +23,7 @@ use super::changed::Changes;
 use super::declared_paths::actions_of;
 use super::guarded::{Failure, audited, guarded};
 use super::interceptors::{Intercepted, Interceptors, Returned, Seen};
+use super::interrupted::Reconciliation;
 use super::mcp::Unlisted;
 pub use super::ready::Ready;
 use super::results::{
@@ -40,8 +41,6 @@ use crate::event::{
 use crate::governance::{Action, Allowance, Call, Decision, Gate, Verdict};
 use crate::message::{CallTarget, ToolCall, canonical_json};
 use crate::run::{Consumption, Delegation, Effect, Labels};
-pub use reconciling::Interrupted;
-pub(super) use reconciling::Reconciliation;
 use reconciling::unsettled;
 
 /// The wait before a failed call is repeated; it doubles.
@@ -484,13 +483,13 @@ impl Executor {
         let audit = ready.audit(outcome, duration_ms, told);
         let network = ready.context.requests.totals();
         let (requests, audit) = ready.context.requests.audited(audit);
-        let (requests, audit) = ready.records(&result, requests, audit);
+        let (requests, audit) = ready.reconciliation.records(&result, requests, audit);
         let yields = self.yields_of(&ready, result.is_err());
         let Changes { listed: changes, omitted: changes_omitted } = ready.context.changed.take();
         let sandbox = self.tools.get(ready.tool).and_then(|offered| offered.tool.sandbox_level());
         let used = self.tools.get(ready.tool).filter(|_| result.is_ok());
         let activates = used.and_then(|offered| offered.tool.activates(&ready.arguments));
-        let reconciled = ready.reconciled();
+        let reconciled = ready.reconciliation.reconciled();
         let started = ready.started;
         let completed = |text: String, failure: Option<CallFailure>| {
             let returned = Returned {
@@ -538,7 +537,7 @@ impl Executor {
                 Ok(Finished { requests, audit: Some(audit), ..awaiting })
             }
             Err(Failure::Unsettled(why)) => {
-                let event = unsettled(started, ready.arguments, ready.reconciliation, &why);
+                let event = unsettled(started, ready.arguments, &ready.reconciliation, &why);
                 Ok(Finished { requests, audit: Some(audit), ..Finished::of(event) })
             }
             Err(Failure::Fatal(message)) => {

@@ -18,6 +18,7 @@ pub mod executor;
 pub mod file_ops;
 mod guarded;
 pub mod interceptors;
+pub mod interrupted;
 pub mod keeping;
 pub mod layout;
 pub mod lease;

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::executor::Reconciliation;
+use super::interrupted::Reconciliation;
 use super::results::{Finished, finished, not_admitted};
 use super::subagent;
 use super::{Changed, ToolContext};

@@ -51,11 +51,11 @@ impl Finished {
 
     /// Why it was not executed.
     pub(super) fn reason(&self) -> String {
-        match &self.event {
-            RunEvent::ToolCallBlocked(call) => call.reason.clone(),
-            RunEvent::ToolCallCompleted(call) => call.content.trim_start_matches("Error: ").into(),
-            _ => String::new(),
+        if let RunEvent::ToolCallBlocked(call) = &self.event {
+            return call.reason.clone();
         }
+        let RunEvent::ToolCallCompleted(call) = &self.event else { return String::new() };
+        call.content.trim_start_matches("Error: ").to_owned()
     }
 
     /// The same where the change of some paths was not kept.

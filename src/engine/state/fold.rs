@@ -20,7 +20,7 @@ use crate::message::{
     AssistantMessage, CallTarget, Conversation, FinishReason, Origin, ToolCall, ToolResult, Turn,
 };
 use crate::run::{Delegation, Effect, ToolChoicePolicy};
-use crate::tools::executor::Interrupted;
+use crate::tools::interrupted::Interrupted;
 
 /// A journal that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

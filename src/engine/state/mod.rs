@@ -40,7 +40,8 @@ use crate::run::{
     Action, Consumption, Effect, GivenCall, Labels, OnUnknownOutcome, RunStatus, Totals,
 };
 use crate::tools::approval::{Decided, Granted};
-use crate::tools::executor::{Interrupted, Slot};
+use crate::tools::executor::Slot;
+use crate::tools::interrupted::Interrupted;
 
 use crashes::Blame;
 use streak::{Streak, same_call};

@@ -182,7 +182,7 @@ impl Entry {
             return Err(Wrong::at(key, format!("has no meaning {with}")));
         }
         if let Some(reconcile) = &self.reconcile {
-            reconcile.check(self)?;
+            reconcile.check(self.effect, self.command.is_some())?;
         }
         if self.input_schema.get("type") != Some(&json!("object")) {
             return Err(Wrong::at("input_schema", "must have `type: object`"));

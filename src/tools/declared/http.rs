@@ -15,9 +15,10 @@ use serde_json::Value;
 use url::Url;
 
 use super::answer::Shown;
-use super::file::{Entry, ResponseSection};
+use super::file::{BodyFormat, Entry, ResponseSection};
 use super::mapping::{self, Given, Mapping, Secrets};
-use super::reconcile::{self, ReconcileSection};
+use super::outcome;
+use super::reconcile::{QuerySection, ReconcileSection};
 use super::{Environment, Wrong};
 use crate::bounds::address;
 use crate::event::ValidationError;
@@ -118,7 +119,7 @@ impl HttpTool {
         let mut secrets = service.secrets.clone();
         let mapping = Mapping::new(&entry, environment, &mut secrets)?;
         let query = match &entry.reconcile {
-            Some(ReconcileSection::Request(query)) => Some(query.entry(&entry)),
+            Some(ReconcileSection::Request(query)) => Some(entry_of(query, &entry)),
             _ => None,
         };
         let query = query.map(|query| Mapping::new(&query, environment, &mut secrets)).transpose();
@@ -296,7 +297,7 @@ impl Tool for HttpTool {
         context: &ToolContext,
     ) -> Result<Vec<Action>, ToolError> {
         let Some(query) = &self.query else { return Ok(Vec::new()) };
-        let call = reconcile::call_variable(context);
+        let call = outcome::call_variable(context);
         let given = Given { arguments, call: Some(&call) };
         let url = query.address(&self.base, given).map_err(ToolError::ForModel)?;
         Ok(vec![self.action(&url, Effect::Read)])
@@ -310,7 +311,7 @@ impl Tool for HttpTool {
         context: &ToolContext,
     ) -> Result<CallOutcome, ToolError> {
         let Some(query) = &self.query else { return Ok(CallOutcome::not_asked()) };
-        let call = reconcile::call_variable(context);
+        let call = outcome::call_variable(context);
         let given = Given { arguments, call: Some(&call) };
         let request = self.made(query, given).map_err(ToolError::ForModel)?;
         let sent = self.answer(&request, context, Effect::Read, 0).await;
@@ -318,12 +319,25 @@ impl Tool for HttpTool {
             Ok(response) => response,
             Err(error) => return Ok(CallOutcome::Unknown(format!("the request failed: {error}"))),
         };
-        if let Some(outcome) = reconcile::of_status(response.status) {
+        if let Some(outcome) = outcome::of_status(response.status) {
             return Ok(outcome);
         }
         let shown = self.show(response).await;
         let shown = shown.map_err(|why| self.secrets.removed_from(why));
         Ok(CallOutcome::Happened(shown.map(|text| self.secrets.removed_from(text))))
+    }
+}
+
+/// The request that asks what became of a call, as that of a tool.
+fn entry_of(query: &QuerySection, tool: &Entry) -> Entry {
+    Entry {
+        method: Some(query.method.clone()),
+        path: Some(query.path.clone()),
+        query: query.query.clone(),
+        headers: query.headers.clone(),
+        body: query.body.clone(),
+        body_format: BodyFormat::Json,
+        ..tool.clone()
     }
 }
 

@@ -15,7 +15,8 @@ use async_trait::async_trait;
 use serde_json::Value;
 
 use super::file::Entry;
-use super::reconcile::{self, ReconcileSection};
+use super::outcome;
+use super::reconcile::ReconcileSection;
 use super::script_output::{Answered, Said};
 use super::{Environment, Place, Surroundings, Wrong};
 use crate::bounds::schema::Schema;
@@ -338,7 +339,7 @@ impl Tool for ScriptTool {
         context: &ToolContext,
     ) -> Result<CallOutcome, ToolError> {
         let Some(query) = &self.query else { return Ok(CallOutcome::not_asked()) };
-        let question = reconcile::question(arguments, context);
+        let question = outcome::question(arguments, context);
         let ran = self.run(query, question, permit, context).await?;
         Ok(self.answers.of_query(&ran, self.timeout()))
     }

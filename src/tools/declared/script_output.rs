@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::reconcile;
+use super::outcome;
 use crate::bounds::json::{self, Unreadable};
 use crate::bounds::schema::{Fault, Rejected, Schema};
 use crate::bounds::secrets::{REDACTED, redact, redacted};
@@ -124,7 +124,13 @@ impl Answered {
     /// What it says, asked by another program, of a call that took effect.
     pub(super) fn of_query(&self, ran: &Ran, timeout: Duration) -> CallOutcome {
         let text = self.without_secrets(ran.stdout.text.trim().to_owned());
-        let result = match reconcile::of_program(ran, &text, timeout) {
+        let unanswered = failure(ran, timeout).map(|failed| format!("the {failed}"));
+        let too_long =
+            (ran.stdout.omitted > 0).then(|| "the program's answer is too long".to_owned());
+        if let Some(why) = unanswered.or(too_long) {
+            return CallOutcome::Unknown(why);
+        }
+        let result = match outcome::of_program(&text) {
             Ok(result) => result,
             Err(outcome) => return outcome,
         };

@@ -6,109 +6,17 @@
 //! the call had no effect; where it does not know, the option with which the call was started
 //! decides. When a run gets here is the engine's to say.
 
-use std::sync::OnceLock;
-
-use chrono::TimeDelta;
-use serde::{Deserialize, Serialize};
-
 use super::*;
-use crate::clock;
-use crate::event::{AuditRecord, Reconciled, RunEvent};
+use crate::event::RunEvent;
 use crate::run::OnUnknownOutcome;
 use crate::tools::CallOutcome;
+use crate::tools::interrupted::{Interrupted, sentence};
 use crate::tools::results::{ASKED_IN_VAIN, CANNOT_BE_ASKED, review, unknown_outcome};
 
-/// The rule by which the audit log shows answers.
-const RULE: &str = "reconcile";
 /// Why a tool is not asked that is another one now.
 const CHANGED_TOOL: &str = "the tool's declaration has changed since";
 const CHANGED_CALL: &str = "the call would be made with other arguments now";
 const BROKEN: &str = "what the call would do cannot be told";
-
-/// A call whose outcome a crash left unknown, as its start was recorded.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Interrupted {
-    /// Identifies the declaration of the tool that can be asked.
-    pub tool_hash: String,
-    /// Identifies the call with its arguments.
-    pub effect_key: String,
-    /// What becomes of the call where the tool does not know.
-    pub on_unknown_outcome: OnUnknownOutcome,
-}
-
-/// What is known of a call that a crash interrupted and whose tool is asked about it first; nothing of
-/// other calls.
-#[derive(Debug, Default)]
-pub(in crate::tools) struct Reconciliation {
-    interrupted: Option<Interrupted>,
-    answer: OnceLock<Answer>,
-}
-
-/// What a tool has answered.
-#[derive(Debug)]
-struct Answer {
-    reconciled: Option<Reconciled>,
-    record: AuditRecord,
-}
-
-impl Ready {
-    /// What the tool has answered, where it knew.
-    pub(super) fn reconciled(&self) -> Option<Reconciled> {
-        self.reconciliation.answer.get().and_then(|answer| answer.reconciled)
-    }
-
-    /// The audit records of the call, with that of the query, if there was one: in the place of the
-    /// call's own where it was not executed.
-    pub(super) fn records(
-        &self,
-        result: &Result<String, Failure>,
-        mut requests: Vec<AuditRecord>,
-        call: AuditRecord,
-    ) -> (Vec<AuditRecord>, AuditRecord) {
-        let Some(Answer { record, .. }) = self.reconciliation.answer.get() else {
-            return (requests, call);
-        };
-        if self.reconciled() == Some(Reconciled::Happened)
-            || matches!(result, Err(Failure::Unsettled(_)))
-        {
-            return (requests, record.clone());
-        }
-        requests.push(record.clone());
-        let at = call.at.max(record.at + TimeDelta::microseconds(1));
-        (requests, AuditRecord { at, ..call })
-    }
-
-    fn answered(&self, outcome: &CallOutcome, duration: Duration) {
-        let (reconciled, told, reason, bytes) = match outcome {
-            CallOutcome::Happened(result) => {
-                let (Ok(text) | Err(text)) = result;
-                let reason =
-                    "The tool was asked after a crash, and says that the call took effect.";
-                let failed = if result.is_ok() { "succeeded" } else { "failed" };
-                (Some(Reconciled::Happened), failed, reason.to_owned(), Some(text.len() as u64))
-            }
-            CallOutcome::DidNotHappen => {
-                let reason =
-                    "The tool was asked after a crash, and says that the call had no effect.";
-                (Some(Reconciled::DidNotHappen), "not_executed", reason.to_owned(), None)
-            }
-            CallOutcome::Unknown(why) => {
-                let reason = format!("The tool was asked after a crash, in vain: {why}.");
-                (None, "unknown", reason, None)
-            }
-        };
-        let duration_ms = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
-        let record = AuditRecord {
-            at: clock::now(),
-            rule: RULE.to_owned(),
-            pattern: None,
-            reason: Some(reason),
-            result_bytes: bytes,
-            ..self.audit(told, duration_ms, None)
-        };
-        let _ = self.reconciliation.answer.set(Answer { reconciled, record });
-    }
-}
 
 impl Offered {
     /// Its hash, where it can be asked about a call of this effect after a crash.
@@ -144,8 +52,7 @@ impl Executor {
         let Some(why) = why else {
             let with = |prepared| match prepared {
                 Prepared::Ready(ready) => {
-                    let interrupted = Some(interrupted.clone());
-                    let reconciliation = Reconciliation { interrupted, ..Default::default() };
+                    let reconciliation = Reconciliation::of(interrupted.clone());
                     Prepared::Ready(Ready { reconciliation, ..ready })
                 }
                 other => other,
@@ -182,7 +89,7 @@ impl Executor {
         scope: &RunScope,
         cancel: &CancellationToken,
     ) -> Result<String, Failure> {
-        let interrupted = ready.reconciliation.interrupted.as_ref();
+        let interrupted = ready.reconciliation.interrupted();
         if cancel.is_cancelled() && interrupted.is_none() {
             return Err(Failure::not_begun());
         }
@@ -204,7 +111,7 @@ impl Executor {
     ) -> Result<String, Failure> {
         let since = Instant::now();
         let outcome = self.asked(ready, scope).await;
-        ready.answered(&outcome, since.elapsed());
+        ready.reconciliation.answered(&outcome, since.elapsed(), ready.audit("", 0, None));
         match outcome {
             CallOutcome::Happened(Ok(text)) => Ok(text),
             CallOutcome::Happened(Err(why)) => Err(Failure::Told(
@@ -251,19 +158,14 @@ impl Executor {
 pub(super) fn unsettled(
     started: ToolCallStarted,
     arguments: Value,
-    Reconciliation { interrupted, .. }: Reconciliation,
+    reconciliation: &Reconciliation,
     why: &str,
 ) -> RunEvent {
     let ToolCallStarted { call_id, tool, .. } = started;
-    match interrupted.map(|it| it.on_unknown_outcome) {
+    match reconciliation.interrupted().map(|it| it.on_unknown_outcome) {
         Some(OnUnknownOutcome::Report) => unknown_outcome(call_id, tool),
         _ => review(call_id, tool, arguments, &format!("{ASKED_IN_VAIN}: {}", sentence(why))),
     }
-}
-
-/// A clause, or a sentence, with one full stop.
-fn sentence(why: &str) -> String {
-    format!("{}.", why.trim_end_matches('.'))
 }
 
 #[cfg(test)]

@@ -8,10 +8,11 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::*;
-use crate::event::{Awaited, WaitKind};
+use crate::event::{Awaited, Reconciled, WaitKind};
 use crate::governance::{ActionKind, Permit, Policy, ToolPolicy, ToolRule};
 use crate::message::tool_schema::ToolSchema;
 use crate::run::{Autonomy, Caller};
+use crate::tools::interrupted::RULE;
 use crate::tools::lease::Lease;
 use crate::tools::{Defaults, Listener, Standing, ToolError, Workspace};
 

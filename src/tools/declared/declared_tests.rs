@@ -102,7 +102,7 @@ fn broken_files_are_told_with_line_and_key() {
         (one("method: POST, path: /x, body_format: fom, body: {}"), "unknown variant (did you mean `form`?), expected one of json, form"),
         (one("method: POST, path: /x, body_fromat: form, body: {}"), "did you mean `body_format`?"),
         (one("method: POST, path: /x, reconcile: {path: x}"), "tools[0].reconcile.path: must begin with /"),
-        (one("method: POST, path: /x, reconcile: {path: /x, verb: GET}"), "line 3, column 67: tools[0].reconcile.verb: unknown key"),
+        (one("method: POST, path: /x, reconcile: {path: /x, verb: GET}"), "line 3, column 61: tools[0].reconcile.verb: unknown key"),
         (one("method: POST, path: /x, reconcile: {method: GET}"), "tools[0].reconcile: missing field `path`"),
         (one("method: POST, path: /x, reconcile: {path: /x, method: PUT}"), "tools[0].reconcile.method: is not one of GET and POST"),
         (one("method: POST, path: /x, reconcile: {path: /x, body: {}}"), "tools[0].reconcile.body: has no meaning with GET"),

@@ -148,9 +148,15 @@ impl Executor {
             }
         };
         let limit = Self::limit(ready, scope, options);
-        guarded(limit, work)
-            .await
-            .unwrap_or_else(|failure| CallOutcome::Unknown(failure.into_message()))
+        guarded(limit, work).await.unwrap_or_else(|failure| {
+            CallOutcome::Unknown(match failure {
+                Failure::Told(CallFailure::Timeout, _) => {
+                    format!("no answer came within {} seconds", limit.as_secs_f64())
+                }
+                Failure::Told(CallFailure::Panicked, _) => "the tool crashed".to_owned(),
+                failure => failure.into_message(),
+            })
+        })
     }
 }
 

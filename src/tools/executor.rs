@@ -23,7 +23,6 @@ use super::changed::Changes;
 use super::declared_paths::actions_of;
 use super::guarded::{Failure, audited, guarded};
 use super::interceptors::{Intercepted, Interceptors, Returned, Seen};
-use super::interrupted::Reconciliation;
 use super::mcp::Unlisted;
 pub use super::ready::Ready;
 use super::results::{
@@ -325,19 +324,18 @@ impl Executor {
             Ok(arguments) => arguments,
             Err(finished) => return Ok(Prepared::Answered(*finished)),
         };
-        let (arguments, considered) = match self.intercept(&asked, arguments).await {
-            Ok(intercepted) => intercepted,
-            Err(Unprepared::Answered(finished)) => return Ok(Prepared::Answered(*finished)),
-            Err(Unprepared::Fatal(error)) => return Err(error),
-        };
-        let Considered { canonical, context, actions } = considered;
+        let (arguments, Considered { canonical, context, actions }) =
+            match self.intercept(&asked, arguments).await {
+                Ok(intercepted) => intercepted,
+                Err(Unprepared::Answered(finished)) => return Ok(Prepared::Answered(*finished)),
+                Err(Unprepared::Fatal(error)) => return Err(error),
+            };
         let lapsed = lapsed.or_else(|| may_lapse.and_then(|it| it.outgrown_by(&actions)));
         let approval = approval.filter(|_| lapsed.is_none());
         let (tool, options) = (&offered.tool, &offered.options);
         let declared = tool.info().effect;
         let effect = actions.iter().map(|action| action.effect).max().unwrap_or(declared);
-        let consumes = Consumption::of(&actions);
-        let shown_arguments = shown(&arguments, canonical);
+        let (consumes, shown_arguments) = (Consumption::of(&actions), shown(&arguments, canonical));
         let actions: Arc<[Action]> = actions.into();
         let judged = Action::recorded(&actions);
         let earlier = was_started.then_some(EARLIER_DECISION);
@@ -378,7 +376,7 @@ impl Executor {
                     allowance: offered.allowance(decision, allowance),
                     is_concurrent,
                     shown_arguments,
-                    reconciliation: Reconciliation::default(),
+                    reconciliation: None,
                 })
             }
             Verdict::Stop(objection) if objection.decision == Decision::Escalated => {
@@ -483,13 +481,13 @@ impl Executor {
         let audit = ready.audit(outcome, duration_ms, told);
         let network = ready.context.requests.totals();
         let (requests, audit) = ready.context.requests.audited(audit);
-        let (requests, audit) = ready.reconciliation.records(&result, requests, audit);
+        let (requests, audit) = ready.records(&result, requests, audit);
         let yields = self.yields_of(&ready, result.is_err());
         let Changes { listed: changes, omitted: changes_omitted } = ready.context.changed.take();
         let sandbox = self.tools.get(ready.tool).and_then(|offered| offered.tool.sandbox_level());
         let used = self.tools.get(ready.tool).filter(|_| result.is_ok());
         let activates = used.and_then(|offered| offered.tool.activates(&ready.arguments));
-        let reconciled = ready.reconciliation.reconciled();
+        let reconciled = ready.reconciled();
         let started = ready.started;
         let completed = |text: String, failure: Option<CallFailure>| {
             let returned = Returned {
@@ -537,7 +535,8 @@ impl Executor {
                 Ok(Finished { requests, audit: Some(audit), ..awaiting })
             }
             Err(Failure::Unsettled(why)) => {
-                let event = unsettled(started, ready.arguments, &ready.reconciliation, &why);
+                let event =
+                    unsettled(started, ready.arguments, ready.reconciliation.as_deref(), &why);
                 Ok(Finished { requests, audit: Some(audit), ..Finished::of(event) })
             }
             Err(Failure::Fatal(message)) => {

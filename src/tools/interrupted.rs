@@ -27,11 +27,10 @@ pub struct Interrupted {
     pub on_unknown_outcome: OnUnknownOutcome,
 }
 
-/// What is known of a call that a crash interrupted and whose tool is asked about it first; nothing of
-/// other calls.
-#[derive(Debug, Default)]
+/// What is known of a call that a crash interrupted and whose tool is asked about it first.
+#[derive(Debug)]
 pub(super) struct Reconciliation {
-    interrupted: Option<Interrupted>,
+    interrupted: Interrupted,
     answer: OnceLock<Answer>,
 }
 
@@ -44,11 +43,12 @@ struct Answer {
 
 impl Reconciliation {
     pub(super) fn of(interrupted: Interrupted) -> Self {
-        Self { interrupted: Some(interrupted), answer: OnceLock::new() }
+        Self { interrupted, answer: OnceLock::new() }
     }
 
-    pub(super) fn interrupted(&self) -> Option<&Interrupted> {
-        self.interrupted.as_ref()
+    /// What becomes of the call where the tool does not know.
+    pub(super) fn on_unknown_outcome(&self) -> OnUnknownOutcome {
+        self.interrupted.on_unknown_outcome
     }
 
     /// What the tool has answered, where it knew.

@@ -29,7 +29,7 @@ pub struct Ready {
     /// For the audit log.
     pub(super) shown_arguments: String,
     /// Whether its tool is asked about it first.
-    pub(super) reconciliation: Reconciliation,
+    pub(super) reconciliation: Option<Box<Reconciliation>>,
 }
 
 impl Ready {

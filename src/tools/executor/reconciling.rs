@@ -6,12 +6,23 @@
 //! the call had no effect; where it does not know, the option with which the call was started
 //! decides. When a run gets here is the engine's to say.
 
-use super::*;
-use crate::event::RunEvent;
-use crate::run::OnUnknownOutcome;
+use serde_json::Value;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Decided, EARLIER_DECISION, Executor, Offered, Prepared, Ready, RunScope, Slot, arguments,
+};
+use crate::event::{AuditRecord, CallFailure, Reconciled, RunEvent, ToolCallStarted};
+use crate::governance::{Call, Verdict};
+use crate::message::ToolCall;
+use crate::run::{Effect, OnUnknownOutcome};
 use crate::tools::CallOutcome;
-use crate::tools::interrupted::{Interrupted, sentence};
-use crate::tools::results::{ASKED_IN_VAIN, CANNOT_BE_ASKED, review, unknown_outcome};
+use crate::tools::guarded::{Failure, guarded};
+use crate::tools::interrupted::{Interrupted, Reconciliation, sentence};
+use crate::tools::results::{
+    ASKED_IN_VAIN, CANNOT_BE_ASKED, FatalToolError, Finished, review, unknown_outcome,
+};
 
 /// Why a tool is not asked that is another one now.
 const CHANGED_TOOL: &str = "the tool's declaration has changed since";
@@ -22,6 +33,26 @@ impl Offered {
     /// Its hash, where it can be asked about a call of this effect after a crash.
     pub(super) fn reconcilable_by(&self, effect: Effect) -> Option<String> {
         (effect == Effect::Once && self.tool.can_reconcile()).then(|| self.hash.clone())
+    }
+}
+
+impl Ready {
+    /// What the tool has answered that was asked about the call, where it knew.
+    pub(super) fn reconciled(&self) -> Option<Reconciled> {
+        self.reconciliation.as_deref().and_then(Reconciliation::reconciled)
+    }
+
+    /// The audit records of the call, with that of the answer.
+    pub(super) fn records(
+        &self,
+        result: &Result<String, Failure>,
+        requests: Vec<AuditRecord>,
+        call: AuditRecord,
+    ) -> (Vec<AuditRecord>, AuditRecord) {
+        match &self.reconciliation {
+            Some(reconciliation) => reconciliation.records(result, requests, call),
+            None => (requests, call),
+        }
     }
 }
 
@@ -52,7 +83,7 @@ impl Executor {
         let Some(why) = why else {
             let with = |prepared| match prepared {
                 Prepared::Ready(ready) => {
-                    let reconciliation = Reconciliation::of(interrupted.clone());
+                    let reconciliation = Some(Box::new(Reconciliation::of(interrupted.clone())));
                     Prepared::Ready(Ready { reconciliation, ..ready })
                 }
                 other => other,
@@ -89,13 +120,13 @@ impl Executor {
         scope: &RunScope,
         cancel: &CancellationToken,
     ) -> Result<String, Failure> {
-        let interrupted = ready.reconciliation.interrupted();
-        if cancel.is_cancelled() && interrupted.is_none() {
+        let reconciliation = ready.reconciliation.as_deref();
+        if cancel.is_cancelled() && reconciliation.is_none() {
             return Err(Failure::not_begun());
         }
         let work = async {
-            match interrupted {
-                Some(interrupted) => self.reconciled(ready, scope, interrupted).await,
+            match reconciliation {
+                Some(reconciliation) => self.reconciled(ready, scope, reconciliation).await,
                 None => self.tried(ready, scope).await,
             }
         };
@@ -107,11 +138,11 @@ impl Executor {
         &self,
         ready: &Ready,
         scope: &RunScope,
-        interrupted: &Interrupted,
+        reconciliation: &Reconciliation,
     ) -> Result<String, Failure> {
         let since = Instant::now();
         let outcome = self.asked(ready, scope).await;
-        ready.reconciliation.answered(&outcome, since.elapsed(), ready.audit("", 0, None));
+        reconciliation.answered(&outcome, since.elapsed(), ready.audit("", 0, None));
         match outcome {
             CallOutcome::Happened(Ok(text)) => Ok(text),
             CallOutcome::Happened(Err(why)) => Err(Failure::Told(
@@ -119,7 +150,7 @@ impl Executor {
                 format!("After a crash it was found that this call took effect. {why}"),
             )),
             CallOutcome::DidNotHappen => self.tried(ready, scope).await,
-            CallOutcome::Unknown(why) => match interrupted.on_unknown_outcome {
+            CallOutcome::Unknown(why) => match reconciliation.on_unknown_outcome() {
                 OnUnknownOutcome::Retry => self.tried(ready, scope).await,
                 OnUnknownOutcome::Report | OnUnknownOutcome::Review => Err(Failure::Unsettled(why)),
             },
@@ -164,11 +195,11 @@ impl Executor {
 pub(super) fn unsettled(
     started: ToolCallStarted,
     arguments: Value,
-    reconciliation: &Reconciliation,
+    reconciliation: Option<&Reconciliation>,
     why: &str,
 ) -> RunEvent {
     let ToolCallStarted { call_id, tool, .. } = started;
-    match reconciliation.interrupted().map(|it| it.on_unknown_outcome) {
+    match reconciliation.map(Reconciliation::on_unknown_outcome) {
         Some(OnUnknownOutcome::Report) => unknown_outcome(call_id, tool),
         _ => review(call_id, tool, arguments, &format!("{ASKED_IN_VAIN}: {}", sentence(why))),
     }

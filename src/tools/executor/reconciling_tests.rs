@@ -7,13 +7,15 @@ use async_trait::async_trait;
 use serde_json::json;
 use uuid::Uuid;
 
+use super::super::*;
 use super::*;
-use crate::event::{Awaited, Reconciled, WaitKind};
+use crate::event::{Awaited, WaitKind};
 use crate::governance::{ActionKind, Permit, Policy, ToolPolicy, ToolRule};
 use crate::message::tool_schema::ToolSchema;
 use crate::run::{Autonomy, Caller};
 use crate::tools::interrupted::RULE;
 use crate::tools::lease::Lease;
+use crate::tools::requests::RequestsLeft;
 use crate::tools::{Defaults, Listener, Standing, ToolError, Workspace};
 
 /// Answers as its argument says, and counts what it does.
@@ -110,7 +112,7 @@ fn bench(policy: &Policy) -> Bench {
         skills: Arc::default(),
         standing: Standing::new(lease, CancellationToken::new()),
         listener: Listener::default(),
-        requests_left: Default::default(),
+        requests_left: RequestsLeft::default(),
         files_left: None,
     };
     let tools: Vec<Arc<dyn Tool>> = vec![probe.clone()];

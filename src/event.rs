@@ -33,8 +33,8 @@ mod waiting;
 
 pub use audit::{Act, AuditAction, AuditRecord, SERVICE};
 pub use calls::{
-    CallFailure, NetworkUse, Replaced, SharedRequests, ToolCallBlocked, ToolCallCompleted,
-    ToolCallStarted,
+    CallFailure, NetworkUse, Reconciled, Replaced, SharedRequests, ToolCallBlocked,
+    ToolCallCompleted, ToolCallStarted,
 };
 pub use changes::{ChangeKind, FileChange, MAX_DIFF};
 pub use circumstances::{BudgetSpent, CallRate, Circumstances};

@@ -167,6 +167,11 @@ fn call_text(call: &Value) -> String {
     if !decision.is_empty() && decision != "allowed" {
         lines.push(format!("     {decision}: {}", one_line(&text(call, "/reason"), PAYLOAD)));
     }
+    match text(call, "/reconciled").as_str() {
+        "" => {}
+        "happened" => lines.push("     asked after a crash: it took effect".to_owned()),
+        _ => lines.push("     asked after a crash: it had not happened".to_owned()),
+    }
     let result = text(call, "/result");
     if !result.is_empty() {
         lines.push(format!("     → {}", one_line(&result, PAYLOAD)));

@@ -44,6 +44,21 @@ pub struct ToolCallStarted {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub sandbox: Option<SandboxLevel>,
+    /// SHA-256 of the tool's declaration, where the tool can be asked after a crash what became of the
+    /// call; absent where it cannot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub reconcilable_by: Option<String>,
+}
+
+/// What a tool answered that was asked after a crash what had become of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Reconciled {
+    /// It took effect; the result is that of the answer.
+    Happened,
+    /// It did not take effect, and was executed then.
+    DidNotHappen,
 }
 
 /// Why a call has an error result.
@@ -132,6 +147,11 @@ pub struct ToolCallCompleted {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub child_run_id: Option<Uuid>,
+    /// What the tool answered that was asked after a crash what had become of the call; absent where
+    /// it was not asked or did not know.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub reconciled: Option<Reconciled>,
 }
 
 /// Network requests of a call.
@@ -211,6 +231,7 @@ impl ToolCallCompleted {
             network: None,
             replaced: None,
             child_run_id: None,
+            reconciled: None,
         }
     }
 

@@ -88,6 +88,7 @@ impl Story {
             network: None,
             replaced: None,
             child_run_id: None,
+            reconciled: None,
         }))
     }
 

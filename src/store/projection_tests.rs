@@ -54,6 +54,7 @@ fn started(call: &ToolCall) -> RunEvent {
         on_unknown_outcome: crate::run::OnUnknownOutcome::Review,
         sandbox: None,
         circumstances: Circumstances::default(),
+        reconcilable_by: None,
     })
 }
 
@@ -73,6 +74,7 @@ fn answered(call: &ToolCall, failure: Option<CallFailure>) -> RunEvent {
         network: None,
         replaced: None,
         child_run_id: None,
+        reconciled: None,
     })
 }
 

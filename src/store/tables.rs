@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::sql::{Column, Labels, Param, Query, Row, Value};
 use super::{ApprovalStatus, DeliveryStatus, StoreError};
-use crate::event::{AuditAction, InputAsked, Resolution, WaitKind};
+use crate::event::{AuditAction, InputAsked, Reconciled, Resolution, WaitKind};
 use crate::message::Usage;
 use crate::run::{Consumption, RunError, RunKind, RunStatus};
 
@@ -306,6 +306,7 @@ table! {
             edited: bool,
             result: Option<String>,
             child_run_id: Option<Uuid>,
+            reconciled: Option<Reconciled>,
         }
     }
 }

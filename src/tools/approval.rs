@@ -11,6 +11,7 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::audit_arguments::shown;
+use super::interrupted::Interrupted;
 use crate::clock;
 use crate::event::{ApprovalBasis, AuditRecord, InputGiven};
 use crate::governance::Decision;
@@ -39,6 +40,8 @@ pub struct Decided<'a> {
     pub was_started: bool,
     /// What the tool asked for when it was made before.
     pub input: Option<&'a InputGiven>,
+    /// What is known of it, where a crash interrupted it and its tool can be asked about it.
+    pub interrupted: Option<&'a Interrupted>,
 }
 
 impl<'a> From<Option<Granted<'a>>> for Decided<'a> {

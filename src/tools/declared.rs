@@ -2,7 +2,8 @@
 //!
 //! This file reads the directory and says which files are broken; a broken file has no tools, and
 //! keeps no other from having them. What an entry is made of is in `declared/`: `file` has the
-//! shape, `script` the tools that are programs, `http` those that send requests, `mapping` how
+//! shape, `script` the tools that are programs, `http` those that send requests, `reconcile` how both are
+//! asked what became of a call, `outcome` what they answer, `mapping` how
 //! arguments become one, `form` a body that is a form, `openapi` what is imported from a description of
 //! an API, `written` how that becomes a file. Files are read at start.
 
@@ -12,6 +13,8 @@ mod form;
 mod http;
 mod mapping;
 pub mod openapi;
+mod outcome;
+mod reconcile;
 mod script;
 mod script_output;
 pub mod written;

@@ -6,6 +6,8 @@
 //! call becomes its result; only a fault of the service itself ends the run. Appending events, and
 //! deciding what happens next, is the engine's.
 
+mod reconciling;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,6 +40,7 @@ use crate::event::{
 use crate::governance::{Action, Allowance, Call, Decision, Gate, Verdict};
 use crate::message::{CallTarget, ToolCall, canonical_json};
 use crate::run::{Consumption, Delegation, Effect, Labels};
+use reconciling::unsettled;
 
 /// The wait before a failed call is repeated; it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -301,20 +304,13 @@ impl Executor {
         if errors.is_empty() { offered.tool.mistakes(arguments) } else { errors }
     }
 
-    /// Takes a call up to the point where it may be executed, or answers it. An approval replaces
-    /// the question for one, and no other check; of a call that was started only the rules are asked
-    /// again, and no person for an approval.
-    ///
-    /// # Errors
-    /// [`FatalToolError`] where the tool cannot even look at what the call would do.
-    pub async fn prepare(
+    async fn judged(
         &self,
         call: &ToolCall,
         slot: Slot,
         scope: &RunScope,
-        decided: impl Into<Decided<'_>>,
+        Decided { approval, was_started, input, .. }: Decided<'_>,
     ) -> Result<Prepared, FatalToolError> {
-        let Decided { approval, was_started, input } = decided.into();
         let Some((index, offered)) = self.offered(&call.name, scope) else {
             return Ok(Prepared::Answered(self.unknown(call, was_started)));
         };
@@ -328,19 +324,18 @@ impl Executor {
             Ok(arguments) => arguments,
             Err(finished) => return Ok(Prepared::Answered(*finished)),
         };
-        let (arguments, considered) = match self.intercept(&asked, arguments).await {
-            Ok(intercepted) => intercepted,
-            Err(Unprepared::Answered(finished)) => return Ok(Prepared::Answered(*finished)),
-            Err(Unprepared::Fatal(error)) => return Err(error),
-        };
-        let Considered { canonical, context, actions } = considered;
+        let (arguments, Considered { canonical, context, actions }) =
+            match self.intercept(&asked, arguments).await {
+                Ok(intercepted) => intercepted,
+                Err(Unprepared::Answered(finished)) => return Ok(Prepared::Answered(*finished)),
+                Err(Unprepared::Fatal(error)) => return Err(error),
+            };
         let lapsed = lapsed.or_else(|| may_lapse.and_then(|it| it.outgrown_by(&actions)));
         let approval = approval.filter(|_| lapsed.is_none());
         let (tool, options) = (&offered.tool, &offered.options);
         let declared = tool.info().effect;
         let effect = actions.iter().map(|action| action.effect).max().unwrap_or(declared);
-        let consumes = Consumption::of(&actions);
-        let shown_arguments = shown(&arguments, canonical);
+        let (consumes, shown_arguments) = (Consumption::of(&actions), shown(&arguments, canonical));
         let actions: Arc<[Action]> = actions.into();
         let judged = Action::recorded(&actions);
         let earlier = was_started.then_some(EARLIER_DECISION);
@@ -367,6 +362,7 @@ impl Executor {
                     on_unknown_outcome: options.on_unknown_outcome,
                     sandbox: tool.sandbox_level(),
                     circumstances: Circumstances::default(),
+                    reconcilable_by: offered.reconcilable_by(effect),
                 };
                 let is_concurrent = effect == Effect::Read || tool.info().concurrent;
                 Prepared::Ready(Ready {
@@ -380,6 +376,7 @@ impl Executor {
                     allowance: offered.allowance(decision, allowance),
                     is_concurrent,
                     shown_arguments,
+                    reconciliation: None,
                 })
             }
             Verdict::Stop(objection) if objection.decision == Decision::Escalated => {
@@ -477,24 +474,20 @@ impl Executor {
         ready.context.changed.within(scope.files_left);
         let announced = Consumption::of(ready.permit.actions()).network_requests;
         ready.context.requests.announced(announced);
-        let effect = ready.effect();
-        let result = if cancel.is_cancelled() {
-            Err(Failure::not_begun())
-        } else {
-            let tried = cancel.run_until_cancelled(self.tried(&ready, scope)).await;
-            tried.unwrap_or_else(|| Err(Failure::cancelled(effect)))
-        };
+        let result = self.attempted(&ready, scope, cancel).await;
         let result = ready.context.changed.weighed(result).await;
         let duration_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
         let (outcome, told) = audited(&result);
         let audit = ready.audit(outcome, duration_ms, told);
         let network = ready.context.requests.totals();
         let (requests, audit) = ready.context.requests.audited(audit);
+        let (requests, audit) = ready.records(&result, requests, audit);
         let yields = self.yields_of(&ready, result.is_err());
         let Changes { listed: changes, omitted: changes_omitted } = ready.context.changed.take();
         let sandbox = self.tools.get(ready.tool).and_then(|offered| offered.tool.sandbox_level());
         let used = self.tools.get(ready.tool).filter(|_| result.is_ok());
         let activates = used.and_then(|offered| offered.tool.activates(&ready.arguments));
+        let reconciled = ready.reconciled();
         let started = ready.started;
         let completed = |text: String, failure: Option<CallFailure>| {
             let returned = Returned {
@@ -522,6 +515,7 @@ impl Executor {
                 network,
                 replaced,
                 child_run_id: ready.context.child_run.id(),
+                reconciled,
             }
         };
         match result {
@@ -539,6 +533,11 @@ impl Executor {
             Err(Failure::AwaitsInput(asked)) => {
                 let awaiting = awaiting_input(started, ready.arguments, *asked, network);
                 Ok(Finished { requests, audit: Some(audit), ..awaiting })
+            }
+            Err(Failure::Unsettled(why)) => {
+                let event =
+                    unsettled(started, ready.arguments, ready.reconciliation.as_deref(), &why);
+                Ok(Finished { requests, audit: Some(audit), ..Finished::of(event) })
             }
             Err(Failure::Fatal(message)) => {
                 let completed =
@@ -563,15 +562,20 @@ impl Executor {
         own.and(read).and(asked).without(options.sanitizes)
     }
 
-    async fn tried(&self, ready: &Ready, scope: &RunScope) -> Result<String, Failure> {
-        let Some(Offered { tool, options, .. }) = self.tools.get(ready.tool) else {
-            return Err(Failure::Fatal("the call was prepared by another executor".into()));
-        };
+    /// How long one try of a call may take.
+    fn limit(ready: &Ready, scope: &RunScope, options: &CallOptions) -> Duration {
         let usual = match Delegation::of_tool(&ready.started.tool) {
             Some(_) => scope.delegation_timeout,
             None => scope.timeout,
         };
-        let limit = options.timeout.unwrap_or(usual).min(scope.longest.unwrap_or(Duration::MAX));
+        options.timeout.unwrap_or(usual).min(scope.longest.unwrap_or(Duration::MAX))
+    }
+
+    async fn tried(&self, ready: &Ready, scope: &RunScope) -> Result<String, Failure> {
+        let Some(Offered { tool, options, .. }) = self.tools.get(ready.tool) else {
+            return Err(Failure::Fatal("the call was prepared by another executor".into()));
+        };
+        let limit = Self::limit(ready, scope, options);
         let retries = if ready.effect() == Effect::Once { 0 } else { options.retries };
         let mut pause = FIRST_PAUSE;
         for _ in 0..retries {

@@ -22,6 +22,9 @@ pub(super) enum Failure {
     AwaitsChild(Uuid),
     /// The call waits for input.
     AwaitsInput(Box<InputAsked>),
+    /// A crash interrupted the call, and its tool, asked about it, does not know its outcome, for this
+    /// reason.
+    Unsettled(String),
 }
 
 impl Failure {
@@ -42,7 +45,7 @@ impl Failure {
 
     pub(super) fn into_message(self) -> String {
         match self {
-            Self::Told(_, message) | Self::Fatal(message) => message,
+            Self::Told(_, message) | Self::Fatal(message) | Self::Unsettled(message) => message,
             Self::AwaitsChild(child) => format!("it waits for the run {child}"),
             Self::AwaitsInput(asked) => format!("{} asks for input", asked.server),
         }

@@ -18,6 +18,7 @@ pub mod executor;
 pub mod file_ops;
 mod guarded;
 pub mod interceptors;
+pub mod interrupted;
 pub mod keeping;
 pub mod layout;
 pub mod lease;
@@ -226,6 +227,23 @@ pub enum ToolError {
     AwaitsInput(Box<InputAsked>),
 }
 
+/// What became of a call that a crash interrupted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CallOutcome {
+    /// It took effect, and this is its result, or why that cannot be shown.
+    Happened(Result<String, String>),
+    /// It had no effect, and will have none.
+    DidNotHappen,
+    /// There is no answer, for this reason: a clause without secrets.
+    Unknown(String),
+}
+
+impl CallOutcome {
+    fn not_asked() -> Self {
+        Self::Unknown("the tool cannot be asked".to_owned())
+    }
+}
+
 /// Something that a model can call.
 #[async_trait]
 pub trait Tool: Send + Sync {
@@ -290,4 +308,34 @@ pub trait Tool: Send + Sync {
         arguments: Value,
         context: &ToolContext,
     ) -> Result<String, ToolError>;
+
+    /// Whether it can be asked what became of a call.
+    fn can_reconcile(&self) -> bool {
+        false
+    }
+
+    /// What asking it would do, which only reads.
+    ///
+    /// # Errors
+    /// As of [`Self::actions`].
+    async fn reconcile_actions(
+        &self,
+        _arguments: &Value,
+        _context: &ToolContext,
+    ) -> Result<Vec<Action>, ToolError> {
+        Ok(Vec::new())
+    }
+
+    /// Asks what became of the call with these arguments, which a crash interrupted.
+    ///
+    /// # Errors
+    /// Why it could not be asked.
+    async fn reconcile(
+        &self,
+        _permit: Permit,
+        _arguments: &Value,
+        _context: &ToolContext,
+    ) -> Result<CallOutcome, ToolError> {
+        Ok(CallOutcome::not_asked())
+    }
 }

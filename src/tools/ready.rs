@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::interrupted::Reconciliation;
 use super::results::{Finished, finished, not_admitted};
 use super::subagent;
 use super::{Changed, ToolContext};
@@ -27,6 +28,8 @@ pub struct Ready {
     pub(super) is_concurrent: bool,
     /// For the audit log.
     pub(super) shown_arguments: String,
+    /// Whether its tool is asked about it first.
+    pub(super) reconciliation: Option<Box<Reconciliation>>,
 }
 
 impl Ready {

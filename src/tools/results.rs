@@ -43,6 +43,21 @@ pub struct Finished {
 }
 
 impl Finished {
+    /// A call of which nothing else is known.
+    pub(super) fn of(event: RunEvent) -> Self {
+        let (requests, yields) = (Vec::new(), Labels::default());
+        Self { event, audit: None, requests, activates: None, yields }
+    }
+
+    /// Why it was not executed.
+    pub(super) fn reason(&self) -> String {
+        if let RunEvent::ToolCallBlocked(call) = &self.event {
+            return call.reason.clone();
+        }
+        let RunEvent::ToolCallCompleted(call) = &self.event else { return String::new() };
+        call.content.trim_start_matches("Error: ").to_owned()
+    }
+
     /// The same where the change of some paths was not kept.
     #[must_use]
     pub fn without_change_of(mut self, paths: &[String]) -> Self {
@@ -65,6 +80,15 @@ impl Finished {
         self
     }
 }
+
+/// The beginning of why a call is to be reviewed.
+pub const UNKNOWN_OUTCOME: &str =
+    "The service stopped while this call was executed: it is unknown whether it took effect";
+/// The same, where the tool was asked about it, or could have been.
+pub(super) const ASKED_IN_VAIN: &str = "The service stopped while this call was executed, and its tool, asked whether it took effect, \
+     gave no answer";
+pub(super) const CANNOT_BE_ASKED: &str = "The service stopped while this call was executed: it is unknown whether it took effect, and its \
+     tool cannot be asked";
 
 /// The service failed, not the call: the run ends. The call has its result all the same.
 #[derive(Debug, thiserror::Error)]
@@ -105,13 +129,7 @@ pub(super) fn error_text(message: &str) -> String {
 }
 
 pub(super) fn finished(completed: ToolCallCompleted, audit: Option<AuditRecord>) -> Finished {
-    Finished {
-        event: RunEvent::ToolCallCompleted(completed),
-        audit,
-        requests: Vec::new(),
-        activates: None,
-        yields: Labels::default(),
-    }
+    Finished { audit, ..Finished::of(RunEvent::ToolCallCompleted(completed)) }
 }
 
 /// A call that was answered with what is wrong with it.
@@ -149,7 +167,7 @@ pub(super) fn awaiting_child(
         child_run_id: Some(child),
         input: None,
     };
-    waiting(RunEvent::ToolCallAwaitingChild(awaited))
+    Finished::of(RunEvent::ToolCallAwaitingChild(awaited))
 }
 
 /// A call whose tool asks for input before it completes it.
@@ -178,13 +196,37 @@ pub(super) fn awaiting_input(
             ..asked
         })),
     };
-    waiting(RunEvent::ToolCallAwaitingClient(awaited))
+    Finished::of(RunEvent::ToolCallAwaitingClient(awaited))
 }
 
-/// A call that parks the run.
-fn waiting(event: RunEvent) -> Finished {
-    let (requests, yields) = (Vec::new(), Labels::default());
-    Finished { event, audit: None, requests, activates: None, yields }
+/// Asks a person what became of a call that a crash interrupted.
+pub fn review(call_id: Uuid, tool: String, arguments: Value, reason: &str) -> RunEvent {
+    RunEvent::ApprovalRequested(Awaited {
+        basis: ApprovalBasis::default(),
+        circumstances: Circumstances::default(),
+        decision: None,
+        escalation_target: None,
+        actions: Arc::default(),
+        call_id,
+        kind: WaitKind::Review,
+        tool,
+        arguments,
+        reason: reason.to_owned(),
+        expires_at: None,
+        condition: None,
+        child_run_id: None,
+        input: None,
+    })
+}
+
+/// The result of a call that a crash interrupted and that must not be repeated.
+pub fn unknown_outcome(call_id: Uuid, tool: String) -> RunEvent {
+    let content = "Error: the service restarted while this call was running; whether it took effect is unknown. Check \
+                   before you repeat it."
+        .to_owned();
+    let failure = Some(CallFailure::UnknownOutcome);
+    let completed = ToolCallCompleted::new(call_id, tool, CallTarget::Tool, content, failure);
+    RunEvent::ToolCallCompleted(completed)
 }
 
 /// An objection that blocks a call, of a check that is not one of the gate's rules.
@@ -232,13 +274,7 @@ pub(super) fn blocked(
         circumstances: Circumstances::default(),
     };
     let audit = not_executed(call, objection, shown_arguments);
-    Finished {
-        event: RunEvent::ToolCallBlocked(blocked),
-        audit: Some(audit),
-        requests: Vec::new(),
-        activates: None,
-        yields: Labels::default(),
-    }
+    Finished { audit: Some(audit), ..Finished::of(RunEvent::ToolCallBlocked(blocked)) }
 }
 
 /// A call that waits for an approval.

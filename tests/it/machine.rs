@@ -381,6 +381,7 @@ impl Bench {
                 on_unknown_outcome: OnUnknownOutcome::Review,
                 sandbox: None,
                 circumstances: Circumstances::default(),
+                reconcilable_by: None,
             }));
         }
         let content = match call.name.as_str() {
@@ -422,6 +423,7 @@ fn completed(
         network: None,
         replaced: None,
         child_run_id: None,
+        reconciled: None,
     })
 }
 

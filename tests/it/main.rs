@@ -108,6 +108,7 @@ mod rate_limits;
 mod react;
 mod read_replica;
 mod reclaims;
+mod reconciling;
 mod redaction;
 mod references;
 mod refusals;

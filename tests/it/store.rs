@@ -355,6 +355,7 @@ fn dispatched(call: &ToolCall, effect: Effect) -> RunEvent {
         on_unknown_outcome: toolloop::run::OnUnknownOutcome::Review,
         sandbox: None,
         circumstances: Circumstances::default(),
+        reconcilable_by: None,
     })
 }
 
@@ -374,6 +375,7 @@ fn answered(call: &ToolCall, failure: Option<CallFailure>) -> RunEvent {
         network: None,
         replaced: None,
         child_run_id: None,
+        reconciled: None,
     })
 }
 

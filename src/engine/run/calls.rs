@@ -133,13 +133,17 @@ impl Run {
             let next = self.admitted(&pending, next).await?;
             let counted = self.state.counted(pending.call.id);
             let is_new = counted.is_none();
-            // With input it is sent once more, which is a request like any other.
+            // With input it is sent once more, and what became of it is asked, which are requests like any
+            // other.
             let sent_again =
                 |counted: &Consumption| Consumption { network_requests: 0, ..counted.clone() };
-            let sent = pending.input.is_some().then(|| counted.map(sent_again)).flatten();
+            let is_sent_again = pending.input.is_some() || pending.interrupted.is_some();
+            let sent = is_sent_again.then(|| counted.map(sent_again)).flatten();
             let next = next.beyond(sent.as_ref().or(counted));
             match self.reserve_tool_call(is_new, next.consumes(), group.is_empty()).await? {
-                Some(events) if group.is_empty() => return Ok(self.record_all(events)?),
+                Some(events) if group.is_empty() => {
+                    return Ok(self.record_all(self.state.or_reviews(events))?);
+                }
                 Some(_) => break,
                 None => {}
             }
@@ -147,7 +151,7 @@ impl Run {
                 if let Some(events) =
                     self.state.over_budget_with(&ready.started().consumes, clock::now())
                 {
-                    return Ok(self.record_all(events)?);
+                    return Ok(self.record_all(self.state.or_reviews(events))?);
                 }
                 writes_ahead |= ready.effect() != Effect::Read;
                 delegates |= Delegation::of_tool(&pending.call.name).is_some();

@@ -5,24 +5,17 @@
 //! that crashed so often that the next time may be the last is driven alone, and ended only by a
 //! crash that found it alone. Where one crash is the limit, it ends every run that it is counted for.
 
-use std::sync::Arc;
-
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::{OpenTurn, Phase, State, Step};
+use super::{Dispatched, OpenTurn, Phase, State, Step};
 use crate::bounds::json;
-use crate::event::{
-    ApprovalBasis, Awaited, CallFailure, Circumstances, RunEvent, ToolCallCompleted, WaitKind,
-};
+use crate::event::{CallFailure, RunEvent, ToolCallCompleted, WaitKind};
 use crate::message::{CallTarget, ToolCall, Usage};
-use crate::run::{Amounts, Delegation, Effect, OnUnknownOutcome, RunStatus, TerminationReason};
-
-/// Why a call is to be reviewed.
-const UNKNOWN_OUTCOME: &str =
-    "The service stopped while this call was executed: it is unknown whether it took effect.";
+use crate::run::{Amounts, Delegation, Effect, RunStatus, TerminationReason};
+use crate::tools::results::{UNKNOWN_OUTCOME, review, unknown_outcome};
 
 /// The crashes that a run is blamed for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -117,12 +110,15 @@ impl State {
     }
 
     /// How the run is ended or parked, where that takes no work. Results that were delivered are
-    /// checked where the run is driven; where it is not, they cannot be used.
-    pub fn disposal(&self, checks_results: bool, now: DateTime<Utc>) -> Option<Disposal> {
-        match self.next(now) {
+    /// checked, and tools asked what became of their calls, where the run is driven; where it is not,
+    /// they cannot be used.
+    pub fn disposal(&self, is_driven: bool, now: DateTime<Utc>) -> Option<Disposal> {
+        let can_ask = is_driven || self.cancel.is_some() || self.ending().is_some();
+        let asked = if can_ask { None } else { self.all_reviews() };
+        match asked.map_or_else(|| self.next(now), Step::Record) {
             Step::Suspend(status) => Some(Disposal { events: Vec::new(), park: Some(status) }),
             Step::Record(events) => match events.last()? {
-                _ if checks_results && events.iter().any(is_delivered) => None,
+                _ if is_driven && events.iter().any(is_delivered) => None,
                 last if last.ending().is_some() => {
                     let events = events.into_iter().map(unchecked).collect();
                     Some(Disposal { events, park: None })
@@ -136,19 +132,30 @@ impl State {
         }
     }
 
-    /// Asks what became of calls that were dispatched, must not be repeated and have no result.
-    pub(super) fn reviews(&self) -> Option<Step> {
+    /// Asks what became of calls that were dispatched, must not be repeated and have no result, unless
+    /// their tools can be asked.
+    pub(super) fn reviews(&self) -> Option<Vec<RunEvent>> {
+        self.reviews_of(|call| call.is_reviewed() && call.reconcilable.is_none())
+    }
+
+    fn all_reviews(&self) -> Option<Vec<RunEvent>> {
+        self.reviews_of(Dispatched::is_reviewed)
+    }
+
+    /// These events, unless they would end the run, or answer its calls, before it is known what became
+    /// of a call: then a person is asked, since its tool will not be.
+    pub fn or_reviews(&self, events: Vec<RunEvent>) -> Vec<RunEvent> {
+        self.all_reviews().unwrap_or(events)
+    }
+
+    fn reviews_of(&self, is_reviewed: impl Fn(&Dispatched) -> bool) -> Option<Vec<RunEvent>> {
         let Phase::Acting(turn) = &self.phase else { return None };
         let open = turn.open_calls().filter(|(_, call)| {
-            let dispatched = turn.dispatched.get(&call.id);
-            let is_reviewed = dispatched.is_some_and(|dispatched| {
-                dispatched.effect == Effect::Once
-                    && dispatched.on_unknown_outcome == OnUnknownOutcome::Review
-            });
+            let is_reviewed = turn.dispatched.get(&call.id).is_some_and(&is_reviewed);
             is_reviewed && !self.waiting.contains_key(&call.id)
         });
-        let asked: Vec<RunEvent> = open.map(|(_, call)| review(turn, call)).collect();
-        (!asked.is_empty()).then_some(Step::Record(asked))
+        let asked: Vec<RunEvent> = open.map(|(_, call)| review_of(turn, call)).collect();
+        (!asked.is_empty()).then_some(asked)
     }
 
     /// The end of a run that crashed its replicas too often.
@@ -198,7 +205,7 @@ impl State {
             effect if self.asks_for_input(turn, call.id) => {
                 without_input(call, CallFailure::Cancelled, why, effect)
             }
-            Some(Effect::Once) => unknown_outcome(call),
+            Some(Effect::Once) => unknown_outcome(call.id, call.name.clone()),
             Some(Effect::Idempotent) => self.without_result(turn, call, why),
             _ if turn.children_ended.contains_key(&call.id) => self.without_result(turn, call, why),
             Some(Effect::Read) | None => {
@@ -245,35 +252,13 @@ fn unchecked(event: RunEvent) -> RunEvent {
     }
 }
 
-fn review(turn: &OpenTurn, call: &ToolCall) -> RunEvent {
+fn review_of(turn: &OpenTurn, call: &ToolCall) -> RunEvent {
     let answer = turn.resolved.get(&call.id);
     let edited = answer.and_then(|answer| answer.resolved.resolution.edited().cloned());
     let of_model =
         || json::read(&call.arguments).unwrap_or_else(|_| Value::String(call.arguments.clone()));
-    RunEvent::ApprovalRequested(Awaited {
-        basis: ApprovalBasis::default(),
-        circumstances: Circumstances::default(),
-        decision: None,
-        escalation_target: None,
-        actions: Arc::default(),
-        call_id: call.id,
-        kind: WaitKind::Review,
-        tool: call.name.clone(),
-        arguments: edited.unwrap_or_else(of_model),
-        reason: UNKNOWN_OUTCOME.to_owned(),
-        expires_at: None,
-        condition: None,
-        child_run_id: None,
-        input: None,
-    })
-}
-
-/// What a crash leaves of a call that was dispatched and must not be repeated.
-pub(super) fn unknown_outcome(call: &ToolCall) -> RunEvent {
-    let content = "Error: the service restarted while this call was running; whether it took effect is unknown. Check \
-                   before you repeat it."
-        .to_owned();
-    unexecuted(call, CallFailure::UnknownOutcome, content)
+    let (tool, arguments) = (call.name.clone(), edited.unwrap_or_else(of_model));
+    review(call.id, tool, arguments, &format!("{UNKNOWN_OUTCOME}."))
 }
 
 /// The result of a call whose tool asked for input and does not get it. The tool has not completed the

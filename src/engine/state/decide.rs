@@ -7,17 +7,16 @@
 use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
 
-use super::crashes::{unexecuted, unknown_outcome};
-use super::{OpenTurn, Phase, Proposal, RequiredCall, State, Step, same_call};
+use super::crashes::unexecuted;
+use super::{Dispatched, OpenTurn, Phase, Proposal, RequiredCall, State, Step, same_call};
 use crate::bounds::json;
 use crate::drivers::Undecided;
 use crate::engine::{Contract, output, phrases};
 use crate::event::{CallFailure, DecisionFailed, RunEvent, ValidationError};
 use crate::message::{CallTarget, FinishReason, ToolCall};
 use crate::providers::ToolChoice;
-use crate::run::{
-    Effect, OnUnknownOutcome, Outcome, RunStatus, TerminationReason, ToolChoicePolicy,
-};
+use crate::run::{Outcome, RunStatus, TerminationReason, ToolChoicePolicy};
+use crate::tools::results::unknown_outcome;
 
 /// How a run ends whose last attempt failed, by what was wrong with it.
 const NO_OUTPUT: (TerminationReason, &str) =
@@ -38,8 +37,15 @@ impl State {
             _ => {}
         }
         if let Some(asked) = self.reviews() {
-            return asked;
+            return Step::Record(asked);
         }
+        match self.next_unless_reviewed(now) {
+            Step::Record(events) => Step::Record(self.or_reviews(events)),
+            step => step,
+        }
+    }
+
+    fn next_unless_reviewed(&self, now: DateTime<Utc>) -> Step {
         if let Some(status) = self.parked() {
             if status == RunStatus::NeedsReview {
                 return Step::Suspend(status);
@@ -209,10 +215,9 @@ impl State {
         call: &ToolCall,
         now: DateTime<Utc>,
     ) -> Step {
-        if turn.dispatched.get(&call.id).is_some_and(|call| {
-            call.effect == Effect::Once && call.on_unknown_outcome != OnUnknownOutcome::Retry
-        }) {
-            return Step::Record(vec![unknown_outcome(call)]);
+        let is_lost = |call: &Dispatched| call.is_final() && call.reconcilable.is_none();
+        if turn.dispatched.get(&call.id).is_some_and(is_lost) {
+            return Step::Record(vec![unknown_outcome(call.id, call.name.clone())]);
         }
         let left =
             self.rules.budget.max_tool_calls.saturating_sub(self.totals.tool_calls_made.into());

@@ -20,6 +20,7 @@ use crate::message::{
     AssistantMessage, CallTarget, Conversation, FinishReason, Origin, ToolCall, ToolResult, Turn,
 };
 use crate::run::{Delegation, Effect, ToolChoicePolicy};
+use crate::tools::interrupted::Interrupted;
 
 /// A journal that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -224,8 +225,14 @@ impl State {
             self.cache.clear();
         }
         let (effect, on_unknown_outcome) = (call.effect, call.on_unknown_outcome);
-        let dispatched = Dispatched { effect, on_unknown_outcome };
+        let reconcilable = call.reconcilable_by.clone().map(|tool_hash| Interrupted {
+            tool_hash,
+            effect_key: call.effect_key.clone(),
+            on_unknown_outcome,
+        });
         let turn = self.turn(misplaced)?;
+        let is_repeated = turn.dispatched.contains_key(&call.call_id);
+        let dispatched = Dispatched { effect, on_unknown_outcome, reconcilable, is_repeated };
         turn.dispatched.insert(call.call_id, dispatched);
         turn.counted.entry(call.call_id).or_default().add(&call.consumes);
         turn.begun_after.entry(call.call_id).or_insert(active);

@@ -41,6 +41,7 @@ use crate::run::{
 };
 use crate::tools::approval::{Decided, Granted};
 use crate::tools::executor::Slot;
+use crate::tools::interrupted::Interrupted;
 
 use crashes::Blame;
 use streak::{Streak, same_call};
@@ -93,6 +94,8 @@ pub struct PendingCall {
     pub was_started: bool,
     /// What the tool asked for before.
     pub input: Option<InputGiven>,
+    /// What is known of it, where a crash interrupted it and its tool can be asked about it.
+    pub interrupted: Option<Interrupted>,
 }
 
 impl PendingCall {
@@ -107,6 +110,7 @@ impl PendingCall {
             approval: self.granted(),
             was_started: self.was_started,
             input: self.input.as_ref(),
+            interrupted: self.interrupted.as_ref(),
         }
     }
 
@@ -240,10 +244,28 @@ impl OpenTurn {
 }
 
 /// What is known of a call whose outcome may be unknown.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Dispatched {
     effect: Effect,
     on_unknown_outcome: OnUnknownOutcome,
+    /// Where its tool can be asked about it.
+    #[serde(default)]
+    reconcilable: Option<Interrupted>,
+    /// Whether it was dispatched before, and no result came.
+    #[serde(default)]
+    is_repeated: bool,
+}
+
+impl Dispatched {
+    /// Whether it must not be repeated as it is.
+    fn is_final(&self) -> bool {
+        self.effect == Effect::Once && self.on_unknown_outcome != OnUnknownOutcome::Retry
+    }
+
+    /// Whether a person is to find out what became of it, unless its tool knows.
+    fn is_reviewed(&self) -> bool {
+        self.effect == Effect::Once && self.on_unknown_outcome == OnUnknownOutcome::Review
+    }
 }
 
 /// The call that failed last.
@@ -419,7 +441,9 @@ impl State {
             return None;
         };
         let Phase::Acting(turn) = &self.phase else { return None };
-        turn.was_dispatched(*call_id).then(|| self.call(*call_id)).flatten()
+        let is_told = matches!(what, RunEvent::ApprovalResolved(_))
+            && turn.dispatched.get(call_id).is_some_and(|call| call.is_repeated);
+        (turn.was_dispatched(*call_id) && !is_told).then(|| self.call(*call_id)).flatten()
     }
 
     /// What the model said last, as long as calls of it are open, with the results that are there.
@@ -548,6 +572,7 @@ impl State {
             approval,
             was_started: turn.is_some_and(|turn| turn.was_started(call.id)),
             input: turn.and_then(|turn| turn.inputs.get(&call.id)).cloned(),
+            interrupted: turn.and_then(|turn| turn.dispatched.get(&call.id)?.reconcilable.clone()),
         }
     }
 

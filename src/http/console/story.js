@@ -133,6 +133,12 @@ export class Story {
   }
 }
 
+// What a tool said that was asked after a crash.
+const RECONCILED = {
+  happened: "asked after a crash: it took effect",
+  did_not_happen: "asked after a crash: it had not happened",
+};
+
 const PARTS = {
   "run.resumed": (story, d) => story.push("note", { type: "run.resumed", data: { ...d, was_waiting: story.waits.open.size > 0 && !d.deaths } }),
   "attempt.started": (story, d) => story.push("attempt", { number: d.attempt }),
@@ -151,7 +157,7 @@ const PARTS = {
   },
   "tool_call.completed": (story, d, event) => story.settle(d.call_id, d.failure ? "failed" : "succeeded", {
     took: d.target === "tool" ? d.duration_ms : undefined,
-    facts: [d.failure && d.failure.replaceAll("_", " "), d.cached && "from cache"],
+    facts: [d.failure && d.failure.replaceAll("_", " "), d.cached && "from cache", d.reconciled && RECONCILED[d.reconciled]],
     result: d.content, note: d.note, changes: d.changes, run: event.run_id, progress: undefined,
   }),
   "tool_call.blocked": (story, d) => story.settle(d.call_id, d.decision, {

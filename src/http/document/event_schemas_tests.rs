@@ -93,7 +93,7 @@ fn all() -> Vec<(&'static str, Value)> {
             "tool_call.started",
             json!({"call_id": call, "tool": "t", "effect": "once", "effect_key": "k", "decision": "allowed",
             "reason": null, "actions": actions, "consumes": {"files_read": 1, "files_modified": ["a"]},
-            "on_unknown_outcome": "retry", "circumstances": circumstances}),
+            "on_unknown_outcome": "retry", "circumstances": circumstances, "reconcilable_by": "h"}),
         ),
         (
             "tool_call.started",
@@ -107,6 +107,11 @@ fn all() -> Vec<(&'static str, Value)> {
             changed["network"] = json!({"requests": 2, "refused": 1, "announced": 1, "over_budget": true,
                 "shared": {"used": 3, "max": 3}});
             changed
+        }),
+        ("tool_call.completed", {
+            let mut asked = completed.clone();
+            asked["reconciled"] = "did_not_happen".into();
+            asked
         }),
         (
             "tool_call.blocked",

@@ -20,7 +20,7 @@ use super::page::{Listing, PARTS, PartParams, by_number, next_offset};
 use super::redacted;
 use super::runs::existing;
 use crate::bounds::json;
-use crate::event::{CompactionCause, ContextCompacted, RunEvent};
+use crate::event::{CompactionCause, ContextCompacted, Reconciled, RunEvent};
 use crate::http::document::vocabulary::{Decision, ToolCallState};
 use crate::http::edge::auth::{RunsRead, Scoped};
 use crate::http::edge::extract::{Params, RunId};
@@ -201,6 +201,10 @@ pub(crate) struct ToolCallView {
     result: Option<String>,
     /// The run that the call of another agent started; null until it has ended, and for other calls.
     child_run_id: Option<Uuid>,
+    /// What the tool answered that was asked after a crash what had become of the call; null where it
+    /// was not asked or did not know.
+    #[schema(value_type = Option<Reconciled>)]
+    reconciled: Option<Reconciled>,
     /// Whether the result is an error.
     is_error: bool,
     /// Whether the result of an earlier identical call was reused.
@@ -231,6 +235,7 @@ impl From<ToolCallRecord> for ToolCallView {
             state: row.state,
             result: row.result.map(redacted::text),
             child_run_id: row.child_run_id,
+            reconciled: row.reconciled,
             is_error: row.is_error,
             cached: row.cached,
             started_at: row.started_at,

@@ -211,6 +211,7 @@ pub fn attach_payloads(calls: &mut [ToolCallRecord], events: Vec<Event>) {
             Some(RunEvent::ToolCallCompleted(done)) => {
                 call.result = Some(done.model_text().into_owned());
                 call.child_run_id = done.child_run_id;
+                call.reconciled = done.reconciled;
             }
             Some(RunEvent::ToolCallBlocked(blocked)) => {
                 call.result = Some(blocked.content.clone());

@@ -9,6 +9,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::Wrong;
+use super::reconcile::ReconcileSection;
 use crate::bounds::schema::Schema;
 use crate::run::{Effect, Label, Labels, Yield};
 use crate::tools::Defaults;
@@ -89,6 +90,9 @@ pub struct Entry {
     pub body_format: BodyFormat,
     #[serde(default)]
     pub response: Option<ResponseSection>,
+    /// How it is asked after a crash what became of a call.
+    #[serde(default)]
+    pub reconcile: Option<ReconcileSection>,
     /// The program and its arguments.
     #[serde(default)]
     pub command: Option<Vec<String>>,
@@ -133,6 +137,9 @@ impl Entry {
         if self.body_format != BodyFormat::Json {
             does["body_format"] = "form".into();
         }
+        if let Some(reconcile) = &self.reconcile {
+            does["reconcile"] = reconcile.does();
+        }
         does.to_string()
     }
 
@@ -173,6 +180,9 @@ impl Entry {
         if let Some(key) = self.misplaced() {
             let with = if self.command.is_some() { "with `command`" } else { "without `command`" };
             return Err(Wrong::at(key, format!("has no meaning {with}")));
+        }
+        if let Some(reconcile) = &self.reconcile {
+            reconcile.check(self.effect, self.command.is_some())?;
         }
         if self.input_schema.get("type") != Some(&json!("object")) {
             return Err(Wrong::at("input_schema", "must have `type: object`"));

@@ -15,8 +15,10 @@ use serde_json::Value;
 use url::Url;
 
 use super::answer::Shown;
-use super::file::{Entry, ResponseSection};
-use super::mapping::{self, Mapping, Secrets};
+use super::file::{BodyFormat, Entry, ResponseSection};
+use super::mapping::{self, Given, Mapping, Secrets};
+use super::outcome;
+use super::reconcile::{QuerySection, ReconcileSection};
 use super::{Environment, Wrong};
 use crate::bounds::address;
 use crate::event::ValidationError;
@@ -27,7 +29,7 @@ use crate::outbound::{
 };
 use crate::run::{Effect, Target};
 use crate::tools::requests::Requests;
-use crate::tools::{Tool, ToolContext, ToolError, ToolInfo, readers};
+use crate::tools::{CallOutcome, Tool, ToolContext, ToolError, ToolInfo, readers};
 
 /// The header by which a service recognises a call that is repeated.
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -98,6 +100,8 @@ pub(super) struct HttpTool {
     info: ToolInfo,
     does: String,
     mapping: Mapping,
+    /// The request by which it is asked what became of a call.
+    query: Option<Mapping>,
     shown: Shown,
     base: Url,
     headers: HeaderMap,
@@ -114,6 +118,12 @@ impl HttpTool {
     ) -> Result<Self, Wrong> {
         let mut secrets = service.secrets.clone();
         let mapping = Mapping::new(&entry, environment, &mut secrets)?;
+        let query = match &entry.reconcile {
+            Some(ReconcileSection::Request(query)) => Some(entry_of(query, &entry)),
+            _ => None,
+        };
+        let query = query.map(|query| Mapping::new(&query, environment, &mut secrets)).transpose();
+        let query = query.map_err(|wrong| wrong.beneath("reconcile"))?;
         let shown = Shown::new(entry.response.as_ref().unwrap_or(&ResponseSection::default()))?;
         let defaults = entry.defaults(None);
         let does = format!("{} {:?} {}", service.base, service.templates, entry.does());
@@ -132,6 +142,7 @@ impl HttpTool {
             info,
             does,
             mapping,
+            query,
             shown,
             base: service.base.clone(),
             headers: service.headers.clone(),
@@ -142,23 +153,62 @@ impl HttpTool {
     }
 
     fn request(&self, arguments: &Value, effect_key: &str) -> Result<Request, String> {
-        let url = self.mapping.address(&self.base, arguments)?;
-        let url = self.mapping.with_query(url, arguments, &self.secrets)?;
-        let mut headers = self.headers.clone();
-        headers.extend(self.mapping.headers(arguments, &self.secrets)?);
-        let body = self.mapping.body(arguments, &mut headers)?;
+        let mut request = self.made(&self.mapping, Given { arguments, call: None })?;
         if self.info.effect != Effect::Read
             && let Ok(key) = HeaderValue::try_from(effect_key)
         {
-            headers.insert(IDEMPOTENCY_KEY, key);
+            request.headers.insert(IDEMPOTENCY_KEY, key);
         }
-        Ok(Request { method: self.mapping.method().clone(), url, headers, body })
+        Ok(request)
+    }
+
+    fn made(&self, mapping: &Mapping, given: Given<'_>) -> Result<Request, String> {
+        let url = mapping.address(&self.base, given)?;
+        let url = mapping.with_query(url, given, &self.secrets)?;
+        let mut headers = self.headers.clone();
+        headers.extend(mapping.headers(given, &self.secrets)?);
+        let body = mapping.body(given, &mut headers)?;
+        Ok(Request { method: mapping.method().clone(), url, headers, body })
+    }
+
+    /// What a call does that sends such a request.
+    fn action(&self, url: &Url, effect: Effect) -> Action {
+        let what = ActionKind::Fetch(Target::of(url, true));
+        let destructive = self.info.destructive && effect != Effect::Read;
+        Action { destructive, egress: true, ..Action::new(what, effect) }
+    }
+
+    /// The answer to a request, which is repeated where it did not reach the service.
+    async fn answer(
+        &self,
+        request: &Request,
+        context: &ToolContext,
+        effect: Effect,
+        redirects: u32,
+    ) -> Result<Response, OutboundError> {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let sent = self.send(request, &context.requests, redirects).await;
+            let is_unreachable = matches!(
+                sent,
+                Err(OutboundError::Unreachable { .. } | OutboundError::Unresolved(_))
+            );
+            if !is_unreachable || tries == TRIES {
+                return sent;
+            }
+            tokio::time::sleep(PAUSE * 2_u32.pow(tries - 1)).await;
+            if effect != Effect::Read {
+                context.standing.held().await;
+            }
+        }
     }
 
     async fn send(
         &self,
         request: &Request,
         requests: &Requests,
+        redirects: u32,
     ) -> Result<Response, OutboundError> {
         let stays = |url: &Url| {
             if address::is_same_origin(url, &self.base) {
@@ -169,7 +219,7 @@ impl HttpTool {
         let terms = Terms {
             addresses: &self.addresses,
             judge: &stays,
-            redirects: MAX_REDIRECTS,
+            redirects,
             deadline: DEADLINE,
             max_body: MAX_ANSWER,
         };
@@ -204,14 +254,9 @@ impl Tool for HttpTool {
     }
 
     async fn actions(&self, arguments: &Value, _: &ToolContext) -> Result<Vec<Action>, ToolError> {
-        let url = self.mapping.address(&self.base, arguments).map_err(ToolError::ForModel)?;
-        let target = Target::of(&url, true);
-        let (effect, destructive) = (self.info.effect, self.info.destructive);
-        Ok(vec![Action {
-            destructive,
-            egress: true,
-            ..Action::new(ActionKind::Fetch(target), effect)
-        }])
+        let given = Given { arguments, call: None };
+        let url = self.mapping.address(&self.base, given).map_err(ToolError::ForModel)?;
+        Ok(vec![self.action(&url, self.info.effect)])
     }
 
     async fn execute(
@@ -221,22 +266,7 @@ impl Tool for HttpTool {
         context: &ToolContext,
     ) -> Result<String, ToolError> {
         let request = self.request(&arguments, &context.effect_key).map_err(ToolError::ForModel)?;
-        let mut tries = 0;
-        let sent = loop {
-            tries += 1;
-            let sent = self.send(&request, &context.requests).await;
-            let is_unreachable = matches!(
-                sent,
-                Err(OutboundError::Unreachable { .. } | OutboundError::Unresolved(_))
-            );
-            if !is_unreachable || tries == TRIES {
-                break sent;
-            }
-            tokio::time::sleep(PAUSE * 2_u32.pow(tries - 1)).await;
-            if self.info.effect != Effect::Read {
-                context.standing.held().await;
-            }
-        };
+        let sent = self.answer(&request, context, self.info.effect, MAX_REDIRECTS).await;
         let shown = match sent {
             Ok(response) => {
                 if let Some(pause) = asked_pause(&response) {
@@ -255,6 +285,59 @@ impl Tool for HttpTool {
             Ok(text) => Ok(self.secrets.removed_from(text)),
             Err(text) => Err(ToolError::ForModel(self.secrets.removed_from(text))),
         }
+    }
+
+    fn can_reconcile(&self) -> bool {
+        self.query.is_some()
+    }
+
+    async fn reconcile_actions(
+        &self,
+        arguments: &Value,
+        context: &ToolContext,
+    ) -> Result<Vec<Action>, ToolError> {
+        let Some(query) = &self.query else { return Ok(Vec::new()) };
+        let call = outcome::call_variable(context);
+        let given = Given { arguments, call: Some(&call) };
+        let url = query.address(&self.base, given).map_err(ToolError::ForModel)?;
+        Ok(vec![self.action(&url, Effect::Read)])
+    }
+
+    /// A redirect is no answer: it may lead to a page that is there for everything.
+    async fn reconcile(
+        &self,
+        _: Permit,
+        arguments: &Value,
+        context: &ToolContext,
+    ) -> Result<CallOutcome, ToolError> {
+        let Some(query) = &self.query else { return Ok(CallOutcome::not_asked()) };
+        let call = outcome::call_variable(context);
+        let given = Given { arguments, call: Some(&call) };
+        let request = self.made(query, given).map_err(ToolError::ForModel)?;
+        let sent = self.answer(&request, context, Effect::Read, 0).await;
+        let response = match sent {
+            Ok(response) => response,
+            Err(error) => return Ok(CallOutcome::Unknown(format!("the request failed: {error}"))),
+        };
+        if let Some(outcome) = outcome::of_status(response.status) {
+            return Ok(outcome);
+        }
+        let shown = self.show(response).await;
+        let shown = shown.map_err(|why| self.secrets.removed_from(why));
+        Ok(CallOutcome::Happened(shown.map(|text| self.secrets.removed_from(text))))
+    }
+}
+
+/// The request that asks what became of a call, as that of a tool.
+fn entry_of(query: &QuerySection, tool: &Entry) -> Entry {
+    Entry {
+        method: Some(query.method.clone()),
+        path: Some(query.path.clone()),
+        query: query.query.clone(),
+        headers: query.headers.clone(),
+        body: query.body.clone(),
+        body_format: BodyFormat::Json,
+        ..tool.clone()
     }
 }
 

@@ -105,6 +105,21 @@ struct Part {
     template: String,
 }
 
+/// What templates may name, beside secrets.
+#[derive(Clone, Copy)]
+pub(super) struct Given<'a> {
+    pub(super) arguments: &'a Value,
+    /// The call that is asked about; none for the call itself.
+    pub(super) call: Option<&'a Value>,
+}
+
+impl<'a> Given<'a> {
+    fn variables(self) -> Vec<(&'static str, &'a Value)> {
+        let call = self.call.map(|call| ("call", call));
+        std::iter::once(("args", self.arguments)).chain(call).collect()
+    }
+}
+
 /// How arguments become a request.
 pub(super) struct Mapping {
     method: Method,
@@ -181,10 +196,10 @@ impl Mapping {
     }
 
     /// Where a call with these arguments goes, without its query.
-    pub(super) fn address(&self, base: &Url, arguments: &Value) -> Result<Url, String> {
+    pub(super) fn address(&self, base: &Url, given: Given<'_>) -> Result<Url, String> {
         let path = self
             .paths
-            .render_source(&self.path, &[("args", arguments)])
+            .render_source(&self.path, &given.variables())
             .map_err(|e| format!("The path cannot be made: {}.", described(&e)))?;
         let is_dots = |part: &str| {
             let part = part.to_ascii_lowercase().replace("%2e", ".");
@@ -207,11 +222,12 @@ impl Mapping {
     pub(super) fn with_query(
         &self,
         mut url: Url,
-        arguments: &Value,
+        given: Given<'_>,
         secrets: &Secrets,
     ) -> Result<Url, String> {
         let env = secrets.variable();
-        let variables = [("args", arguments), ("env", &env)];
+        let mut variables = given.variables();
+        variables.push(("env", &env));
         let mut pairs: Vec<(&str, String)> = Vec::new();
         for Part { name, template } in &self.query {
             match self.value(template, &variables).map_err(|e| problem("query", name, &e))? {
@@ -229,13 +245,10 @@ impl Mapping {
     }
 
     /// The headers of a call.
-    pub(super) fn headers(
-        &self,
-        arguments: &Value,
-        secrets: &Secrets,
-    ) -> Result<HeaderMap, String> {
+    pub(super) fn headers(&self, given: Given<'_>, secrets: &Secrets) -> Result<HeaderMap, String> {
         let env = secrets.variable();
-        let variables = [("args", arguments), ("env", &env)];
+        let mut variables = given.variables();
+        variables.push(("env", &env));
         let mut headers = HeaderMap::new();
         for Part { name, template } in &self.headers {
             let value =
@@ -253,9 +266,9 @@ impl Mapping {
     }
 
     /// The body of a call; a content type goes along unless the headers have one.
-    pub(super) fn body(&self, arguments: &Value, headers: &mut HeaderMap) -> Result<Bytes, String> {
+    pub(super) fn body(&self, given: Given<'_>, headers: &mut HeaderMap) -> Result<Bytes, String> {
         let Some(body) = &self.body else { return Ok(Bytes::new()) };
-        let variables = [("args", arguments)];
+        let variables = given.variables();
         let made = match body {
             Value::String(template) => self.value(template, &variables),
             value => self.members(value, &variables),

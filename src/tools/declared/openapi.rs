@@ -224,6 +224,7 @@ impl Document {
             body,
             body_format,
             response: None,
+            reconcile: None,
             command: None,
             output_schema: None,
             timeout_seconds: None,

@@ -7,7 +7,7 @@
 
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +15,8 @@ use async_trait::async_trait;
 use serde_json::Value;
 
 use super::file::Entry;
+use super::outcome;
+use super::reconcile::ReconcileSection;
 use super::script_output::{Answered, Said};
 use super::{Environment, Place, Surroundings, Wrong};
 use crate::bounds::schema::Schema;
@@ -27,8 +29,8 @@ use crate::tools::proxy::{self, Proxy};
 use crate::tools::sandbox::Startable;
 use crate::tools::sandbox::plan::{Access, Command, Grant, GrantKind, Reach, Step, When};
 use crate::tools::sandbox::reach::{self, Before};
-use crate::tools::sandbox::{Job, Sandbox};
-use crate::tools::{Tool, ToolContext, ToolError, ToolInfo, programs};
+use crate::tools::sandbox::{Job, Ran, Sandbox};
+use crate::tools::{CallOutcome, Tool, ToolContext, ToolError, ToolInfo, programs};
 
 /// Words of a command, and bytes of all of them.
 const MAX_WORDS: usize = 64;
@@ -45,6 +47,9 @@ const OWN: &str = "TOOLLOOP_";
 const INTERPRETERS: [&str; 9] =
     ["python", "python3", "node", "sh", "bash", "dash", "perl", "ruby", "deno"];
 
+/// Why a file cannot be named.
+const NOT_UTF8: &str = "lies in a place whose path is not UTF-8";
+
 /// What the program reaches.
 struct Reached {
     reach: Reach,
@@ -55,14 +60,23 @@ struct Reached {
     before: Option<Before>,
 }
 
+/// A program of the tool's.
+struct Program {
+    /// Absolute.
+    path: String,
+    /// As they are written, the program's name first.
+    arguments: Vec<String>,
+    /// What running it does.
+    effect: Effect,
+}
+
 /// The tool.
 pub(super) struct ScriptTool {
     info: ToolInfo,
     does: String,
-    /// Absolute.
-    program: String,
-    /// As they are written, the program's name first.
-    arguments: Vec<String>,
+    program: Program,
+    /// The program that is asked what became of a call.
+    query: Option<Program>,
     /// Absolute, links followed.
     directory: String,
     answers: Answered,
@@ -79,13 +93,20 @@ impl ScriptTool {
         Surroundings { environment, proxy, sandbox, .. }: Surroundings<'_>,
     ) -> Result<Self, Wrong> {
         let declared = entry.does();
-        let arguments = entry.command.clone().unwrap_or_default();
-        check_words(&arguments)?;
         let directory = fs::canonicalize(place.dir)
             .map_err(|e| Wrong::at("command", format!("its directory cannot be read: {e}")))?;
-        let program = programs::found(&arguments[0], &directory, &sandbox.settings().path)
-            .map_err(|message| Wrong::at("command", message))?;
-        check_file(&arguments, &directory)?;
+        let program = |key, words: &[String], effect| {
+            let path = &sandbox.settings().path;
+            Program::found(words, &directory, path, effect).map_err(|why| Wrong::at(key, why))
+        };
+        let query = match &entry.reconcile {
+            Some(ReconcileSection::Command(words)) => {
+                Some(program("reconcile", words, Effect::Read)?)
+            }
+            _ => None,
+        };
+        let program =
+            program("command", entry.command.as_deref().unwrap_or_default(), entry.effect)?;
         let variables = variables(&entry.env, environment)?;
         let timeout = entry.timeout_seconds.map(|seconds| {
             if TIMEOUTS.contains(&seconds) {
@@ -112,15 +133,15 @@ impl ScriptTool {
             destructive: entry.destructive,
             defaults,
         };
-        let does = format!("{} {declared}", program.display());
-        let odd = || Wrong::at("command", "lies in a place whose path is not UTF-8");
+        let does = format!("{} {declared}", program.path);
+        let odd = || Wrong::at("command", NOT_UTF8);
         let secret = programs::secrets_among(&variables);
         secrets::remember(secret.clone());
         Ok(Self {
             info,
             does,
-            program: program.into_os_string().into_string().map_err(|_| odd())?,
-            arguments,
+            program,
+            query,
             directory: directory.into_os_string().into_string().map_err(|_| odd())?,
             answers: Answered::new(output, secret),
             timeout,
@@ -132,15 +153,16 @@ impl ScriptTool {
 
     async fn reached(
         &self,
+        program: &Program,
         permit: Permit,
         context: &ToolContext,
         leads_out: bool,
     ) -> Result<Reached, ToolError> {
         let has_mounts = self.sandbox.kernel().await.holds.namespaces;
-        let writes = self.info.effect != Effect::Read;
+        let writes = program.effect != Effect::Read;
         let path = self.sandbox.settings().path.clone();
         let root = context.workspace.root();
-        let own = [(&self.directory, GrantKind::Tree), (&self.program, GrantKind::File)];
+        let own = [(&self.directory, GrantKind::Tree), (&program.path, GrantKind::File)];
         let own = own.map(|(path, kind)| Grant { path: path.clone(), access: Access::RUN, kind });
         let looked = tokio::task::spawn_blocking(move || {
             let told = |e: &dyn std::error::Error| e.to_string();
@@ -171,6 +193,90 @@ impl ScriptTool {
         }
         Ok(reached)
     }
+
+    /// What running one of its programs would do.
+    async fn actions_of(&self, program: &Program, context: &ToolContext) -> Vec<Action> {
+        let what = ActionKind::Exec { argv: program.argv(), declared: true };
+        let destructive = self.info.destructive && program.effect != Effect::Read;
+        let egress = proxy::leads_out(&self.sandbox, context).await;
+        vec![Action { destructive, egress, ..Action::new(what, program.effect) }]
+    }
+
+    fn timeout(&self) -> Duration {
+        self.timeout.unwrap_or(self.sandbox.settings().timeout)
+    }
+
+    /// Runs one of its programs, which reads the input.
+    async fn run(
+        &self,
+        program: &Program,
+        input: String,
+        permit: Permit,
+        context: &ToolContext,
+    ) -> Result<Ran, ToolError> {
+        let leads_out = proxy::leads_out(&self.sandbox, context).await;
+        let way_out = leads_out.then(|| self.proxy.way_out(&permit, context));
+        let of_proxy = if leads_out { self.proxy.variables(&permit) } else { Vec::new() };
+        let rules = permit.clone();
+        let Reached { reach, handle, workspace, before } =
+            self.reached(program, permit, context, leads_out).await?;
+        let of_call = [
+            ("TOOLLOOP_RUN_ID", context.run_id.to_string()),
+            ("TOOLLOOP_EFFECT_KEY", context.effect_key.clone()),
+            ("TOOLLOOP_WORKSPACE", workspace),
+        ];
+        let of_call = of_call.map(|(name, value)| (name.to_owned(), value));
+        let command = Command {
+            program: program.path.clone(),
+            arguments: program.arguments.clone(),
+            environment: Vec::new(),
+            redirections: Vec::new(),
+        };
+        let mut said = Said::new(context, &self.info.name);
+        let mut each_line = |line: &str| said.is_output(line);
+        let job = Job {
+            steps: vec![Step { when: When::Always, negated: false, commands: vec![command] }],
+            directory: self.directory.clone(),
+            workspace: &handle,
+            environment: of_call
+                .into_iter()
+                .chain(of_proxy)
+                .chain(self.variables.iter().cloned())
+                .collect(),
+            input: Some(input),
+            reach,
+            timeout: self.timeout(),
+            largest_file: None,
+            way_out,
+            each_line: Some(&mut each_line),
+            held: None,
+        };
+        let ran = programs::run(&self.sandbox, job, context, rules, before).await?;
+        self.answers.log(&ran, context, &self.info.name);
+        Ok(ran)
+    }
+}
+
+impl Program {
+    /// The program that these words name.
+    fn found(
+        words: &[String],
+        directory: &Path,
+        path: &[PathBuf],
+        effect: Effect,
+    ) -> Result<Self, String> {
+        check_words(words)?;
+        let found = programs::found(&words[0], directory, path)?;
+        check_file(words, directory)?;
+        let path = found.into_os_string().into_string().map_err(|_| NOT_UTF8.to_owned())?;
+        Ok(Self { path, arguments: words.to_vec(), effect })
+    }
+
+    /// Its file, and its arguments.
+    fn argv(&self) -> Vec<String> {
+        let arguments = self.arguments.iter().skip(1).cloned();
+        std::iter::once(self.path.clone()).chain(arguments).collect()
+    }
 }
 
 #[async_trait]
@@ -192,12 +298,7 @@ impl Tool for ScriptTool {
     }
 
     async fn actions(&self, _: &Value, context: &ToolContext) -> Result<Vec<Action>, ToolError> {
-        let mut argv = self.arguments.clone();
-        argv[0].clone_from(&self.program);
-        let what = ActionKind::Exec { argv, declared: true };
-        let destructive = self.info.destructive;
-        let egress = proxy::leads_out(&self.sandbox, context).await;
-        Ok(vec![Action { destructive, egress, ..Action::new(what, self.info.effect) }])
+        Ok(self.actions_of(&self.program, context).await)
     }
 
     async fn execute(
@@ -206,76 +307,63 @@ impl Tool for ScriptTool {
         arguments: Value,
         context: &ToolContext,
     ) -> Result<String, ToolError> {
-        let leads_out = proxy::leads_out(&self.sandbox, context).await;
-        let way_out = leads_out.then(|| self.proxy.way_out(&permit, context));
-        let of_proxy = if leads_out { self.proxy.variables(&permit) } else { Vec::new() };
-        let rules = permit.clone();
-        let Reached { reach, handle, workspace, before } =
-            self.reached(permit, context, leads_out).await?;
-        let of_call = [
-            ("TOOLLOOP_RUN_ID", context.run_id.to_string()),
-            ("TOOLLOOP_EFFECT_KEY", context.effect_key.clone()),
-            ("TOOLLOOP_WORKSPACE", workspace),
-        ];
-        let of_call = of_call.map(|(name, value)| (name.to_owned(), value));
-        let command = Command {
-            program: self.program.clone(),
-            arguments: self.arguments.clone(),
-            environment: Vec::new(),
-            redirections: Vec::new(),
-        };
-        let timeout = self.timeout.unwrap_or(self.sandbox.settings().timeout);
-        let mut said = Said::new(context, &self.info.name);
-        let mut each_line = |line: &str| said.is_output(line);
-        let job = Job {
-            steps: vec![Step { when: When::Always, negated: false, commands: vec![command] }],
-            directory: self.directory.clone(),
-            workspace: &handle,
-            environment: of_call
-                .into_iter()
-                .chain(of_proxy)
-                .chain(self.variables.iter().cloned())
-                .collect(),
-            input: Some(arguments.to_string()),
-            reach,
-            timeout,
-            largest_file: None,
-            way_out,
-            each_line: Some(&mut each_line),
-            held: None,
-        };
-        let ran = programs::run(&self.sandbox, job, context, rules, before).await?;
-        self.answers.log(&ran, context, &self.info.name);
+        let ran = self.run(&self.program, arguments.to_string(), permit, context).await?;
         let unanswered = context.requests.refusals();
-        self.answers.of(&ran, timeout).map_err(|mut message| {
+        self.answers.of(&ran, self.timeout()).map_err(|mut message| {
             if !unanswered.is_empty() {
                 message = format!("{message}\nIts requests met: {}.", unanswered.join("; "));
             }
             ToolError::ForModel(message)
         })
     }
+
+    fn can_reconcile(&self) -> bool {
+        self.query.is_some()
+    }
+
+    async fn reconcile_actions(
+        &self,
+        _: &Value,
+        context: &ToolContext,
+    ) -> Result<Vec<Action>, ToolError> {
+        match &self.query {
+            Some(query) => Ok(self.actions_of(query, context).await),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    async fn reconcile(
+        &self,
+        permit: Permit,
+        arguments: &Value,
+        context: &ToolContext,
+    ) -> Result<CallOutcome, ToolError> {
+        let Some(query) = &self.query else { return Ok(CallOutcome::not_asked()) };
+        let question = outcome::question(arguments, context);
+        let ran = self.run(query, question, permit, context).await?;
+        Ok(self.answers.of_query(&ran, self.timeout()))
+    }
 }
 
-fn check_words(words: &[String]) -> Result<(), Wrong> {
+fn check_words(words: &[String]) -> Result<(), String> {
     let size: usize = words.iter().map(String::len).sum();
     if words.len() > MAX_WORDS || size > MAX_COMMAND {
-        let message = format!("has more than {MAX_WORDS} words or {MAX_COMMAND} bytes");
-        return Err(Wrong::at("command", message));
+        return Err(format!("has more than {MAX_WORDS} words or {MAX_COMMAND} bytes"));
     }
     if words.first().is_none_or(String::is_empty) || words.iter().any(|word| word.contains('\0')) {
         let message = "is a list of a program and its arguments, e.g. [python3, count.py]";
-        return Err(Wrong::at("command", message));
+        return Err(message.to_owned());
     }
     Ok(())
 }
 
 /// An interpreter without the file that it is to run fails in every call.
-fn check_file(words: &[String], directory: &Path) -> Result<(), Wrong> {
+fn check_file(words: &[String], directory: &Path) -> Result<(), String> {
     let name = words[0].rsplit('/').next().unwrap_or_default();
     let file = words.get(1).filter(|file| !file.starts_with('-'));
     match file.filter(|_| INTERPRETERS.contains(&name)) {
         Some(file) if !directory.join(file).is_file() => {
-            Err(Wrong::at("command", format!("there is no file {}", quoted(file))))
+            Err(format!("there is no file {}", quoted(file)))
         }
         _ => Ok(()),
     }

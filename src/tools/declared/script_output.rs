@@ -9,14 +9,15 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::outcome;
 use crate::bounds::json::{self, Unreadable};
 use crate::bounds::schema::{Fault, Rejected, Schema};
 use crate::bounds::secrets::{REDACTED, redact, redacted};
 use crate::event::ToolProgress;
-use crate::tools::ToolContext;
 use crate::tools::results::MAX_RESULT;
 use crate::tools::sandbox::plan::Stopped;
 use crate::tools::sandbox::{Output, Ran, shortened};
+use crate::tools::{CallOutcome, ToolContext};
 
 /// Bytes of one piece of progress.
 const MAX_PROGRESS: usize = 4 * 1024;
@@ -93,27 +94,22 @@ impl Answered {
 
     /// The answer, or the error.
     pub(super) fn of(&self, ran: &Ran, timeout: Duration) -> Result<String, String> {
-        let Ran { exit_code, stopped, stdout, stderr, .. } = ran;
-        let failed = match (stopped, exit_code) {
-            (Some(stopped), _) => {
-                Some(format!("The program was ended: {}.", why(*stopped, timeout)))
-            }
-            (None, Some(0)) => None,
-            (None, Some(code)) => Some(format!("The program failed with exit code {code}.")),
-            (None, None) => Some("The program was ended.".to_owned()),
-        };
-        if let Some(failed) = failed {
+        let Ran { stdout, stderr, .. } = ran;
+        if let Some(failed) = failure(ran, timeout) {
             let end = self.end_of(stderr);
             let said = if end.is_empty() {
                 String::new()
             } else {
                 format!("\nIts standard error ends with:\n{end}")
             };
-            return Err(format!("{failed}{said}"));
+            return Err(format!("The {failed}.{said}"));
         }
         let text = self.without_secrets(stdout.text.trim_end().to_owned());
         match &self.schema {
-            Some(schema) => checked(schema, stdout, &text).map(|()| text),
+            Some(schema) => {
+                let value = read(stdout, &text)?;
+                checked(schema, &value).map(|()| text)
+            }
             None if text.is_empty() => Ok("The program wrote nothing.".to_owned()),
             None if stdout.omitted > 0 => {
                 let (head, tail) = stdout.ends();
@@ -123,6 +119,31 @@ impl Answered {
             }
             None => Ok(text),
         }
+    }
+
+    /// What it says, asked by another program, of a call that took effect.
+    pub(super) fn of_query(&self, ran: &Ran, timeout: Duration) -> CallOutcome {
+        let text = self.without_secrets(ran.stdout.text.trim().to_owned());
+        let unanswered = failure(ran, timeout).map(|failed| format!("the {failed}"));
+        let too_long =
+            (ran.stdout.omitted > 0).then(|| "the program's answer is too long".to_owned());
+        if let Some(why) = unanswered.or(too_long) {
+            return CallOutcome::Unknown(why);
+        }
+        let result = match outcome::of_program(&text) {
+            Ok(result) => result,
+            Err(outcome) => return outcome,
+        };
+        let shown = match (&self.schema, result) {
+            (Some(schema), result) => {
+                let result = result.unwrap_or_default();
+                checked(schema, &result).map(|()| result.to_string())
+            }
+            (None, None) => Ok("The call took effect; its result is not known.".to_owned()),
+            (None, Some(Value::String(text))) => Ok(text),
+            (None, Some(result)) => Ok(result.to_string()),
+        };
+        CallOutcome::Happened(shown.map(|text| self.without_secrets(text)))
     }
 
     /// Logs what the program wrote to standard error.
@@ -154,6 +175,16 @@ impl Answered {
     }
 }
 
+/// How a program failed: a clause without its article.
+pub(super) fn failure(ran: &Ran, timeout: Duration) -> Option<String> {
+    match (ran.stopped, ran.exit_code) {
+        (Some(stopped), _) => Some(format!("program was ended: {}", why(stopped, timeout))),
+        (None, Some(0)) => None,
+        (None, Some(code)) => Some(format!("program failed with exit code {code}")),
+        (None, None) => Some("program was ended".to_owned()),
+    }
+}
+
 fn why(stopped: Stopped, timeout: Duration) -> String {
     match stopped {
         Stopped::Timeout => format!("it did not finish within {} seconds", timeout.as_secs_f64()),
@@ -164,18 +195,24 @@ fn why(stopped: Stopped, timeout: Duration) -> String {
     }
 }
 
-/// Whether an answer is what was declared of it.
-fn checked(schema: &Schema, stdout: &Output, text: &str) -> Result<(), String> {
-    let odd =
-        |why: &str| format!("The program ran, but its answer is not what was declared: {why}");
+fn odd(why: &str) -> String {
+    format!("The program ran, but its answer is not what was declared: {why}")
+}
+
+/// An answer that is JSON.
+fn read(stdout: &Output, text: &str) -> Result<Value, String> {
     if stdout.omitted > 0 {
         return Err(odd("it is too long."));
     }
-    let value: Value = json::read(text).map_err(|error| match error {
+    json::read(text).map_err(|error| match error {
         Unreadable::Malformed(error) => odd(&format!("it is not JSON: {error}.")),
         beyond => odd(&format!("{beyond}.")),
-    })?;
-    schema.check(&value, MAX_FAULTS).map_err(|rejected: Rejected| {
+    })
+}
+
+/// Whether an answer is what was declared of it.
+fn checked(schema: &Schema, value: &Value) -> Result<(), String> {
+    schema.check(value, MAX_FAULTS).map_err(|rejected: Rejected| {
         let fault = |Fault { pointer, masked, .. }| {
             let place = if pointer.is_empty() { "the answer".to_owned() } else { pointer };
             format!("\n- at {place}: {masked}")

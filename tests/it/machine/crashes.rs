@@ -35,6 +35,17 @@ fn open_call(bench: &Bench, name: &str) -> ToolCall {
 }
 
 fn dispatch(bench: &mut Bench, call: &ToolCall, effect: Effect, unknown: OnUnknownOutcome) {
+    dispatch_with(bench, call, effect, unknown, None);
+}
+
+/// The same, of a tool that can be asked about it where it has a hash.
+fn dispatch_with(
+    bench: &mut Bench,
+    call: &ToolCall,
+    effect: Effect,
+    unknown: OnUnknownOutcome,
+    reconcilable_by: Option<&str>,
+) {
     bench.record(RunEvent::ToolCallStarted(ToolCallStarted {
         actions: Arc::default(),
         call_id: call.id,
@@ -47,6 +58,7 @@ fn dispatch(bench: &mut Bench, call: &ToolCall, effect: Effect, unknown: OnUnkno
         on_unknown_outcome: unknown,
         sandbox: None,
         circumstances: Circumstances::default(),
+        reconcilable_by: reconcilable_by.map(str::to_owned),
     }));
 }
 
@@ -225,6 +237,56 @@ fn a_call_that_the_operator_wants_reported_is_not_repeated() {
     let Step::Record(events) = bench.state.next(bench.now) else { panic!("called again") };
     let [RunEvent::ToolCallCompleted(call)] = events.as_slice() else { panic!("{events:?}") };
     assert_eq!(call.failure, Some(CallFailure::UnknownOutcome));
+}
+
+#[test]
+fn a_tool_that_can_be_asked_is_asked_unless_the_run_is_over() {
+    use OnUnknownOutcome::{Report, Retry, Review};
+    for (unknown, then) in [(Review, "review"), (Report, "failed"), (Retry, "failed")] {
+        let mut bench = asked(may_crash(3), vec!["a"]);
+        let call = open_call(&bench, "a");
+        let dispatch = |bench: &mut Bench| {
+            dispatch_with(bench, &call, Effect::Once, unknown, Some("hash"));
+        };
+        dispatch(&mut bench);
+        resume(&mut bench, 1);
+        let Step::CallTools(calls) = bench.state.next(bench.now) else { panic!("{unknown:?}") };
+        let interrupted = calls[0].interrupted.as_ref().unwrap();
+        assert_eq!(
+            (interrupted.tool_hash.as_str(), interrupted.effect_key.as_str()),
+            ("hash", "k")
+        );
+        assert_eq!((interrupted.on_unknown_outcome, calls[0].was_started), (unknown, true));
+        assert_eq!(fate(&bench), "goes on");
+        // It dies while the tool is asked: it is asked again, until that is the last crash.
+        dispatch(&mut bench);
+        resume(&mut bench, 2);
+        assert!(matches!(bench.state.next(bench.now), Step::CallTools(_)), "{unknown:?}");
+        // Where nothing can ask it, a person is.
+        let undriven = bench.state.disposal(false, bench.now).and_then(|it| it.park);
+        assert_eq!(undriven.is_some(), unknown == Review, "{unknown:?}");
+        dispatch(&mut bench);
+        resume(&mut bench, 3);
+        assert_eq!(fate(&bench), then, "{unknown:?}");
+        bench.record(RunEvent::RunCancelRequested { reason: None });
+        assert_eq!(fate(&bench), "cancelled", "{unknown:?}");
+    }
+}
+
+#[test]
+fn a_call_is_reviewed_before_time_ends_its_run() {
+    let mut bench = asked(text(), vec!["a", "b"]);
+    let call = open_call(&bench, "a");
+    dispatch_with(&mut bench, &call, Effect::Once, OnUnknownOutcome::Review, Some("hash"));
+    resume(&mut bench, 1);
+    bench.now += TimeDelta::days(30);
+    let Step::Record(events) = bench.state.next(bench.now) else { panic!() };
+    let [RunEvent::ApprovalRequested(asked)] = events.as_slice() else { panic!("{events:?}") };
+    assert_eq!((asked.call_id, asked.kind), (call.id, WaitKind::Review));
+    for event in events {
+        bench.record(event);
+    }
+    assert_eq!(bench.state.next(bench.now), Step::Suspend(RunStatus::NeedsReview), "asked once");
 }
 
 #[test]

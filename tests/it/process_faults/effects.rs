@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Path, State};
-use axum::http::HeaderMap;
-use axum::routing::post;
+use axum::http::{HeaderMap, StatusCode};
+use axum::routing::{get, post};
 use axum::{Json, Router};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -21,6 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub(super) const TOOLS: &str = "
 tools:
   - {name: once, description: Once., method: POST, path: '/{{ args.hold }}', body: {name: '{{ args.name }}'}}
+  - {name: asked, description: Once; knows., method: POST, path: '/{{ args.hold }}', body: {name: '{{ args.name }}'}, reconcile: {path: '/outcomes/{{ call.key }}'}}
   - {name: again, description: As often as you like., effect: idempotent, method: POST, path: '/{{ args.hold }}', body: {name: '{{ args.name }}'}}
   - {name: look, description: Looks., effect: read, method: POST, path: '/{{ args.hold }}', body: {name: '{{ args.name }}'}}
 ";
@@ -51,7 +52,10 @@ impl Effects {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let shared = Arc::<Shared>::default();
-        let app = Router::new().route("/{hold}", post(record)).with_state(Arc::clone(&shared));
+        let app = Router::new()
+            .route("/{hold}", post(record))
+            .route("/outcomes/{key}", get(outcome))
+            .with_state(Arc::clone(&shared));
         let server = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
         Self { url, shared, server }
     }
@@ -110,4 +114,14 @@ async fn record(
         shared.is_released.subscribe().wait_for(|is_released| *is_released).await.unwrap();
     }
     Json(json!({"ok": true}))
+}
+
+/// What became of a call, by its key.
+async fn outcome(
+    State(shared): State<Arc<Shared>>,
+    Path(key): Path<String>,
+) -> Result<Json<Value>, StatusCode> {
+    let requests = shared.requests.lock();
+    let took_effect = requests.iter().any(|request| request.key == key && request.took_effect);
+    if took_effect { Ok(Json(json!({"ok": "then"}))) } else { Err(StatusCode::NOT_FOUND) }
 }

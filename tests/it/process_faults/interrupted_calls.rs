@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::site::{Site, agent, id_of, until_completed};
+use super::site::{Site, agent, count, events, id_of, until_completed};
 use crate::crashes::{Spent, until_balanced};
 use crate::fault_rounds::rounds;
 use crate::service::{Db, Service, Setup, Signal, on_both_stores};
@@ -38,6 +38,8 @@ enum Then {
     Review { took_effect: bool },
     /// It is made again, with its key.
     Again,
+    /// Its tool is asked: it is made again where it did not take effect.
+    Asked { took_effect: bool },
     /// Its end is stored.
     Kept,
 }
@@ -45,9 +47,19 @@ enum Then {
 /// An agent, its call, and what becomes of that.
 type Kind = (&'static str, &'static str, Then);
 
-const KINDS: [Kind; 7] = [
+const KINDS: [Kind; 9] = [
     ("once-before", "{tool: 'http:effects/once', arguments: {hold: before, NAME}}", REVIEW_BEFORE),
     ("once-after", "{tool: 'http:effects/once', arguments: {hold: after, NAME}}", REVIEW_AFTER),
+    (
+        "asked-before",
+        "{tool: 'http:effects/asked', arguments: {hold: before, NAME}}",
+        Then::Asked { took_effect: false },
+    ),
+    (
+        "asked-after",
+        "{tool: 'http:effects/asked', arguments: {hold: after, NAME}}",
+        Then::Asked { took_effect: true },
+    ),
     ("again-before", "{tool: 'http:effects/again', arguments: {hold: before, NAME}}", Then::Again),
     ("again-after", "{tool: 'http:effects/again', arguments: {hold: after, NAME}}", Then::Again),
     (
@@ -169,6 +181,12 @@ async fn goes_on(site: &Site, service: &Service, it: &Interrupted) {
         Then::Kept => {
             assert_eq!(requests.len(), 1, "{name}: {requests:?}");
             assert_eq!(site.effects.requests_of(&format!("look {name}")).len(), 2, "{name}");
+        }
+        Then::Asked { took_effect } => {
+            assert_eq!(requests.len(), if took_effect { 1 } else { 2 }, "{name}: {requests:?}");
+            assert!(requests.iter().all(|key| *key == requests[0]), "{name}: {requests:?}");
+            let reviews = count(&events(service, run).await, "approval.requested");
+            assert_eq!(reviews, 0, "{name}");
         }
         Then::Review { .. } => {}
     }

@@ -1,0 +1,210 @@
+//! Calls that must not be repeated and that a crash interrupted, of tools that can be asked about
+//! them.
+//!
+//! A tool is asked under the rules that hold for the call, about the arguments that it was made with,
+//! and only as long as it is declared as it was then. Nothing is executed unless the tool says that
+//! the call had no effect; where it does not know, the option with which the call was started
+//! decides. When a run gets here is the engine's to say.
+
+use serde_json::Value;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Decided, EARLIER_DECISION, Executor, Offered, Prepared, Ready, RunScope, Slot, arguments,
+};
+use crate::event::{AuditRecord, CallFailure, Reconciled, RunEvent, ToolCallStarted};
+use crate::governance::{Call, Verdict};
+use crate::message::ToolCall;
+use crate::run::{Effect, OnUnknownOutcome};
+use crate::tools::CallOutcome;
+use crate::tools::guarded::{Failure, guarded};
+use crate::tools::interrupted::{Interrupted, Reconciliation, sentence};
+use crate::tools::results::{
+    ASKED_IN_VAIN, CANNOT_BE_ASKED, FatalToolError, Finished, review, unknown_outcome,
+};
+
+/// Why a tool is not asked that is another one now.
+const CHANGED_TOOL: &str = "the tool's declaration has changed since";
+const CHANGED_CALL: &str = "the call would be made with other arguments now";
+const BROKEN: &str = "what the call would do cannot be told";
+
+impl Offered {
+    /// Its hash, where it can be asked about a call of this effect after a crash.
+    pub(super) fn reconcilable_by(&self, effect: Effect) -> Option<String> {
+        (effect == Effect::Once && self.tool.can_reconcile()).then(|| self.hash.clone())
+    }
+}
+
+impl Ready {
+    /// What the tool has answered that was asked about the call, where it knew.
+    pub(super) fn reconciled(&self) -> Option<Reconciled> {
+        self.reconciliation.as_deref().and_then(Reconciliation::reconciled)
+    }
+
+    /// The audit records of the call, with that of the answer.
+    pub(super) fn records(
+        &self,
+        result: &Result<String, Failure>,
+        requests: Vec<AuditRecord>,
+        call: AuditRecord,
+    ) -> (Vec<AuditRecord>, AuditRecord) {
+        match &self.reconciliation {
+            Some(reconciliation) => reconciliation.records(result, requests, call),
+            None => (requests, call),
+        }
+    }
+}
+
+impl Executor {
+    /// Takes a call up to the point where it may be executed, or answers it. An approval replaces
+    /// the question for one, and no other check; of a call that was started only the rules are asked
+    /// again, and no person for an approval. One that a crash interrupted goes on only where its tool
+    /// can be asked about it.
+    ///
+    /// # Errors
+    /// [`FatalToolError`] where the tool cannot even look at what the call would do.
+    pub async fn prepare(
+        &self,
+        call: &ToolCall,
+        slot: Slot,
+        scope: &RunScope,
+        decided: impl Into<Decided<'_>>,
+    ) -> Result<Prepared, FatalToolError> {
+        let decided = decided.into();
+        let prepared = self.judged(call, slot, scope, decided).await;
+        let Some(interrupted) = decided.interrupted else { return prepared };
+        let why = match &prepared {
+            Ok(Prepared::Ready(ready)) => self.change_since(ready, interrupted),
+            Ok(Prepared::Answered(finished)) => Some(finished.reason()),
+            Ok(Prepared::Escalated(escalated)) => Some(escalated.reason.clone()),
+            Err(_) => Some(BROKEN.to_owned()),
+        };
+        let Some(why) = why else {
+            let with = |prepared| match prepared {
+                Prepared::Ready(ready) => {
+                    let reconciliation = Some(Box::new(Reconciliation::of(interrupted.clone())));
+                    Prepared::Ready(Ready { reconciliation, ..ready })
+                }
+                other => other,
+            };
+            return prepared.map(with);
+        };
+        let event = match interrupted.on_unknown_outcome {
+            OnUnknownOutcome::Retry => return prepared,
+            OnUnknownOutcome::Report => unknown_outcome(call.id, call.name.clone()),
+            OnUnknownOutcome::Review => {
+                let edited = decided.approval.and_then(|granted| granted.arguments).cloned();
+                let arguments = edited.or_else(|| arguments::parse(&call.arguments).ok());
+                let reason = format!("{CANNOT_BE_ASKED}: {}", sentence(&why));
+                review(call.id, call.name.clone(), arguments.unwrap_or_default(), &reason)
+            }
+        };
+        Ok(Prepared::Answered(Finished::of(event)))
+    }
+
+    /// Why the tool cannot be asked about the call any more.
+    fn change_since(&self, ready: &Ready, interrupted: &Interrupted) -> Option<String> {
+        let now = self.tools.get(ready.tool).map(|offered| &offered.hash);
+        if now != Some(&interrupted.tool_hash) {
+            return Some(CHANGED_TOOL.to_owned());
+        }
+        let is_same = ready.started.effect_key == interrupted.effect_key;
+        (!is_same).then(|| CHANGED_CALL.to_owned())
+    }
+
+    /// Executes a call, unless a crash interrupted it and its tool does not say that it had no effect.
+    pub(super) async fn attempted(
+        &self,
+        ready: &Ready,
+        scope: &RunScope,
+        cancel: &CancellationToken,
+    ) -> Result<String, Failure> {
+        let reconciliation = ready.reconciliation.as_deref();
+        if cancel.is_cancelled() && reconciliation.is_none() {
+            return Err(Failure::not_begun());
+        }
+        let work = async {
+            match reconciliation {
+                Some(reconciliation) => self.reconciled(ready, scope, reconciliation).await,
+                None => self.tried(ready, scope).await,
+            }
+        };
+        let done = cancel.run_until_cancelled(work).await;
+        done.unwrap_or_else(|| Err(Failure::cancelled(ready.effect())))
+    }
+
+    async fn reconciled(
+        &self,
+        ready: &Ready,
+        scope: &RunScope,
+        reconciliation: &Reconciliation,
+    ) -> Result<String, Failure> {
+        let since = Instant::now();
+        let outcome = self.asked(ready, scope).await;
+        reconciliation.answered(&outcome, since.elapsed(), ready.audit("", 0, None));
+        match outcome {
+            CallOutcome::Happened(Ok(text)) => Ok(text),
+            CallOutcome::Happened(Err(why)) => Err(Failure::Told(
+                CallFailure::ToolError,
+                format!("After a crash it was found that this call took effect. {why}"),
+            )),
+            CallOutcome::DidNotHappen => self.tried(ready, scope).await,
+            CallOutcome::Unknown(why) => match reconciliation.on_unknown_outcome() {
+                OnUnknownOutcome::Retry => self.tried(ready, scope).await,
+                OnUnknownOutcome::Report | OnUnknownOutcome::Review => Err(Failure::Unsettled(why)),
+            },
+        }
+    }
+
+    async fn asked(&self, ready: &Ready, scope: &RunScope) -> CallOutcome {
+        let Some(Offered { tool, options, .. }) = self.tools.get(ready.tool) else {
+            return CallOutcome::not_asked();
+        };
+        let work = async {
+            let (arguments, context) = (&ready.arguments, &ready.context);
+            let actions = tool.reconcile_actions(arguments, context).await?;
+            let question = Call {
+                tool: &ready.started.tool,
+                effect: Effect::Read,
+                actions: actions.into(),
+                approved_by: Some(EARLIER_DECISION),
+                skills: &scope.skills,
+                labels: scope.labels,
+                directory: scope.workspace.directory(),
+            };
+            match self.gate.judge(&scope.caller.scopes, question) {
+                Verdict::Pass { permit, .. } => tool.reconcile(permit, arguments, context).await,
+                Verdict::Stop(objection) => Ok(CallOutcome::Unknown(objection.reason)),
+            }
+        };
+        let limit = Self::limit(ready, scope, options);
+        guarded(limit, work).await.unwrap_or_else(|failure| {
+            CallOutcome::Unknown(match failure {
+                Failure::Told(CallFailure::Timeout, _) => {
+                    format!("no answer came within {} seconds", limit.as_secs_f64())
+                }
+                Failure::Told(CallFailure::Panicked, _) => "the tool crashed".to_owned(),
+                failure => failure.into_message(),
+            })
+        })
+    }
+}
+
+/// How a call goes on of which it is not known whether it took effect.
+pub(super) fn unsettled(
+    started: ToolCallStarted,
+    arguments: Value,
+    reconciliation: Option<&Reconciliation>,
+    why: &str,
+) -> RunEvent {
+    let ToolCallStarted { call_id, tool, .. } = started;
+    match reconciliation.map(Reconciliation::on_unknown_outcome) {
+        Some(OnUnknownOutcome::Report) => unknown_outcome(call_id, tool),
+        _ => review(call_id, tool, arguments, &format!("{ASKED_IN_VAIN}: {}", sentence(why))),
+    }
+}
+
+#[cfg(test)]
+#[path = "reconciling_tests.rs"]
+mod tests;

@@ -1,0 +1,119 @@
+//! Calls that a crash interrupted and whose tools can be asked about them: what is known of one, and
+//! what its tool has answered.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use chrono::TimeDelta;
+use serde::{Deserialize, Serialize};
+
+use super::CallOutcome;
+use super::guarded::Failure;
+use crate::clock;
+use crate::event::{AuditRecord, Reconciled};
+use crate::run::OnUnknownOutcome;
+
+/// The rule by which the audit log shows answers.
+pub(super) const RULE: &str = "reconcile";
+
+/// A call whose outcome a crash left unknown, as its start was recorded.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Interrupted {
+    /// Identifies the declaration of the tool that can be asked.
+    pub tool_hash: String,
+    /// Identifies the call with its arguments.
+    pub effect_key: String,
+    /// What becomes of the call where the tool does not know.
+    pub on_unknown_outcome: OnUnknownOutcome,
+}
+
+/// What is known of a call that a crash interrupted and whose tool is asked about it first.
+#[derive(Debug)]
+pub(super) struct Reconciliation {
+    interrupted: Interrupted,
+    answer: OnceLock<Answer>,
+}
+
+/// What a tool has answered.
+#[derive(Debug)]
+struct Answer {
+    reconciled: Option<Reconciled>,
+    record: AuditRecord,
+}
+
+impl Reconciliation {
+    pub(super) fn of(interrupted: Interrupted) -> Self {
+        Self { interrupted, answer: OnceLock::new() }
+    }
+
+    /// What becomes of the call where the tool does not know.
+    pub(super) fn on_unknown_outcome(&self) -> OnUnknownOutcome {
+        self.interrupted.on_unknown_outcome
+    }
+
+    /// What the tool has answered, where it knew.
+    pub(super) fn reconciled(&self) -> Option<Reconciled> {
+        self.answer.get().and_then(|answer| answer.reconciled)
+    }
+
+    /// The audit records of the call, with that of the query, if there was one: in the place of the
+    /// call's own where it was not executed.
+    pub(super) fn records(
+        &self,
+        result: &Result<String, Failure>,
+        mut requests: Vec<AuditRecord>,
+        call: AuditRecord,
+    ) -> (Vec<AuditRecord>, AuditRecord) {
+        let Some(Answer { record, .. }) = self.answer.get() else {
+            return (requests, call);
+        };
+        if self.reconciled() == Some(Reconciled::Happened)
+            || matches!(result, Err(Failure::Unsettled(_)))
+        {
+            return (requests, record.clone());
+        }
+        requests.push(record.clone());
+        let at = call.at.max(record.at + TimeDelta::microseconds(1));
+        (requests, AuditRecord { at, ..call })
+    }
+
+    /// Notes what the tool has answered; `call` is the audit record of its call.
+    pub(super) fn answered(&self, outcome: &CallOutcome, duration: Duration, call: AuditRecord) {
+        let (reconciled, told, reason, bytes) = match outcome {
+            CallOutcome::Happened(result) => {
+                let (Ok(text) | Err(text)) = result;
+                let reason =
+                    "The tool was asked after a crash, and says that the call took effect.";
+                let failed = if result.is_ok() { "succeeded" } else { "failed" };
+                (Some(Reconciled::Happened), failed, reason.to_owned(), Some(text.len() as u64))
+            }
+            CallOutcome::DidNotHappen => {
+                let reason =
+                    "The tool was asked after a crash, and says that the call had no effect.";
+                (Some(Reconciled::DidNotHappen), "not_executed", reason.to_owned(), None)
+            }
+            CallOutcome::Unknown(why) => {
+                let reason =
+                    format!("The tool was asked after a crash, in vain: {}", sentence(why));
+                (None, "unknown", reason, None)
+            }
+        };
+        let duration_ms = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+        let record = AuditRecord {
+            at: clock::now(),
+            rule: RULE.to_owned(),
+            pattern: None,
+            reason: Some(reason),
+            result_bytes: bytes,
+            outcome: told.to_owned(),
+            duration_ms: Some(duration_ms),
+            ..call
+        };
+        let _ = self.answer.set(Answer { reconciled, record });
+    }
+}
+
+/// A clause, or a sentence, with one full stop.
+pub(super) fn sentence(why: &str) -> String {
+    format!("{}.", why.trim_end_matches('.'))
+}

@@ -322,16 +322,16 @@ CREATE TABLE approvals (
     kind            text        NOT NULL,
     tool            text        NOT NULL,
     reason          text        NOT NULL,
-    arguments       text        NOT NULL,
     -- The child run whose end is waited for.
     child_run_id    uuid,
-    -- What a tool asks for in the middle of a call, without what it wants to have back.
-    input           text,
     status          text        NOT NULL,
     decided_at      timestamptz,
     decided_by      text,
     decision_reason text,
+    -- What a tool asks for in the middle of a call, without what it wants to have back.
+    input           text,
     resolution      text,
+    arguments       text        NOT NULL,
     PRIMARY KEY (run_id, seq),
     CONSTRAINT answer_fits CHECK ((status IN ('pending', 'void')) = (resolution IS NULL))
 );

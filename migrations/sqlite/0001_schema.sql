@@ -275,16 +275,17 @@ CREATE TABLE approvals (
     kind            TEXT    NOT NULL,
     tool            TEXT    NOT NULL,
     reason          TEXT    NOT NULL,
-    arguments       TEXT    NOT NULL,
     -- The child run whose end is waited for.
     child_run_id    TEXT,
-    -- What a tool asks for in the middle of a call, without what it wants to have back.
-    input           TEXT,
     status          TEXT    NOT NULL,
     decided_at      INTEGER,
     decided_by      TEXT,
     decision_reason TEXT,
+    -- What can be large comes last, so that nothing is read behind it. First what a tool asks for in
+    -- the middle of a call, without what it wants to have back.
+    input           TEXT,
     resolution      TEXT,
+    arguments       TEXT    NOT NULL,
     PRIMARY KEY (run_id, seq),
     CONSTRAINT answer_fits CHECK ((status IN ('pending', 'void')) = (resolution IS NULL))
 ) STRICT, WITHOUT ROWID;

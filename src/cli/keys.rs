@@ -13,7 +13,7 @@ use super::output::{confirmed, print, print_json, print_notice};
 use super::table::table;
 use super::{JsonArg, UsageError};
 use crate::config::Flags;
-use crate::runtime::keys::{DEFAULT_TENANT, SCOPES, is_id, is_scope, is_tenant};
+use crate::runtime::keys::{DEFAULT_TENANT, MAX_SCOPES, SCOPES, is_id, is_scope, is_tenant};
 
 const CREATE_EXAMPLES: &str = "\
 Scopes: admin, agents:invoke, agents:read, audit:read, files:read, files:write, keys:admin, memory:read,
@@ -31,7 +31,7 @@ pub(super) enum KeysCommand {
         /// A name for people
         #[arg(long)]
         name: String,
-        /// A scope of the key; can be repeated
+        /// A scope of the key; can be given 64 times
         #[arg(long = "scope", value_name = "SCOPE", required = true)]
         scopes: Vec<String>,
         /// When the key expires, e.g. 2030-01-01T00:00:00Z; default: never
@@ -97,6 +97,10 @@ impl KeysCommand {
             Self::Create { expires_at: Some(end), .. } if *end <= Utc::now() => {
                 wrong(format!("--expires-at: {end} is not in the future"))
             }
+            Self::Create { scopes, .. } if scopes.len() > MAX_SCOPES => wrong(format!(
+                "--scope: a key can have {MAX_SCOPES} scopes, and not {}",
+                scopes.len()
+            )),
             Self::Create { scopes, .. } => match scopes.iter().find(|scope| !is_scope(scope)) {
                 Some(scope) => wrong(format!(
                     "--scope: {scope:?} is not a scope; use one of {} or tools:<name>",

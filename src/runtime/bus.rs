@@ -6,6 +6,7 @@
 //! meets a gap, reads the journal ([`super::follow`]). Nothing is decided here about what readers see.
 
 use std::collections::HashMap;
+use std::io;
 use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
@@ -19,6 +20,8 @@ use crate::event::{Event, ModelDelta, RunEvent, ToolProgress};
 
 /// Events that a reader may be behind before it is sent to the journal.
 const RING: usize = 256;
+/// Bytes of an event, as JSON, that is kept in the ring.
+const KEPT: usize = 32 << 10;
 /// Pieces of progress that wait for the event in front of them.
 const MAX_EARLY: usize = 16;
 
@@ -38,6 +41,8 @@ pub struct Published {
 pub enum StreamItem {
     /// A durable event.
     Event(Event),
+    /// The number of a durable event that is too large to be kept for readers: it is in the journal.
+    Large(i64),
     /// A piece of an answer, for those who follow live.
     Delta(DateTime<Utc>, ModelDelta),
     /// What a call says of its progress, for those who follow live.
@@ -161,7 +166,10 @@ impl Channel {
         for event in events {
             if event.seq > published.last {
                 published.last = event.seq;
-                self.tell(StreamItem::Event(event));
+                let is_large = is_large(&event);
+                let item =
+                    if is_large { StreamItem::Large(event.seq) } else { StreamItem::Event(event) };
+                self.tell(item);
             }
             let last = published.last;
             if let Some((_, pieces)) = published.waiting.take_if(|(after, _)| *after <= last) {
@@ -221,6 +229,25 @@ impl Channel {
     }
 }
 
+/// Whether an event has more than [`KEPT`] bytes as JSON.
+fn is_large(event: &Event) -> bool {
+    serde_json::to_writer(Room(KEPT), event).is_err()
+}
+
+/// Room for so many bytes.
+struct Room(usize);
+
+impl io::Write for Room {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 = self.0.checked_sub(bytes.len()).ok_or(io::ErrorKind::StorageFull)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 impl Drop for Channel {
     fn drop(&mut self) {
         if let Some(bus) = self.bus.upgrade() {
@@ -259,11 +286,33 @@ mod tests {
         while let Ok(published) = reader.try_recv() {
             told.push(match &published.item {
                 StreamItem::Event(event) => event.seq.to_string(),
+                StreamItem::Large(seq) => format!("large {seq}"),
                 StreamItem::Delta(_, delta) => format!("{:?}", delta.piece),
                 StreamItem::Progress(_, progress) => progress.progress.to_string(),
             });
         }
         assert_eq!(told, ["4", "Text(\"late\")", "5", "Text(\"at once\")"]);
+    }
+
+    #[test]
+    fn of_a_large_event_the_number_is_told() {
+        let bus = Arc::new(Bus::default());
+        let (channel, _) = bus.channel("t", Uuid::nil(), 3);
+        let mut reader = channel.subscribe();
+        let large =
+            |seq, bytes| Event { what: RunEvent::interrupted("x".repeat(bytes)), ..event(seq) };
+        channel.publish([large(4, KEPT / 2), large(5, KEPT), event(6)].into_iter());
+        let mut told = Vec::new();
+        while let Ok(published) = reader.try_recv() {
+            told.push(match &published.item {
+                StreamItem::Event(event) => (event.seq, false),
+                StreamItem::Large(seq) => (*seq, true),
+                StreamItem::Delta(..) | StreamItem::Progress(..) => {
+                    panic!("there are events alone")
+                }
+            });
+        }
+        assert_eq!(told, [(4, false), (5, true), (6, false)]);
     }
 
     #[test]
@@ -280,7 +329,7 @@ mod tests {
         while let Ok(published) = reader.try_recv() {
             told.push(match &published.item {
                 StreamItem::Event(event) => event.seq,
-                StreamItem::Delta(..) => panic!("there is no answer"),
+                StreamItem::Large(_) | StreamItem::Delta(..) => panic!("there is no answer"),
                 StreamItem::Progress(_, said) => 100 + said.progress.as_i64().unwrap(),
             });
         }

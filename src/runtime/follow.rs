@@ -15,11 +15,14 @@ use uuid::Uuid;
 
 use super::Runtime;
 use super::bus::{Channel, Published, StreamItem};
+use super::journals;
+use crate::event::Event;
 use crate::run::RunStatus;
 use crate::store::{RunRecord, StoreError};
 
-/// Journal entries read at once.
+/// Journal entries read at once, and their bytes: all that a reader which does not go on keeps.
 const PAGE: u32 = 100;
+const PAGE_BYTES: u64 = 256 << 10;
 /// How often a waiter looks whether the run was parked without an event.
 const LOOK: Duration = Duration::from_secs(2);
 
@@ -136,8 +139,12 @@ impl Follower {
                         StreamItem::Event(event) if event.seq == self.seen + 1 => {
                             return Ok(Some(self.handed_out(published)));
                         }
-                        StreamItem::Event(event) if event.seq <= self.seen => {}
-                        StreamItem::Event(_) => self.fell_behind(),
+                        StreamItem::Large(seq) if *seq == self.seen + 1 => {
+                            (live.journal_until, self.caught_up) = (Some(*seq), false);
+                        }
+                        StreamItem::Event(Event { seq, .. }) | StreamItem::Large(seq)
+                            if *seq <= self.seen => {}
+                        StreamItem::Event(_) | StreamItem::Large(_) => self.fell_behind(),
                     },
                     Err(RecvError::Lagged(_) | RecvError::Closed) => self.fell_behind(),
                 },
@@ -167,14 +174,18 @@ impl Follower {
             self.caught_up = true;
             return Ok(());
         }
-        let page = self.runtime.inner.store.events(&self.tenant, self.run, self.seen, PAGE).await?;
-        if page.is_empty() {
+        let (store, tenant, run) = (&self.runtime.inner.store, &self.tenant, self.run);
+        let Some(next) = store.journal_piece(tenant, run, self.seen, PAGE, PAGE_BYTES).await?
+        else {
             // Something may have happened between reading and subscribing: read once more.
             self.caught_up = self.live.is_some();
             if self.live.is_none() {
                 self.subscribe();
             }
-        }
+            return Ok(());
+        };
+        let _turn = journals::turn(next.bytes).await;
+        let page = store.events_until(tenant, run, self.seen, next.until).await?;
         let page = page.into_iter().filter(|event| until.is_none_or(|until| event.seq <= until));
         self.ready.extend(page.map(|event| Arc::new(Published::new(StreamItem::Event(event)))));
         Ok(())

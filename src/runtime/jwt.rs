@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use self::jwks::{Jwks, JwksError};
-use super::keys::{is_scope, is_tenant};
+use super::keys::{MAX_SCOPES, is_scope, is_tenant};
 use crate::clock;
 use crate::config::Jwt;
 use crate::run::Caller;
@@ -24,7 +24,6 @@ use crate::run::Caller;
 /// Longer tokens are refused unread.
 const MAX_BYTES: usize = 8192;
 const MAX_SUBJECT: usize = 256;
-const MAX_SCOPES: usize = 256;
 /// How far the provider's clock may be ahead in `nbf`.
 const CLOCK_SKEW: Duration = Duration::from_mins(1);
 
@@ -165,7 +164,7 @@ impl IdentityProvider {
             return Err(wrong("tenant", "is not the name of a tenant"));
         }
         let scopes = scopes(claims.scope)
-            .ok_or(wrong("scope", "is not a text with at most 256 scopes separated by spaces"))?;
+            .ok_or(wrong("scope", "is not a text with at most 64 scopes separated by spaces"))?;
         let caller =
             Caller { subject: format!("jwt:{subject}"), tenant: tenant.to_owned(), scopes };
         Ok(Vouched { caller, expires_at })

@@ -33,6 +33,12 @@ pub const SCOPES: [&str; 16] = [
     "tools:read",
 ];
 
+/// How many scopes a key, or a token of an identity provider, can have.
+pub const MAX_SCOPES: usize = 64;
+
+/// Bytes of a scope.
+pub const MAX_SCOPE: usize = 256;
+
 /// The tenant of the first admin key, and of everyone where authentication is off.
 pub const DEFAULT_TENANT: &str = "default";
 
@@ -124,7 +130,8 @@ pub fn verify(secret: &str, stored: &[u8]) -> bool {
 /// Whether a key may have this scope.
 pub fn is_scope(scope: &str) -> bool {
     SCOPES.contains(&scope)
-        || scope.strip_prefix("tools:").is_some_and(|tool| !tool.is_empty() && tool.len() <= 256)
+        || (scope.len() <= MAX_SCOPE
+            && scope.strip_prefix("tools:").is_some_and(|tool| !tool.is_empty()))
 }
 
 /// Whether this may be a tenant: `^[a-z0-9][a-z0-9_-]{0,63}$`.

@@ -111,7 +111,7 @@ pub use replay::{Change, NewDecisions, PolicyReplay, Replay, ReplayError, Replay
 pub use start::{Accepted, Mode, StartError, StartRequest, Started, WaitError};
 pub use transcript::{KeptTurn, Transcript, transcript};
 pub use uploads::{FileCopy, Upload, UploadError, Uploads};
-pub use waiting::{AnswerError, Approver, CallPlace, Found, Outstanding};
+pub use waiting::{AnswerError, Approver, Asked, CallPlace, Found, Outstanding};
 pub use webhooks::{WebhookSender, Webhooks};
 pub use workspaces::{Sharing, WorkspaceSettings, object_store_fault, shared_volume_fault};
 

@@ -391,11 +391,10 @@ impl Runtime {
         loop {
             let after = events.last().map_or(0, |e| e.seq);
             let page = self.inner.store.events(tenant, id, after, PAGE).await?;
-            let complete = page.len() < PAGE as usize;
-            events.extend(page);
-            if complete {
+            if page.is_empty() {
                 return Ok(events);
             }
+            events.extend(page);
         }
     }
 

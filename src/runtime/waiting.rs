@@ -4,6 +4,7 @@
 //! An answer is taken once, by the store, which also queues the run. Whichever replica takes the
 //! run from the queue turns the answers that its journal does not know into events.
 
+use std::collections::HashMap;
 use std::fmt::Write as _;
 
 use serde_json::Value;
@@ -22,6 +23,11 @@ use crate::tools::results::capped;
 
 /// Rows that are read of one run; it asks for no more than its calls.
 const ALL: u32 = 10_000;
+
+/// Bytes of arguments, as JSON, that are shown of what a run and its descendants wait for; of what is
+/// beyond them, only arguments of so few bytes.
+const WHOLE: u64 = 4 << 20;
+const HEAD: u64 = 4096;
 
 /// What became of a call whose outcome a crash left unknown.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,6 +93,26 @@ pub struct Outstanding {
     pub status: RunStatus,
     /// The calls that wait for an answer from outside, its own and those of its descendants.
     pub pending: Vec<ApprovalRecord>,
+}
+
+/// What is known of what runs wait for, and how much is read of more.
+#[derive(Debug)]
+pub struct Asked {
+    /// Bytes beyond which arguments are left out.
+    most_bytes: u64,
+    /// Bytes of arguments that are read whatever their size, of one run at least.
+    whole: u64,
+    known: HashMap<Uuid, Vec<ApprovalRecord>>,
+}
+
+impl Asked {
+    fn whole() -> Self {
+        Self { most_bytes: HEAD, whole: WHOLE, known: HashMap::new() }
+    }
+
+    fn none() -> Self {
+        Self { most_bytes: 0, whole: 0, known: HashMap::new() }
+    }
 }
 
 /// What may wait for something.
@@ -260,18 +286,52 @@ impl Runtime {
         if let Some(asked) = asked.into_iter().find(waits) {
             return Ok((run, asked));
         }
-        let calls = store.tool_calls(tenant, place.run, &Page { limit: ALL, after: None }).await?;
-        let is_known = is_known || calls.iter().any(|call| call.call_id == place.call);
+        let is_known = is_known || store.has_tool_call(tenant, place.run, place.call).await?;
         Err(if is_known { AnswerError::NotAwaited } else { AnswerError::UnknownCall })
     }
 
     /// What a run waits for, in the order in which it asked, and its status. In the place of a call
     /// that waits for a child run stands what the child waits for; what children of a run wait for
-    /// that goes on beside them is there, too.
+    /// that goes on beside them is there, too. Arguments are left out where there are too many.
     ///
     /// # Errors
     /// [`StoreError`] where the store cannot be read.
     pub async fn outstanding(&self, run: &RunRecord) -> Result<Outstanding, StoreError> {
+        self.outstanding_with(run, &mut Asked::whole()).await
+    }
+
+    /// What is read at once of what these runs of a tenant wait for, for [`Runtime::outstanding_with`]:
+    /// without arguments of more than so many bytes.
+    ///
+    /// # Errors
+    /// [`StoreError`] where the store cannot be read.
+    pub async fn asked_by(
+        &self,
+        tenant: &str,
+        runs: &[RunRecord],
+        most_bytes: u64,
+    ) -> Result<Asked, StoreError> {
+        let parked = runs.iter().filter(|run| run.status.is_parked());
+        let parked: Vec<Uuid> = parked.map(|run| run.id).collect();
+        let mut known: HashMap<Uuid, Vec<ApprovalRecord>> = HashMap::new();
+        if !parked.is_empty() {
+            known.extend(parked.iter().map(|run| (*run, Vec::new())));
+            for asked in self.inner.store.pending(tenant, &parked, most_bytes).await? {
+                known.entry(asked.run_id).or_default().push(asked);
+            }
+        }
+        Ok(Asked { most_bytes, whole: 0, known })
+    }
+
+    /// As [`Runtime::outstanding`], of which a part is known.
+    ///
+    /// # Errors
+    /// [`StoreError`] where the store cannot be read.
+    pub async fn outstanding_with(
+        &self,
+        run: &RunRecord,
+        known: &mut Asked,
+    ) -> Result<Outstanding, StoreError> {
         let is_parked = run.status.is_parked();
         let may_have_children = run.status == RunStatus::Running && run.has_delegated();
         let waits = is_parked
@@ -293,7 +353,7 @@ impl Runtime {
                     child
                 }
             };
-            let asked = self.asked(&run.tenant, id).await?;
+            let asked = self.asked(&run.tenant, id, known).await?;
             if asked.is_empty() {
                 let children = self.inner.store.live_children(&run.tenant, id).await?;
                 open.extend(children.into_iter().map(|child| (Open::Run(child), false)));
@@ -316,19 +376,25 @@ impl Runtime {
         if !run.status.is_parked() {
             return Ok(run.status);
         }
-        Ok(self.outstanding(run).await?.status)
+        Ok(self.outstanding_with(run, &mut Asked::none()).await?.status)
     }
 
     /// What a run of this tenant waits for, the newest request first.
-    async fn asked(&self, tenant: &str, run: Uuid) -> Result<Vec<ApprovalRecord>, StoreError> {
-        let filter = ApprovalFilter {
-            run_id: Some(run),
-            status: Some(ApprovalStatus::Pending),
-            ..ApprovalFilter::default()
-        };
-        let page = Page { limit: ALL, after: None };
-        let mut asked = self.inner.store.approvals(tenant, &filter, &page).await?;
-        asked.sort_by_key(|asked| std::cmp::Reverse(asked.seq));
+    async fn asked(
+        &self,
+        tenant: &str,
+        run: Uuid,
+        known: &mut Asked,
+    ) -> Result<Vec<ApprovalRecord>, StoreError> {
+        if let Some(asked) = known.known.remove(&run) {
+            return Ok(asked);
+        }
+        let most = if known.whole > 0 { u64::MAX } else { known.most_bytes };
+        let asked = self.inner.store.pending(tenant, &[run], most).await?;
+        if known.whole > 0 {
+            let bytes = asked.iter().map(|asked| asked.arguments.to_string().len() as u64);
+            known.whole = known.whole.saturating_sub(bytes.sum());
+        }
         Ok(asked)
     }
 

@@ -8,6 +8,7 @@ use std::sync::LazyLock;
 use uuid::Uuid;
 
 use super::backend::Work;
+use super::journal::Piece;
 use super::sql::{Dialect, Query, Row};
 use super::tables::{ApprovalRequest, Group, Record, RunOpening, RunProgress};
 use super::{
@@ -247,33 +248,56 @@ impl Store {
         filter: &ApprovalFilter,
         page: &Page<RunCursor>,
     ) -> Result<Vec<ApprovalRecord>, StoreError> {
-        let written = ApprovalRequest::columns().into_iter().map(|column| column.name);
-        let all = written.chain(["decided_at", "decided_by", "decision_reason", "resolution"]);
-        let column = |name: &str| match name {
-            // Of one run they are shown whole.
-            "arguments" if filter.run_id.is_none() => format!(
-                "CASE WHEN length(arguments) > {MAX_ARGUMENTS} THEN 'null' ELSE arguments END \
-                 AS arguments"
-            ),
-            name => format!("approvals.{name}"),
-        };
-        let columns = all.map(column).collect::<Vec<_>>().join(", ");
-        let query = Query::new(format!(
-            "SELECT {columns}, (SELECT agent FROM runs WHERE runs.id = approvals.run_id) AS agent \
-             FROM approvals WHERE approvals.tenant = :tenant",
-        ));
-        let query = query
-            .bind("tenant", tenant)
-            .and("status = :status", "status", filter.status)
-            .and("run_id = :run", "run", filter.run_id)
-            .and("call_id = :call", "call", filter.call_id)
-            .and("kind <> :child", "child", filter.from_outside.then_some(WaitKind::Child));
+        let of_one_run = filter.run_id.is_some(); // of which they are shown whole
+        let most = if of_one_run { u64::MAX } else { MAX_ARGUMENTS as u64 };
+        let query = approvals_where(&approval_columns(), tenant, filter).bind("most", most);
         let mut rows: Vec<ApprovalRecord> =
             self.list_as(Work::Data, query, &APPROVALS, page).await?; // to be answered
-        if filter.run_id.is_none() {
+        if !of_one_run {
             rows.iter_mut().for_each(ApprovalRecord::leave_out_large_edits);
         }
         Ok(rows)
+    }
+
+    /// How many of a page of [`Store::approvals`] have at most so many bytes as they are shown: one at
+    /// least, however large it is.
+    pub async fn approval_piece(
+        &self,
+        tenant: &str,
+        filter: &ApprovalFilter,
+        page: &Page<RunCursor>,
+        most_bytes: u64,
+    ) -> Result<Piece, StoreError> {
+        let sizes = approvals_where(APPROVAL_SIZES, tenant, filter);
+        let sizes = APPROVALS.order(APPROVALS.after(sizes, page)).push(" LIMIT :limit");
+        let rows = self.backend.read(Work::Data, sizes.bind("limit", page.limit)).await?;
+        let most = if filter.run_id.is_some() { u64::MAX } else { MAX_ARGUMENTS as u64 };
+        let size = |row: &Row| {
+            let arguments = Some(row.read::<u64>("arguments")?).filter(|bytes| *bytes <= most);
+            // Arguments are shown twice: as a document and for people.
+            Ok(APPROVAL + 3 * arguments.unwrap_or(0) + row.read::<u64>("others")?)
+        };
+        let sizes: Vec<u64> = rows.iter().map(size).collect::<Result<_, StoreError>>()?;
+        Ok(Piece::of(sizes.into_iter(), most_bytes))
+    }
+
+    /// What these runs wait for, by run, the newest request first; arguments of more than so many
+    /// bytes are null.
+    pub async fn pending(
+        &self,
+        tenant: &str,
+        runs: &[Uuid],
+        most_bytes: u64,
+    ) -> Result<Vec<ApprovalRecord>, StoreError> {
+        let columns = approval_columns();
+        let pending = Query::new(format!(
+            "SELECT {columns} FROM approvals WHERE approvals.run_id IN :runs \
+             AND approvals.status = 'pending' AND EXISTS (SELECT 1 FROM runs \
+             WHERE runs.id = approvals.run_id AND runs.tenant = :tenant) \
+             ORDER BY approvals.run_id, approvals.seq DESC"
+        ));
+        let pending = pending.bind("tenant", tenant).bind("runs", runs).bind("most", most_bytes);
+        Ok(readable(&self.backend.read(Work::Data, pending).await?).collect())
     }
 
     /// A tenant's webhook deliveries, newest event first.
@@ -335,6 +359,48 @@ impl Store {
             limit += page.limit - u32::try_from(records.len()).unwrap_or(page.limit);
         }
     }
+}
+
+/// The columns of what runs wait for; arguments of more than `:most` bytes are null.
+fn approval_columns() -> String {
+    let written = ApprovalRequest::columns().into_iter().map(|column| column.name);
+    let all = written.chain(["decided_at", "decided_by", "decision_reason", "resolution"]);
+    let column = |name: &str| match name {
+        "arguments" => "CASE WHEN octet_length(approvals.arguments) > :most THEN 'null' \
+                        ELSE approvals.arguments END AS arguments"
+            .to_owned(),
+        name => format!("approvals.{name}"),
+    };
+    let columns = all.map(column).collect::<Vec<_>>().join(", ");
+    format!("{columns}, (SELECT agent FROM runs WHERE runs.id = approvals.run_id) AS agent")
+}
+
+/// Bytes of what a run waits for beside its texts, about.
+const APPROVAL: u64 = 1024;
+
+/// The sizes of the texts that can be large.
+const APPROVAL_SIZES: &str = "CAST(octet_length(approvals.arguments) AS bigint) AS arguments, \
+     CAST(octet_length(approvals.reason) + octet_length(COALESCE(approvals.input, '')) \
+     + octet_length(COALESCE(approvals.resolution, '')) AS bigint) AS others";
+
+/// What runs wait for, as far as a filter leaves it.
+fn approvals_where(columns: &str, tenant: &str, filter: &ApprovalFilter) -> Query {
+    let query = Query::new(format!("SELECT {columns} FROM approvals WHERE "));
+    // Those of one run are found by the run, whatever else is asked for.
+    let query = if filter.run_id.is_some() {
+        query.push(
+            "EXISTS (SELECT 1 FROM runs WHERE runs.id = approvals.run_id \
+                    AND runs.tenant = :tenant)",
+        )
+    } else {
+        query.push("approvals.tenant = :tenant")
+    };
+    query
+        .bind("tenant", tenant)
+        .and("approvals.status = :status", "status", filter.status)
+        .and("approvals.run_id = :run", "run", filter.run_id)
+        .and("approvals.call_id = :call", "call", filter.call_id)
+        .and("approvals.kind <> :child", "child", filter.from_outside.then_some(WaitKind::Child))
 }
 
 /// The runs that a filter leaves, but for its labels.

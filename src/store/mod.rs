@@ -21,6 +21,7 @@ mod ended_tokens;
 #[cfg(debug_assertions)]
 mod explain;
 mod failure;
+mod journal;
 mod keys;
 mod listing;
 mod memory;
@@ -68,6 +69,7 @@ pub use audit_check::{CheckedStretch, IsSigned, Signatures};
 pub use batch::Cancelling;
 pub use budget::{Ownership, Settled, SharedBudget};
 pub use commit::Commit;
+pub use journal::{JournalPiece, Piece};
 pub use keys::{AdminKeys, KeyStored, Revocation, Revoked};
 pub use memory::{MemoryFilter, ObservationId};
 pub use observations::KINDS as OBSERVATION_KINDS;

@@ -1,24 +1,24 @@
 //! Reading one run: its row, its journal, and its parts.
 
-use std::collections::HashMap;
+use std::collections::BTreeSet;
 
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use super::backend::Work;
+use super::journal::{IS_OURS, JournalIndex, Piece};
 use super::projection::{attach_payloads, events_of};
-use super::sql::{Query, Row};
-use super::tables::{JournalRow, Record};
+use super::sql::Query;
+use super::tables::Record;
 use super::{
     IdempotentRun, IterationRecord, NewRun, Page, RunRecord, Store, StoreError, ToolCallRecord,
 };
-use crate::event::Event;
 
 /// Runs that one statement asks about.
 const ASKED_AT_ONCE: usize = 1000;
 
-/// That the run is the tenant's.
-const IS_OURS: &str = "EXISTS (SELECT 1 FROM runs WHERE id = :run AND tenant = :tenant)";
+/// Bytes of a tool call beside its arguments and its result, about.
+const ROW: u64 = 1024;
 
 impl Store {
     /// One run.
@@ -87,24 +87,6 @@ impl Store {
         Ok(())
     }
 
-    /// Journal entries with `seq > after`, in order. Empty also where the run does not exist.
-    pub async fn events(
-        &self,
-        tenant: &str,
-        run: Uuid,
-        after: i64,
-        limit: u32,
-    ) -> Result<Vec<Event>, StoreError> {
-        let page = Query::new("SELECT * FROM run_events WHERE run_id = :run AND seq > :after AND ");
-        let page = page.push(IS_OURS).push(" ORDER BY seq LIMIT :limit");
-        let page = page.bind("tenant", tenant).bind("run", run);
-        let page = page.bind("after", after).bind("limit", limit);
-        let mut events = journal(&self.backend.read(Work::Data, page).await?)?;
-        events.retain(|event| event.seq > after);
-        events.truncate(limit as usize);
-        Ok(events)
-    }
-
     /// The numbers of the newest events of these runs; those that do not exist have none.
     pub async fn newest_events(&self, runs: &[Uuid]) -> Result<Vec<(Uuid, i64)>, StoreError> {
         let mut newest = Vec::with_capacity(runs.len());
@@ -115,36 +97,6 @@ impl Store {
             }
         }
         Ok(newest)
-    }
-
-    /// The journals of these runs, one after the other.
-    pub async fn journals(&self, tenant: &str, runs: &[Uuid]) -> Result<Vec<Event>, StoreError> {
-        let all = Query::new(
-            "SELECT * FROM run_events WHERE run_id IN :runs AND EXISTS (SELECT 1 FROM runs \
-             WHERE runs.id = run_events.run_id AND runs.tenant = :tenant) ORDER BY run_id, seq",
-        );
-        let all = all.bind("tenant", tenant).bind("runs", runs);
-        journal(&self.backend.read(Work::Data, all).await?)
-    }
-
-    /// How many bytes the journals of these runs have.
-    pub async fn journal_sizes(
-        &self,
-        tenant: &str,
-        runs: &[Uuid],
-    ) -> Result<HashMap<Uuid, u64>, StoreError> {
-        let sizes = Query::new(
-            "SELECT run_id, CAST(sum(octet_length(events)) AS bigint) AS bytes FROM run_events \
-             WHERE run_id IN :runs AND run_id IN \
-             (SELECT id FROM runs WHERE id IN :runs AND tenant = :tenant) GROUP BY run_id",
-        );
-        let sizes = sizes.bind("tenant", tenant).bind("runs", runs);
-        let rows = self.backend.read(Work::Data, sizes).await?;
-        let size = |row: &Row| {
-            let bytes = u64::try_from(row.read::<i64>("bytes")?).unwrap_or(u64::MAX);
-            Ok((row.read("run_id")?, bytes))
-        };
-        rows.iter().map(size).collect()
     }
 
     /// Iterations in order; the cursor is the offset.
@@ -166,16 +118,71 @@ impl Store {
         run: Uuid,
         page: &Page<i64>,
     ) -> Result<Vec<ToolCallRecord>, StoreError> {
-        let list = Query::new("SELECT * FROM tool_calls WHERE run_id = :run AND ");
-        let list = list.push(IS_OURS).push(" ORDER BY proposed_seq, ordinal");
-        let mut calls: Vec<ToolCallRecord> = self.part(list, tenant, run, page).await?;
-        let sources = || calls.iter().flat_map(ToolCallRecord::sources);
-        if let (Some(first), Some(last)) = (sources().min(), sources().max()) {
-            let limit = u32::try_from(last + 1 - first).unwrap_or(u32::MAX);
-            let events = self.events(tenant, run, first - 1, limit).await?;
-            attach_payloads(&mut calls, events);
+        let mut calls = self.call_rows(tenant, run, page).await?;
+        let index = self.index_of(run, &calls).await?;
+        let rows: BTreeSet<i64> = calls.iter().flat_map(|call| index.rows_of(call)).collect();
+        if !rows.is_empty() {
+            let rows: Vec<i64> = rows.into_iter().collect();
+            attach_payloads(&mut calls, self.events_in_rows(run, &rows).await?);
         }
         Ok(calls)
+    }
+
+    /// How many tool calls of a page have arguments and results of at most so many bytes, as they
+    /// stand in the journal: one at least, however large it is.
+    pub async fn tool_call_piece(
+        &self,
+        tenant: &str,
+        run: Uuid,
+        page: &Page<i64>,
+        most_bytes: u64,
+    ) -> Result<Piece, StoreError> {
+        let calls = self.call_rows(tenant, run, page).await?;
+        let index = self.index_of(run, &calls).await?;
+        let mut counted = BTreeSet::new();
+        let sizes = calls.iter().map(|call| {
+            let new = index.rows_of(call).into_iter().filter(|row| counted.insert(*row));
+            ROW + new.map(|row| index.bytes_of(row)).sum::<u64>()
+        });
+        Ok(Piece::of(sizes, most_bytes))
+    }
+
+    /// Whether a run has such a tool call.
+    pub async fn has_tool_call(
+        &self,
+        tenant: &str,
+        run: Uuid,
+        call: Uuid,
+    ) -> Result<bool, StoreError> {
+        let look =
+            Query::new("SELECT 1 FROM tool_calls WHERE run_id = :run AND call_id = :call AND ");
+        let look = look.push(IS_OURS).bind("tenant", tenant).bind("run", run).bind("call", call);
+        Ok(!self.backend.read(Work::Data, look).await?.is_empty())
+    }
+
+    /// Tool calls without what stands in the journal.
+    async fn call_rows(
+        &self,
+        tenant: &str,
+        run: Uuid,
+        page: &Page<i64>,
+    ) -> Result<Vec<ToolCallRecord>, StoreError> {
+        let list = Query::new("SELECT * FROM tool_calls WHERE run_id = :run AND ");
+        let list = list.push(IS_OURS).push(" ORDER BY proposed_seq, ordinal");
+        self.part(list, tenant, run, page).await
+    }
+
+    /// The rows of the journal in which what belongs to these calls can stand.
+    async fn index_of(
+        &self,
+        run: Uuid,
+        calls: &[ToolCallRecord],
+    ) -> Result<JournalIndex, StoreError> {
+        let sources = || calls.iter().flat_map(ToolCallRecord::sources);
+        let (Some(first), Some(last)) = (sources().min(), sources().max()) else {
+            return Ok(JournalIndex::default());
+        };
+        self.journal_index(run, first, last).await
     }
 
     async fn part<T: Record>(
@@ -196,12 +203,4 @@ impl Store {
 pub(super) fn one_run(tenant: &str, run: Uuid) -> Query {
     let query = Query::new("SELECT * FROM runs WHERE tenant = :tenant AND id = :run");
     query.bind("tenant", tenant).bind("run", run)
-}
-
-fn journal(rows: &[Row]) -> Result<Vec<Event>, StoreError> {
-    let mut events = Vec::new();
-    for row in rows {
-        events.extend(events_of(&JournalRow::read(row)?)?);
-    }
-    Ok(events)
 }

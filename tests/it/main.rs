@@ -71,6 +71,7 @@ mod installing;
 mod interception;
 mod jwt;
 mod keys;
+mod large_pages;
 mod left_behind;
 mod long_conversations;
 mod machine;

@@ -20,7 +20,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
-use self::pieces::{Attack, Pieces};
+use self::pieces::{Attack, HELD, Pieces};
 use crate::mock_model::{MockModel, Reply};
 use crate::service::{Db, Service, Setup};
 
@@ -114,6 +114,10 @@ impl Siege {
         }
         let hostile = key(&service, "hostile").await;
         let ordinary = key(&service, "ordinary").await;
+        let url = service.url("/v1/agents/victim/invoke-iterative");
+        let held = service.http.post(url).bearer_auth(&hostile);
+        let held = held.json(&json!({"run_id": HELD, "inputs": {"tree": "x"}})).send().await;
+        assert!(held.unwrap().status().is_success());
         Self { service, _mock: mock, apart, hostile, ordinary }
     }
 
@@ -238,6 +242,7 @@ async fn key(service: &Service, tenant: &str) -> String {
         "tools:read",
         "tools:execute",
         "audit:read",
+        "keys:admin",
     ];
     let body = json!({"name": tenant, "tenant": tenant, "scopes": scopes});
     service.post("/v1/keys", &body).await.body["key"].as_str().unwrap().to_owned()

@@ -5,12 +5,13 @@
 
 use axum::Json;
 use axum::extract::State;
+use axum::response::Response;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use super::page::{LISTS, ListParams, Listing, by_time, time_position};
+use super::page::{LISTS, ListParams, Listing, MAX_PAGE, by_time, time_position};
 use super::pending_views::Pending;
 use super::redacted;
 use super::run_views::{RunAnswer, answer_to};
@@ -21,8 +22,8 @@ use crate::http::edge::extract::{CallId, JsonObject, Params, fields};
 use crate::http::edge::problem::{Code, Problem};
 use crate::http::state::App;
 use crate::run::{Label, Labels, null_as_default};
-use crate::runtime::Found;
-use crate::store::{ApprovalFilter, ApprovalRecord, ApprovalStatus};
+use crate::runtime::{Found, journals};
+use crate::store::{ApprovalFilter, ApprovalRecord, ApprovalStatus, Page};
 
 /// A request of a run for an answer, and the answer if there is one.
 #[derive(Debug, Serialize, ToSchema)]
@@ -66,7 +67,8 @@ impl From<ApprovalRecord> for Approval {
 /// List approvals
 ///
 /// Everything that runs wait for: approvals, results of client tools, reviews and escalations.
-/// Newest first; only pending ones unless `status` is given.
+/// Newest first; only pending ones unless `status` is given. A page has about 4 MiB at most, or one
+/// approval, and may so have fewer than `limit`.
 #[utoipa::path(
     get, path = "/approvals", tag = "approvals", security(("bearer" = ["runs:approve"])),
     params(
@@ -80,7 +82,7 @@ pub(crate) async fn list_approvals(
     State(app): State<App>,
     caller: Scoped<RunsApprove>,
     mut params: Params,
-) -> Result<Json<Listing<Approval>>, Problem> {
+) -> Result<Response, Problem> {
     let status = Some(params.one_of("status")?.unwrap_or(ApprovalStatus::Pending));
     let filter = ApprovalFilter {
         status,
@@ -90,9 +92,19 @@ pub(crate) async fn list_approvals(
     };
     let page = by_time(&mut params, &caller.tenant, LISTS)?;
     params.finish()?;
-    let rows = app.store.approvals(&caller.tenant, &filter, &page).await?;
-    let cursor = |row: &ApprovalRecord| time_position(row.at, &row.call_id.to_string());
-    Ok(Json(Listing::of(rows, &page, cursor, Approval::from)))
+    let bytes = MAX_PAGE as u64;
+    let piece = app.store.approval_piece(&caller.tenant, &filter, &page, bytes).await?;
+    let turn = journals::turn(piece.bytes).await;
+    let goes_on = piece.goes_on || piece.rows == page.limit;
+    let shown = Page { limit: page.of_size(piece.rows).limit - 1, after: page.after.clone() };
+    let rows = app.store.approvals(&caller.tenant, &filter, &shown).await?;
+    let listing = move || {
+        let _turn = turn;
+        let last = rows.last().filter(|_| goes_on);
+        let last = last.map(|row| time_position(row.at, &row.call_id.to_string()));
+        Ok(Listing::until(rows.into_iter().map(Approval::from).collect(), page.list, last))
+    };
+    redacted::answered(usize::try_from(piece.bytes).unwrap_or(usize::MAX), listing).await
 }
 
 /// The approval of a tool call.

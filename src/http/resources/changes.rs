@@ -7,14 +7,14 @@
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 
-use axum::Json;
 use axum::extract::State;
+use axum::response::Response;
 use serde::Serialize;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::journal;
-use super::page::{LISTS, ListPage, ListParams, Listing, by_number, number_position};
+use super::page::{LISTS, ListPage, ListParams, Listing, MAX_PAGE, by_number, number_position};
 use super::redacted;
 use super::runs::existing;
 use crate::event::{
@@ -28,8 +28,8 @@ use crate::http::state::App;
 use crate::run::ActionKind;
 use crate::tools::{browser, file_ops, shell};
 
-/// Bytes of the diffs of one page, from which on it is full.
-const MAX_PAGE: usize = 4 * 1024 * 1024;
+/// Bytes of a change beside its texts, about.
+const ROW: usize = 256;
 /// Changes of one call that are listed; a cursor counts them.
 const PER_CALL: i64 = 1024;
 
@@ -69,7 +69,7 @@ pub(crate) struct ChangeView {
 /// List a run's changes of files
 ///
 /// What the run's calls changed, in order. Of what programs changed (`shell`, script tools) the lines are not known: `added`,
-/// `removed` and `diff` are null. Of one call 1,000 changes are listed; `changes_omitted` of its `tool_call.completed` counts the others.
+/// `removed` and `diff` are null. A page has at most 4 MiB, and may so have fewer than `limit`. Of one call 1,000 changes are listed; `changes_omitted` of its `tool_call.completed` counts the others.
 #[utoipa::path(
     get, path = "/runs/{id}/changes", tag = "runs", security(("bearer" = ["runs:read"])),
     params(("id" = Uuid, Path, description = "The run's id."), ListParams),
@@ -80,7 +80,7 @@ pub(crate) async fn list_changes(
     caller: Scoped<RunsRead>,
     RunId(id): RunId,
     mut params: Params,
-) -> Result<Json<Listing<ChangeView>>, Problem> {
+) -> Result<Response, Problem> {
     let page = by_number(&mut params, &caller.tenant, LISTS)?;
     params.finish()?;
     existing(&app, &caller.tenant, id).await?;
@@ -91,7 +91,7 @@ pub(crate) async fn list_changes(
     })
     .await?;
     let bytes = changes.bytes;
-    Ok(Json(redacted::prepared(bytes, move || changes.listed()).await?))
+    redacted::answered(bytes, move || Ok(changes.listed())).await
 }
 
 /// A call that was dispatched, perhaps more than once.
@@ -152,7 +152,8 @@ impl Changes {
             return;
         }
         let FileChange { path, change, from, added, removed, diff, truncated } = change;
-        self.bytes += diff.as_ref().map_or(0, String::len);
+        let texts = [Some(&path), from.as_ref(), diff.as_ref()];
+        self.bytes += ROW + texts.into_iter().flatten().map(String::len).sum::<usize>();
         if self.bytes > MAX_PAGE && !self.found.is_empty() {
             self.size = self.size.min(self.found.len());
         }

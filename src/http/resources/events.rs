@@ -12,7 +12,7 @@ use utoipa::openapi::schema::{KnownFormat, ObjectBuilder, Schema, SchemaFormat, 
 use utoipa::openapi::{Ref, RefOr};
 use utoipa::{PartialSchema, ToSchema};
 
-use super::page::{Listing, PARTS, PartParams, by_number, number_position};
+use super::page::{ListPage, Listing, MAX_PAGE, PARTS, PartParams, by_number, number_position};
 use super::redacted;
 use super::runs::existing;
 use super::stream::{self, Viewer};
@@ -24,6 +24,8 @@ use crate::http::edge::extract::{Params, RunId, invalid_parameter};
 use crate::http::edge::problem::{Code, Problem};
 use crate::http::edge::tokens;
 use crate::http::state::App;
+use crate::runtime::journals;
+use crate::store::{JournalPiece, RunRecord};
 
 /// One entry of the journal, without secrets.
 #[derive(Debug, Serialize)]
@@ -79,7 +81,8 @@ impl PartialSchema for JournalEntry {
 
 /// List a run's events
 ///
-/// The run's journal, in order. `after` and `cursor` are mutually exclusive. With
+/// The run's journal, in order. A page has at most 4 MiB, or one event, and may so have fewer than
+/// `limit`. `after` and `cursor` are mutually exclusive. With
 /// `Accept: text/event-stream`, a stream that replays the events after `Last-Event-ID` (or `after`)
 /// and continues until the run has ended.
 #[utoipa::path(
@@ -128,20 +131,47 @@ pub(crate) async fn list_events(
         return Err(invalid_parameter("after", "cannot be given together with `cursor`"));
     }
     params.finish()?;
-    existing(&app, &caller.tenant, id).await?;
-    let rows =
-        app.store.events(&caller.tenant, id, after.or(page.after).unwrap_or(0), page.limit).await?;
-    let listing = move || {
-        let last = rows.iter().take(page.limit as usize - 1).next_back();
-        let last = number_position(last.map_or(0, |event| event.seq));
-        let entries = rows
-            .iter()
-            .map(|event| RawValue::from_string(redacted::event(event)?).map(JournalEntry));
-        let entries: Vec<_> = entries.collect::<Result<_, serde_json::Error>>()?;
-        Ok::<_, serde_json::Error>(Listing::of(entries, &page, |_| last, |entry| entry))
+    let run = existing(&app, &caller.tenant, id).await?;
+    events_from(&app, &run, after.or(page.after).unwrap_or(0), &page).await
+}
+
+/// The page of events behind `after`.
+async fn events_from(
+    app: &App,
+    run: &RunRecord,
+    after: i64,
+    page: &ListPage<i64>,
+) -> Result<Response, Problem> {
+    let (size, of_list, newest) = (page.limit as usize - 1, page.list, run.last_seq());
+    let (rows, bytes) = (page.limit - 1, MAX_PAGE as u64);
+    let next = app.store.journal_piece(&run.tenant, run.id, after, rows, bytes).await?;
+    let Some(next) = next else {
+        return Ok(Json(Listing::<JournalEntry>::whole(Vec::new())).into_response());
     };
-    let listing = redacted::prepared(usize::MAX, listing).await?;
-    Ok(Json(listing.map_err(|error| Problem::internal(error.to_string()))?).into_response())
+    let turn = journals::turn(next.bytes).await;
+    let events = app.store.events_until(&run.tenant, run.id, after, next.until).await?;
+    let listing = move || {
+        let _turn = turn;
+        let unwritable = |error: serde_json::Error| Problem::internal(error.to_string());
+        let (mut entries, mut bytes, mut last) = (Vec::new(), 0, after);
+        let is_cut = events.len() > size;
+        for event in events.into_iter().take(size) {
+            let text = redacted::event(&event).map_err(unwritable)?;
+            bytes += text.len();
+            if bytes > MAX_PAGE && !entries.is_empty() {
+                break;
+            }
+            last = event.seq;
+            entries.push(JournalEntry(RawValue::from_string(text).map_err(unwritable)?));
+        }
+        let goes_on = is_cut || last < newest.max(next.until);
+        Ok(Listing::until(entries, of_list, goes_on.then(|| number_position(last))))
+    };
+    redacted::answered(bytes_of(&next), listing).await
+}
+
+fn bytes_of(piece: &JournalPiece) -> usize {
+    usize::try_from(piece.bytes).unwrap_or(usize::MAX)
 }
 
 fn event_number(text: &str) -> Option<i64> {

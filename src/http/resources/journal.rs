@@ -10,8 +10,10 @@ use crate::http::state::App;
 use crate::runtime::journals;
 use crate::store::RunRecord;
 
-/// How many events are read in one query.
+/// Events that are read in one query, and their bytes.
 const CHUNK: u32 = 200;
+const CHUNK_BYTES: u64 = 1 << 20;
+
 /// A journal in memory, and the turn that it takes.
 pub(super) struct Whole {
     pub(super) events: Vec<Event>,
@@ -22,16 +24,19 @@ pub(super) struct Whole {
 pub(super) async fn whole(app: &App, run: &RunRecord) -> Result<Whole, Problem> {
     let sizes = app.store.journal_sizes(&run.tenant, &[run.id]).await?;
     let turn = journals::turn(sizes.get(&run.id).copied().unwrap_or(0)).await;
-    let mut events = Vec::new();
-    read(app, &run.tenant, run.id, |event| {
-        events.push(event);
-        ControlFlow::Continue(())
-    })
-    .await?;
-    Ok(Whole { events, _turn: turn })
+    let mut events: Vec<Event> = Vec::new();
+    loop {
+        let seen = events.last().map_or(0, |event| event.seq);
+        let chunk = app.store.events(&run.tenant, run.id, seen, CHUNK).await?;
+        if chunk.is_empty() {
+            return Ok(Whole { events, _turn: turn });
+        }
+        events.extend(chunk);
+    }
 }
 
-/// Hands the events to `take` in order, until there are no more or it has enough.
+/// Hands the events to `take` in order, until there are no more or it has enough. No more than a
+/// piece of the journal is in memory.
 pub(super) async fn read(
     app: &App,
     tenant: &str,
@@ -39,17 +44,14 @@ pub(super) async fn read(
     mut take: impl FnMut(Event) -> ControlFlow<()>,
 ) -> Result<(), Problem> {
     let mut seen = 0;
-    loop {
-        let chunk = app.store.events(tenant, run, seen, CHUNK).await?;
-        let is_last = chunk.len() < CHUNK as usize;
-        for event in chunk {
-            seen = event.seq;
+    while let Some(next) = app.store.journal_piece(tenant, run, seen, CHUNK, CHUNK_BYTES).await? {
+        let _turn = journals::turn(next.bytes).await;
+        for event in app.store.events_until(tenant, run, seen, next.until).await? {
             if take(event).is_break() {
                 return Ok(());
             }
         }
-        if is_last {
-            return Ok(());
-        }
+        seen = next.until;
     }
+    Ok(())
 }

@@ -36,7 +36,11 @@ impl PartialSchema for Scope {
             "A permission. `admin` includes all others; `tools:<name>` allows executing one tool.";
         let scope = ObjectBuilder::new().schema_type(Type::String).description(Some(about));
         let pattern = format!("^({}|tools:.+)$", keys::SCOPES.join("|"));
-        scope.pattern(Some(pattern)).examples(["runs:read"]).into()
+        scope
+            .max_length(Some(keys::MAX_SCOPE))
+            .pattern(Some(pattern))
+            .examples(["runs:read"])
+            .into()
     }
 }
 
@@ -56,7 +60,7 @@ pub(crate) struct KeyRequest {
     tenant: Option<String>,
     /// The key's permissions.
     #[serde(default)]
-    #[schema(required, value_type = Vec<Scope>, min_items = 1, example = json!(["agents:invoke", "runs:read", "tools:execute"]))]
+    #[schema(required, value_type = Vec<Scope>, min_items = 1, max_items = 64, example = json!(["agents:invoke", "runs:read", "tools:execute"]))]
     scopes: Vec<String>,
     /// When the key expires; default: never, or when the key that creates it expires.
     #[serde(default, deserialize_with = "optional_time")]
@@ -157,8 +161,11 @@ fn validation_errors(request: &KeyRequest, now: DateTime<Utc>) -> Vec<Validation
     );
     let tenant = "must be 1 to 64 of a-z, 0-9, _ and -, and begin with a letter or digit";
     expect(request.tenant.as_deref().is_none_or(keys::is_tenant), "/tenant", tenant);
+    let most = keys::MAX_SCOPES;
     expect(!request.scopes.is_empty(), "/scopes", "must name at least one scope");
-    for (at, scope) in request.scopes.iter().enumerate() {
+    let many = request.scopes.len() > most;
+    expect(!many, "/scopes", &format!("must name at most {most} scopes"));
+    for (at, scope) in request.scopes.iter().enumerate().take(most) {
         expect(keys::is_scope(scope), &format!("/scopes/{at}"), "is not a scope");
     }
     expect(

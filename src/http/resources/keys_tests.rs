@@ -39,10 +39,16 @@ fn every_invalid_field_is_reported_with_its_pointer() {
             "/rate_limit_burst"
         ]
     );
-    assert_eq!(
-        validation_errors(&KeyRequest { scopes: Vec::new(), ..request() }, now)[0].pointer,
-        "/scopes"
-    );
+    let pointer = |scopes: Vec<String>| {
+        let faults = validation_errors(&KeyRequest { scopes, ..request() }, now);
+        faults.first().map(|fault| fault.pointer.clone())
+    };
+    let many = |count| (0..count).map(|number| format!("tools:t{number}")).collect();
+    let long = |bytes: usize| vec![format!("tools:{}", "t".repeat(bytes - "tools:".len()))];
+    assert_eq!(pointer(Vec::new()).as_deref(), Some("/scopes"));
+    assert_eq!(pointer(many(65)).as_deref(), Some("/scopes"));
+    assert_eq!(pointer(long(257)).as_deref(), Some("/scopes/0"));
+    assert_eq!((pointer(many(64)), pointer(long(256))), (None, None));
 }
 
 #[test]

@@ -31,6 +31,9 @@ pub(crate) const PARTS: PageSize = PageSize { default: 200, max: 1000 };
 /// For stretches of the audit log, of which each is compared with a thousand records.
 pub(crate) const STRETCHES: PageSize = PageSize { default: 20, max: 50 };
 
+/// Bytes of large items behind which a page ends.
+pub(crate) const MAX_PAGE: usize = 4 << 20;
+
 /// One page of a list.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Page)]
@@ -74,7 +77,7 @@ impl<T> Listing<T> {
         Self::of(rows, page, |_| next_offset(page), |row| row)
     }
 
-    /// The same of large items: the page ends behind so many bytes, too.
+    /// The same of large items: the page has at most so many bytes, or one item.
     pub(crate) fn of_large(
         all: Vec<T>,
         page: &ListPage<i64>,
@@ -82,18 +85,20 @@ impl<T> Listing<T> {
         size: impl Fn(&T) -> usize,
     ) -> Self {
         let start = page.after.unwrap_or(0);
-        let mut bytes = 0;
-        let mut fits = |item: &T| {
-            let is_open = bytes <= most_bytes;
-            bytes += size(item);
-            is_open
-        };
         let rows = all.iter().skip(offset(start)).take(page.limit as usize);
-        let count = rows.take_while(|item| fits(item)).count();
-        let shorter = u32::try_from(count).unwrap_or(u32::MAX).saturating_add(1);
-        let limit = page.limit.min(shorter);
-        Self::of_all(all, &ListPage { page: Page { limit, after: page.after }, list: page.list })
+        let count = fitting(rows.map(size), most_bytes);
+        Self::of_all(all, &page.of_size(u32::try_from(count).unwrap_or(u32::MAX)))
     }
+}
+
+/// How many of the first items of these sizes have at most so many bytes together: one at least.
+pub(super) fn fitting(sizes: impl Iterator<Item = usize>, most_bytes: usize) -> usize {
+    let mut bytes = 0;
+    let fits = |(index, size): &(usize, usize)| {
+        bytes += size;
+        *index == 0 || bytes <= most_bytes
+    };
+    sizes.enumerate().take_while(fits).count()
 }
 
 fn offset(number: i64) -> usize {
@@ -139,6 +144,14 @@ impl<C> Deref for ListPage<C> {
 
     fn deref(&self) -> &Page<C> {
         &self.page
+    }
+}
+
+impl<C: Clone> ListPage<C> {
+    /// The same with at most so many items.
+    pub(super) fn of_size(&self, size: u32) -> Self {
+        let limit = self.page.limit.min(size.saturating_add(1));
+        Self { page: Page { limit, after: self.page.after.clone() }, list: self.list }
     }
 }
 

@@ -1,5 +1,7 @@
 //! What parked runs wait for, as the API shows it.
 
+use std::fmt::{self, Write as _};
+
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use serde_json::Value;
@@ -14,7 +16,10 @@ use crate::message::visible::{escaped, escaped_json};
 use crate::store::ApprovalRecord;
 
 /// Bytes of a call's arguments that a list of runs shows.
-const MAX_LISTED: usize = 4096;
+pub(super) const MAX_LISTED: u64 = 4096;
+
+/// Bytes that indented arguments may have beside twice those that they have on one line.
+const MAX_INDENTED: usize = 16 << 10;
 
 /// Something that a parked run waits for.
 #[derive(Debug, Serialize, ToSchema)]
@@ -31,11 +36,12 @@ pub(crate) struct Pending {
     /// The tool; empty for an escalation.
     #[schema(example = "file_ops")]
     tool: String,
-    /// The call's arguments; a string if they are not valid JSON. Null in lists where they are large:
-    /// the run itself shows them.
+    /// The call's arguments; a string if they are not valid JSON. Null in lists where they are large,
+    /// which the run itself shows; and of calls of child runs where all have more than 4 MiB together,
+    /// which the child run shows.
     arguments: Value,
     /// The arguments as JSON text for display to a person: invisible characters, and those that
-    /// change how others are displayed, are escaped.
+    /// change how others are displayed, are escaped. Empty where the arguments are left out.
     #[schema(example = "{\n  \"path\": \"invoice\\u202efdp.exe\"\n}")]
     display: String,
     /// Why the run waits.
@@ -53,10 +59,41 @@ pub(crate) struct Pending {
 impl Pending {
     /// As a row of a list has it.
     pub(super) fn shorten(&mut self) {
-        if self.display.len() > MAX_LISTED {
+        if self.display.len() as u64 > MAX_LISTED {
             self.arguments = Value::Null;
             self.display.clear();
         }
+    }
+}
+
+/// Arguments for people: indented, where that does not make them much longer. Empty where they were
+/// left out.
+fn displayed(arguments: &Value) -> String {
+    if arguments.is_null() {
+        return String::new();
+    }
+    let compact = arguments.to_string();
+    let mut indented = Bounded { text: String::new(), most: 2 * compact.len() + MAX_INDENTED };
+    let text = match write!(indented, "{arguments:#}") {
+        Ok(()) => indented.text,
+        Err(_) => compact,
+    };
+    escaped_json(&text).into_owned()
+}
+
+/// A text that takes no more than so many bytes.
+struct Bounded {
+    text: String,
+    most: usize,
+}
+
+impl fmt::Write for Bounded {
+    fn write_str(&mut self, more: &str) -> fmt::Result {
+        if self.text.len() + more.len() > self.most {
+            return Err(fmt::Error);
+        }
+        self.text.push_str(more);
+        Ok(())
     }
 }
 
@@ -70,7 +107,7 @@ impl From<ApprovalRecord> for Pending {
             call_id: asked.call_id,
             kind: asked.kind.as_str(),
             tool: asked.tool,
-            display: escaped_json(&format!("{:#}", asked.arguments)).into_owned(),
+            display: displayed(&asked.arguments),
             arguments: asked.arguments,
             reason: redacted::text(escaped(&asked.reason).into_owned()),
             expires_at: asked.expires_at,

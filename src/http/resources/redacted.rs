@@ -5,12 +5,16 @@
 //! is what the caller asked for. The arguments of a call that the caller is to execute stay as they
 //! are.
 
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
 use serde_json::Value;
 
 use crate::bounds::secrets;
 use crate::event::{Awaited, Event, RunEvent};
 use crate::fairness;
 use crate::http::edge::problem::Problem;
+use crate::store::StoreError;
 
 /// Bytes that are searched on the thread that serves the request.
 const SEARCHED_HERE: usize = 32 * 1024;
@@ -43,18 +47,32 @@ pub(crate) fn described(mut description: Value) -> Value {
 
 /// An event as JSON text.
 pub(crate) fn event(event: &Event) -> Result<String, serde_json::Error> {
-    let written = event.served_text()?;
-    if !secrets::may_hold_secret(&written) {
-        return Ok(written);
+    written(event.served_text()?, is_for_client(event))
+}
+
+/// The same, away from the thread that serves the request where the event is large.
+pub(crate) async fn event_text(event: &Event) -> Result<String, StoreError> {
+    let unwritable = |error: serde_json::Error| StoreError::Failed(error.to_string());
+    let (text, for_client) = (event.served_text().map_err(unwritable)?, is_for_client(event));
+    let made = prepared(text.len(), move || written(text, for_client)).await;
+    made.map_err(|_| StoreError::Failed("an event could not be redacted".into()))?
+        .map_err(unwritable)
+}
+
+/// Whether the arguments in an event are for a caller who executes the tool.
+fn is_for_client(event: &Event) -> bool {
+    matches!(event.what, RunEvent::ToolCallAwaitingClient(Awaited { input: None, .. }))
+}
+
+/// The text of an event without secrets.
+fn written(text: String, for_client: bool) -> Result<String, serde_json::Error> {
+    if !secrets::may_hold_secret(&text) {
+        return Ok(text);
     }
-    let mut whole: Value = serde_json::from_str(&written)?;
+    let mut whole: Value = serde_json::from_str(&text)?;
+    drop(text);
     if let Some(data) = whole.get_mut("data") {
-        let kept = match event.what {
-            RunEvent::ToolCallAwaitingClient(Awaited { input: None, .. }) => {
-                data.get_mut("arguments").map(Value::take)
-            }
-            _ => None,
-        };
+        let kept = if for_client { data.get_mut("arguments").map(Value::take) } else { None };
         let proposed = data.get_mut("output").map(Value::take);
         secrets::redact(data);
         if let Some(arguments) = kept {
@@ -65,6 +83,17 @@ pub(crate) fn event(event: &Event) -> Result<String, serde_json::Error> {
         }
     }
     Ok(whole.to_string())
+}
+
+/// The answer that is made of so many bytes.
+///
+/// # Errors
+/// It could not be made.
+pub(crate) async fn answered<T: Serialize>(
+    bytes: usize,
+    work: impl FnOnce() -> Result<T, Problem> + Send + 'static,
+) -> Result<Response, Problem> {
+    prepared(bytes, move || work().map(|answer| Json(answer).into_response())).await?
 }
 
 /// Does what takes long for so many bytes on a thread that may be blocked.

@@ -8,6 +8,7 @@ use std::ops::ControlFlow;
 
 use axum::Json;
 use axum::extract::State;
+use axum::response::Response;
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use serde_json::Value;
@@ -16,7 +17,9 @@ use uuid::Uuid;
 
 use super::consumption_views::UsageView;
 use super::journal;
-use super::page::{Listing, PARTS, PartParams, by_number, next_offset};
+use super::page::{
+    Listing, MAX_PAGE, PARTS, PartParams, by_number, fitting, next_offset, number_position,
+};
 use super::redacted;
 use super::runs::existing;
 use crate::bounds::json;
@@ -28,11 +31,8 @@ use crate::http::edge::problem::Problem;
 use crate::http::state::App;
 use crate::message::{AssistantMessage, Conversation, FinishReason, ToolResult, Turn};
 use crate::run::Effect;
-use crate::runtime::{Transcript, transcript};
-use crate::store::{IterationRecord, RunRecord, ToolCallRecord};
-
-/// Bytes of messages behind which a page ends.
-pub(super) const MAX_PAGE: usize = 4 << 20;
+use crate::runtime::{Transcript, journals, transcript};
+use crate::store::{IterationRecord, Page, RunRecord, ToolCallRecord};
 
 /// One model response.
 #[derive(Debug, Serialize, ToSchema)]
@@ -138,6 +138,13 @@ async fn iteration_events(
     })
     .await?;
     Ok(all)
+}
+
+impl Iteration {
+    /// Bytes as JSON, about.
+    fn size(&self) -> usize {
+        1024 + 512 * self.compactions.len() + 40 * self.children.len()
+    }
 }
 
 impl From<IterationRecord> for Iteration {
@@ -383,6 +390,8 @@ pub(crate) fn json_or_text(text: &str) -> Value {
 }
 
 /// List a run's model responses
+///
+/// A page has at most 4 MiB, and may so have fewer responses than `limit`.
 #[utoipa::path(
     get, path = "/runs/{id}/iterations", tag = "runs", security(("bearer" = ["runs:read"])),
     params(("id" = Uuid, Path, description = "The run's id."), PartParams),
@@ -404,10 +413,19 @@ pub(crate) async fn list_iterations(
             events.remove(&(row.attempt, row.number)).unwrap_or_default();
         Iteration { compactions, children, ..Iteration::from(row) }
     };
-    Ok(Json(Listing::of(rows, &page, |_| next_offset(&page), iteration)))
+    let size = page.limit as usize - 1;
+    let has_more = rows.len() > size;
+    let mut all: Vec<Iteration> = rows.into_iter().take(size).map(iteration).collect();
+    let fits = fitting(all.iter().map(Iteration::size), MAX_PAGE);
+    let goes_on = has_more || fits < all.len();
+    all.truncate(fits);
+    let next = page.after.unwrap_or(0) + i64::try_from(fits).unwrap_or(i64::MAX / 4);
+    Ok(Json(Listing::until(all, page.list, goes_on.then(|| number_position(next)))))
 }
 
 /// List a run's tool calls
+///
+/// A page has at most 4 MiB of arguments and results, or one call, and may so have fewer than `limit`.
 #[utoipa::path(
     get, path = "/runs/{id}/tool-calls", tag = "runs", security(("bearer" = ["runs:read"])),
     params(("id" = Uuid, Path, description = "The run's id."), PartParams),
@@ -418,20 +436,30 @@ pub(crate) async fn list_tool_calls(
     caller: Scoped<RunsRead>,
     RunId(id): RunId,
     mut params: Params,
-) -> Result<Json<Listing<ToolCallView>>, Problem> {
+) -> Result<Response, Problem> {
     let page = by_number(&mut params, &caller.tenant, PARTS)?;
     params.finish()?;
     existing(&app, &caller.tenant, id).await?;
-    let rows = app.store.tool_calls(&caller.tenant, id, &page).await?;
-    let bytes = rows.iter().map(|row| row.result.as_ref().map_or(0, String::len)).sum();
-    let listing = move || Listing::of(rows, &page, |_| next_offset(&page), ToolCallView::from);
-    Ok(Json(redacted::prepared(bytes, listing).await?))
+    let bytes = MAX_PAGE as u64;
+    let piece = app.store.tool_call_piece(&caller.tenant, id, &page, bytes).await?;
+    let turn = journals::turn(piece.bytes).await;
+    let goes_on = piece.goes_on || piece.rows == page.limit;
+    let page = page.of_size(piece.rows);
+    let shown = Page { limit: page.limit - 1, after: page.after };
+    let rows = app.store.tool_calls(&caller.tenant, id, &shown).await?;
+    let listing = move || {
+        let _turn = turn;
+        let next = goes_on.then(|| next_offset(&page));
+        Ok(Listing::until(rows.into_iter().map(ToolCallView::from).collect(), page.list, next))
+    };
+    redacted::answered(usize::try_from(piece.bytes).unwrap_or(usize::MAX), listing).await
 }
 
 /// List a run's messages
 ///
 /// The whole conversation. Messages that the model no longer gets are marked as `compacted`; a
-/// response whose calls are pending comes last. A page of large messages has fewer of them.
+/// response whose calls are pending comes last. A page has at most 4 MiB, or one message, and may so
+/// have fewer than `limit`.
 #[utoipa::path(
     get, path = "/runs/{id}/messages", tag = "runs", security(("bearer" = ["runs:read"])),
     params(("id" = Uuid, Path, description = "The run's id."), PartParams),
@@ -442,7 +470,7 @@ pub(crate) async fn list_messages(
     caller: Scoped<RunsRead>,
     RunId(id): RunId,
     mut params: Params,
-) -> Result<Json<Listing<Message>>, Problem> {
+) -> Result<Response, Problem> {
     let page = by_number(&mut params, &caller.tenant, PARTS)?;
     params.finish()?;
     let run = existing(&app, &caller.tenant, id).await?;
@@ -450,9 +478,9 @@ pub(crate) async fn list_messages(
     let listing = move || {
         let told = transcript(&journal.events).map_err(|e| Problem::internal(e.to_string()))?;
         let all = all_messages(&told);
-        Ok::<_, Problem>(Listing::of_large(all, &page, MAX_PAGE, Message::size))
+        Ok(Listing::of_large(all, &page, MAX_PAGE, Message::size))
     };
-    Ok(Json(redacted::prepared(usize::MAX, listing).await??))
+    redacted::answered(usize::MAX, listing).await
 }
 
 #[cfg(test)]

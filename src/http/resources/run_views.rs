@@ -14,7 +14,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::consumption_views::{BudgetView, TreeUsed, UsageView};
-use super::pending_views::Pending;
+use super::pending_views::{MAX_LISTED, Pending};
 use super::redacted;
 use super::webhooks::CallbackError;
 use crate::agents::Definition;
@@ -24,8 +24,8 @@ use crate::http::state::Shared;
 use crate::run::{
     Budget, Caller, Label, Limits, Overrides, RunError, RunKind, RunStatus, TerminationReason,
 };
-use crate::runtime::Outstanding;
-use crate::store::{RunRecord, Store, StoreError};
+use crate::runtime::{Asked, Outstanding, journals};
+use crate::store::{ApprovalFilter, ApprovalStatus, Page, RunRecord, Store, StoreError};
 
 /// The outcome of a run, as an invocation answers it.
 #[derive(Debug, Serialize, ToSchema)]
@@ -293,7 +293,23 @@ async fn callback_errors(
 
 /// One run in full.
 pub(crate) async fn detail(app: &Shared, record: RunRecord) -> Result<RunDetail, Problem> {
+    let _turn = turn_of(app, &record).await?;
     RunViews::new(app).detail(record).await
+}
+
+/// The turn of the arguments that a run waits with.
+async fn turn_of(app: &Shared, record: &RunRecord) -> Result<Option<journals::Turn>, Problem> {
+    if !record.status.is_parked() {
+        return Ok(None);
+    }
+    let filter = ApprovalFilter {
+        run_id: Some(record.id),
+        status: Some(ApprovalStatus::Pending),
+        ..ApprovalFilter::default()
+    };
+    let all = Page { limit: MAX_CALLS, after: None };
+    let piece = app.store.approval_piece(&record.tenant, &filter, &all, u64::MAX).await?;
+    Ok(journals::turn(piece.bytes).await)
 }
 
 /// What this caller may see of a run after a command on it.
@@ -310,16 +326,31 @@ pub(crate) async fn answer_to(
     }))
 }
 
+/// Calls that a run can wait for: those of one answer.
+const MAX_CALLS: u32 = 1024;
+
 /// Makes the views of stored runs, and reads each definition that they share only once.
 pub(crate) struct RunViews<'a> {
     app: &'a Shared,
     /// The budgets of definitions that are no longer loaded, by their hash.
     replaced: HashMap<String, Option<(Limits, Budget)>>,
+    /// What the runs of a list wait for.
+    asked: Option<Asked>,
 }
 
 impl<'a> RunViews<'a> {
     pub(crate) fn new(app: &'a Shared) -> Self {
-        Self { app, replaced: HashMap::new() }
+        Self { app, replaced: HashMap::new(), asked: None }
+    }
+
+    /// Reads at once what these runs of a list wait for.
+    pub(crate) async fn read_ahead(
+        &mut self,
+        tenant: &str,
+        runs: &[RunRecord],
+    ) -> Result<(), Problem> {
+        self.asked = Some(self.app.runtime.asked_by(tenant, runs, MAX_LISTED).await?);
+        Ok(())
     }
 
     pub(crate) async fn detail(&mut self, mut record: RunRecord) -> Result<RunDetail, Problem> {
@@ -339,7 +370,11 @@ impl<'a> RunViews<'a> {
             tree: self.tree(&record).await?,
         };
         let callback_errors = callback_errors(&self.app.store, &record).await?;
-        let Outstanding { status, pending } = self.app.runtime.outstanding(&record).await?;
+        let runtime = &self.app.runtime;
+        let Outstanding { status, pending } = match &mut self.asked {
+            Some(asked) => runtime.outstanding_with(&record, asked).await?,
+            None => runtime.outstanding(&record).await?,
+        };
         Ok(RunSummary {
             budget,
             limits,

@@ -100,6 +100,7 @@ pub(crate) async fn list_runs(
     };
     let found = search(&app, &caller.tenant, &filter, &text, page).await?;
     let (mut views, mut data) = (RunViews::new(&app), Vec::with_capacity(found.runs.len()));
+    views.read_ahead(&caller.tenant, &found.runs).await?;
     for run in found.runs {
         data.push(views.summary(run).await?.listed());
     }
@@ -137,6 +138,7 @@ async fn listed(
         }
         let is_last = runs.len() < page.limit as usize;
         looked_at += runs.len();
+        views.read_ahead(tenant, &runs).await?;
         for run in runs {
             if data.len() + 1 == page.limit as usize {
                 return Ok((data, page.after.as_ref().map(cursor)));

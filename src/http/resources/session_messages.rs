@@ -12,8 +12,8 @@ use serde::Serialize;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::page::{LISTS, ListPage, ListParams, Listing, by_time_and, time_position};
-use super::run_parts::{MAX_PAGE, Message, messages_of};
+use super::page::{LISTS, ListPage, ListParams, Listing, MAX_PAGE, by_time_and, time_position};
+use super::run_parts::{Message, messages_of};
 use crate::event::Event;
 use crate::http::edge::auth::{Scoped, SessionsRead};
 use crate::http::edge::extract::{Name, Params};
@@ -111,10 +111,10 @@ async fn messages_from(
             let skipped = place.filter(|place| place.run == run.id).map_or(0, |place| place.index);
             let messages = told(run.id, by_run.get(&run.id).copied().unwrap_or_default())?;
             for (index, message) in messages.into_iter().enumerate().skip(skipped) {
-                if data.len() == size || bytes > MAX_PAGE {
+                bytes += message.message.size();
+                if data.len() == size || (bytes > MAX_PAGE && !data.is_empty()) {
                     return Ok(Listing::until(data, page.list, last));
                 }
-                bytes += message.message.size();
                 let place = format!("{}.{}.{}", run.turn, run.id, index + 1);
                 last = Some(time_position(run.created_at, &place));
                 data.push(message);

@@ -210,6 +210,7 @@ async fn frame(
 ) -> Result<Bytes, StoreError> {
     let make = async || match &published.item {
         StreamItem::Event(event) => event_frame(app.store.as_ref(), tenant, event).await,
+        StreamItem::Large(_) => Ok(Bytes::new()), // its readers get the event from the journal
         StreamItem::Delta(at, delta) => Ok(live_frame(run, *at, ModelDelta::TYPE_NAME, delta)),
         StreamItem::Progress(at, said) => Ok(live_frame(run, *at, ToolProgress::TYPE_NAME, said)),
     };
@@ -224,7 +225,7 @@ async fn frame(
 
 async fn event_frame(store: &Store, tenant: &str, event: &Event) -> Result<Bytes, StoreError> {
     let unwritable = |error: serde_json::Error| StoreError::Failed(error.to_string());
-    let mut data = redacted::event(event).map_err(unwritable)?;
+    let mut data = redacted::event_text(event).await?;
     if event.what.ending().is_some()
         && let Some(run) = store.run(tenant, event.run_id).await?
     {

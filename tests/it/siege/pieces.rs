@@ -4,6 +4,9 @@
 use reqwest::Method;
 use serde_json::{Map, Value, json};
 
+/// The run that the attackers' tenant begins with.
+pub(super) const HELD: &str = "01970000-0000-7000-8000-00000000cafe";
+
 /// One request.
 #[derive(Debug)]
 pub(super) struct Attack {
@@ -297,6 +300,26 @@ impl Pieces {
         format!("{name}={escaped}{}", if self.below(3) == 0 { many } else { String::new() })
     }
 
+    /// A list: of the tenant, or of the run that it began with.
+    fn list(&mut self) -> Attack {
+        let of_run = ["events", "tool-calls", "iterations", "changes", "messages", ""];
+        let of_run = format!("runs/{HELD}/{}", self.of(&of_run));
+        let path = self.of(&[
+            "runs",
+            "runs",
+            "sessions",
+            "audit",
+            "approvals",
+            "memory",
+            "keys",
+            &of_run,
+            &of_run,
+        ]);
+        let query = if self.below(3) == 0 { "limit=200".to_owned() } else { self.query() };
+        let path = format!("/v1/{path}?{query}");
+        Attack { method: Method::GET, path, body: None, is_text: false }
+    }
+
     pub(super) fn attack(&mut self) -> Attack {
         let post = |path: &str, body| Attack {
             method: Method::POST,
@@ -320,11 +343,7 @@ impl Pieces {
                 post("/v1/agents/victim/policy/judge", body)
             }
             5 => post("/v1/agents/clerk/policy/replay", json!({"definition": self.definition()})),
-            6 | 7 => {
-                let path = self.of(&["runs", "runs", "sessions", "audit", "approvals", "memory"]);
-                let path = format!("/v1/{path}?{}", self.query());
-                Attack { method: Method::GET, path, body: None, is_text: false }
-            }
+            6 | 7 => self.list(),
             8 => {
                 let path = format!("/v1/agents/clerk/files/{}", self.of(&["a", "b/c", "..%2fx"]));
                 let body = Some(Value::String(self.text()));

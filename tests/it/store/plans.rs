@@ -194,6 +194,13 @@ fn fault(plan: &str) -> Option<String> {
     lines.iter().enumerate().find(is_bad).map(|(_, line)| (*line).to_owned())
 }
 
+/// What belongs to runs that are known is found by them, and not among all that have the status.
+fn of_one_run(plans: &[String]) {
+    let wrong = ["approvals_listed", "approvals_due", "approvals_of_parents"];
+    let wrong = |plan: &&String| wrong.iter().any(|index| plan.contains(index));
+    assert_eq!(plans.iter().find(wrong), None);
+}
+
 fn run_filters() -> Vec<RunFilter> {
     let any = RunFilter::default;
     let at =
@@ -274,6 +281,13 @@ fn approval_filters() -> Vec<ApprovalFilter> {
         ApprovalFilter { status: Some(ApprovalStatus::Denied), ..any() },
         ApprovalFilter { run_id: Some(one), ..any() },
         ApprovalFilter { call_id: Some(one), run_id: Some(one), ..any() },
+        ApprovalFilter { status: Some(ApprovalStatus::Pending), run_id: Some(one), ..any() },
+        ApprovalFilter {
+            status: Some(ApprovalStatus::Denied),
+            run_id: Some(one),
+            call_id: None,
+            from_outside: true,
+        },
     ]
 }
 
@@ -321,8 +335,16 @@ async fn no_list_sorts_or_looks_through_a_table(mut db: Db) {
         }
         for filter in approval_filters() {
             db.store.approvals(TENANT, &filter, &page).await.unwrap();
+            db.store.approval_piece(TENANT, &filter, &page, 1 << 20).await.unwrap();
+            if filter.run_id.is_some() {
+                of_one_run(&plans.lock());
+            }
             found(format!("{filter:?} {after:?}"));
         }
+        let runs = [Uuid::from_u128(1), Uuid::from_u128(2)];
+        db.store.pending(TENANT, &runs, 0).await.unwrap();
+        of_one_run(&plans.lock());
+        found("what runs wait for".into());
         let of_memory = page_of_memory(&page);
         for filter in memory_filters() {
             db.store.memory(TENANT, &filter, &of_memory).await.unwrap();
@@ -347,6 +369,8 @@ async fn no_list_sorts_or_looks_through_a_table(mut db: Db) {
     db.store.journals(TENANT, &[run]).await.unwrap();
     db.store.iterations(TENANT, run, &page(20, None)).await.unwrap();
     db.store.tool_calls(TENANT, run, &page(20, None)).await.unwrap();
+    db.store.tool_call_piece(TENANT, run, &page(20, None), 1 << 20).await.unwrap();
+    assert!(!db.store.has_tool_call(TENANT, run, run).await.unwrap());
     found("parts".into());
     assert!(faults.is_empty(), "{}", faults.join("\n\n"));
 }

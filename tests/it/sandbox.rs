@@ -150,6 +150,20 @@ async fn a_program_runs_and_says_how_it_ended() {
 }
 
 #[tokio::test]
+async fn a_program_that_leaves_its_group_says_how_it_ended() {
+    for (bench, how) in benches() {
+        for (leave, code) in [("setpgrp", 3), ("setsid", 4)] {
+            let script = format!("import os, sys\nos.{leave}()\nprint('left')\nsys.exit({code})");
+            let ran = bench.python(&script).await;
+            assert_eq!(ran.exit_code, Some(code), "{how}, {leave}: {ran:?}");
+            assert_eq!(ran.stdout.text, "left\n", "{how}, {leave}");
+        }
+        let ran = bench.run("/usr/bin/timeout", &["1", "sleep", "60"]).await;
+        assert_eq!((ran.exit_code, ran.stopped), (Some(124), None), "{how}: {ran:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_program_that_takes_too_much_is_ended() {
     let bench = Bench::new();
     let shares = "import mmap; mmap.mmap(-1, 4096)";

@@ -25,6 +25,7 @@ on_both_stores! {
     a_file_with_another_hard_link_is_not_written,
     long_outputs_lose_their_middle_and_stay_json,
     files_that_the_rules_name_can_be_made,
+    files_in_a_directory_that_may_be_written_can_go,
 }
 
 const RULES: &str = "{allow: [{command: echo}, {command: cat, effect: read}, {command: ls, effect: read}, {command: wc, \
@@ -397,4 +398,34 @@ async fn files_that_the_rules_name_can_be_made(db: Db) {
     assert_eq!(changes[0][0]["path"], "made.txt", "{changes:#?}");
     assert_eq!(changes[0][0]["change"], "created", "{changes:#?}");
     assert!(changes[4].as_array().is_none_or(Vec::is_empty), "{changes:#?}");
+}
+
+/// Rules that name single files beside it change nothing about the directory.
+async fn files_in_a_directory_that_may_be_written_can_go(db: Db) {
+    let rules = "{allow: [{command: rm}, {command: mv}, {command: cat}]}";
+    let paths = "read: ['out/**', '*.md'], write: ['out/**', '*.txt', 'd/x.log']";
+    let agent = agent(rules, "")
+        .replace("write: ['./**'], deny: ['**/.env']", &format!("{paths}, deny: ['**/*.key']"));
+    let commands = [
+        "rm out/a",
+        "mv out/b out/c",
+        "rm -r out/sub",
+        "rm d/x.log",
+        "cat out/kept.key",
+        "rm out/kept.key",
+        "cat x.md",
+    ];
+    let mut setup = Setup::new().agent("worker", &agent).scenario("worker", &scenario(&commands));
+    for name in ["out/a", "out/b", "out/sub/s", "out/kept.key", "d/x.log", "b.txt", "x.md"] {
+        setup = setup.file(name, "canary");
+    }
+    let service = setup.start(db).await;
+    let run = service.run("worker", &json!({})).await;
+    let workspace = service.dir.path().join("workspace/default");
+    let is_there = |path: &str| workspace.join(path).exists();
+    let found = ["out/a", "out/b", "out/c", "out/sub", "d/x.log", "out/kept.key"].map(is_there);
+    let results = results(&service, &run).await;
+    assert_eq!(found, [false, false, true, false, true, true], "{results:#?}");
+    let last = results.last().unwrap();
+    assert_eq!(last["stdout"], "canary", "{results:#?}");
 }

@@ -159,12 +159,18 @@ pub fn workspace(
         }
     }
     if by_glob {
+        let by_directory = reach.grants.clone();
         for file in &found.files {
+            let mut by_itself = |access| {
+                if !by_directory.iter().any(|grant| grant.covers(file, access)) {
+                    push(&mut reach.grants, file, access, GrantKind::File);
+                }
+            };
             if permit.may_read(file) {
-                push(&mut reach.grants, file, access, GrantKind::File);
+                by_itself(access);
             }
             if writes && permit.may_write(file) {
-                push(&mut reach.grants, file, Access::WRITE, GrantKind::File);
+                by_itself(Access::WRITE);
             }
         }
         push(&mut reach.grants, ".", Access::READ, GrantKind::Names);
@@ -182,6 +188,18 @@ pub fn workspace(
     Ok((reach, Some(Before { tree: looked, denied, size, own })))
 }
 
+impl Grant {
+    /// Whether a file needs no grant of its own. One that has it is a mount point, which cannot be
+    /// deleted or renamed.
+    fn covers(&self, file: &str, access: Access) -> bool {
+        self.kind == GrantKind::Tree && self.access == access && lies_in(file, &self.path)
+    }
+}
+
+fn lies_in(path: &str, tree: &str) -> bool {
+    tree == "." || path.strip_prefix(tree).is_some_and(|rest| rest.starts_with('/'))
+}
+
 fn push(grants: &mut Vec<Grant>, path: &str, access: Access, kind: GrantKind) {
     grants.push(Grant { path: path.to_owned(), access, kind });
 }
@@ -189,9 +207,7 @@ fn push(grants: &mut Vec<Grant>, path: &str, access: Access, kind: GrantKind) {
 /// A directory as a whole; or where something in it is denied and cannot be covered, the names in
 /// it and, one by one, what is not denied.
 fn grant(grants: &mut Vec<Grant>, tree: &str, access: Access, found: &Found<'_>, has_mounts: bool) {
-    let within = |path: &str| {
-        tree == "." || path.strip_prefix(tree).is_some_and(|rest| rest.starts_with('/'))
-    };
+    let within = |path: &str| lies_in(path, tree);
     if has_mounts || !found.denied.iter().any(|denied| within(denied)) {
         let kind = if found.files.contains(tree) { GrantKind::File } else { GrantKind::Tree };
         return push(grants, tree, access, kind);

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::{Pid, Resource, Rlimit, Signal, WaitOptions, waitpid};
+use rustix::process::{Pid, Resource, Rlimit, Signal, WaitOptions, wait, waitpid};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::confinement::{drop_capabilities, landlock, limit, limit_program, open};
@@ -238,8 +238,8 @@ fn pipeline(
     let killed = Signal::KILL.as_raw();
     let mut ended = Ended { code: SIGNALLED + killed, signal: Some(killed) };
     while !started.is_empty() {
-        // Orphans of the programs fall to this process and are collected on the way.
-        match waitpid(None, WaitOptions::empty()) {
+        // Whatever group they have moved to. Orphans of theirs are collected on the way.
+        match wait(WaitOptions::empty()) {
             Ok(Some((pid, status))) => {
                 if Some(pid) == last {
                     ended = match (status.exit_status(), status.terminating_signal()) {

@@ -9,7 +9,7 @@ use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 
 use rustix::event::{Timespec, poll};
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
 
 /// Looks until everything is gone, at most; each ends what the one before it saw.
 const MOST_ROUNDS: usize = 10_000;
@@ -74,7 +74,7 @@ pub(super) fn end_descendants() {
             }
         }
         loop {
-            match waitpid(None, WaitOptions::NOHANG) {
+            match wait(WaitOptions::NOHANG) {
                 Ok(None) => break,
                 Ok(Some(_)) | Err(rustix::io::Errno::INTR) => {}
                 // No child, hence no descendant; looked at again, for one may just change hands.

@@ -38,6 +38,7 @@ async fn a_run_gives_reasoning_back_byte_for_byte(db: Db) {
         format!("[models.mock]\nkind = \"openai-responses\"\nbase_url = \"{}\"", mock.base_url());
     let service = Setup::new()
         .agent("reader", READER)
+        .agent("falls", &format!("{READER}fallback_models: [mock/gpt-4.1]\n"))
         .file("notes.txt", "seventeen\n")
         .config(&models)
         .start(db)
@@ -74,6 +75,18 @@ async fn a_run_gives_reasoning_back_byte_for_byte(db: Db) {
     assert_eq!(last["reasoning"], json!({"effort": "low", "summary": "auto"}));
     let result = last["input"][4]["output"].as_str().unwrap();
     assert!(result.contains("\nseventeen\n"), "{result}");
+
+    // Where a model that cannot reason takes over, it is sent none of it: the server refuses that.
+    let read = json!({"operation": "read", "path": "notes.txt"});
+    mock.script([
+        Reply::call("file_ops", &read),
+        Reply::error(404, "model_not_found", None),
+        Reply::text("{\"read\": 17}"),
+    ]);
+    let run = service.run("falls", &json!({"inputs": {"task": "x"}})).await;
+    let ended = (&run["status"], &run["model"], &run["output"]);
+    let expected = (&json!("completed"), &json!("mock/gpt-4.1"), &json!({"read": 17}));
+    assert_eq!(ended, expected, "{run:#}");
 }
 
 #[tokio::test]

@@ -126,7 +126,7 @@ pub(super) fn body(
     provider: &str,
 ) -> Result<Vec<u8>, serde_json::Error> {
     let capabilities = request.capabilities;
-    let mut messages = messages::messages(request.conversation, request.names, provider);
+    let mut messages = messages::messages(request, provider);
     let mode = request.thinking.and_then(|wish| thinking::mode(capabilities.thinking, wish));
     let mode = mode.filter(|mode| {
         matches!(mode, Mode::Adaptive(_)) || messages::allow_enabled_thinking(&messages)

@@ -5,6 +5,7 @@
 //! [`adapter`](super::adapter) makes the call.
 
 pub(super) mod effort;
+mod kept;
 mod request;
 mod response;
 mod stream;
@@ -41,12 +42,12 @@ pub fn provider(settings: WireSettings) -> Result<HttpProvider, WireSettingsErro
     HttpProvider::new(settings, &ChatCompletions)
 }
 
-/// The JSON text that a request is sent as.
+/// The JSON text that a request is sent as, for a provider of this name.
 ///
 /// # Errors
 /// The request cannot be serialised.
-pub fn body(request: &ModelRequest<'_>) -> Result<Vec<u8>, serde_json::Error> {
-    request::body(request)
+pub fn body(request: &ModelRequest<'_>, provider: &str) -> Result<Vec<u8>, serde_json::Error> {
+    request::body(request, provider)
 }
 
 impl Dialect for ChatCompletions {
@@ -54,12 +55,16 @@ impl Dialect for ChatCompletions {
         &API
     }
 
-    fn body(&self, request: &ModelRequest<'_>, _: &str) -> Result<Vec<u8>, serde_json::Error> {
-        body(request)
+    fn body(
+        &self,
+        request: &ModelRequest<'_>,
+        provider: &str,
+    ) -> Result<Vec<u8>, serde_json::Error> {
+        body(request, provider)
     }
 
     fn parse(&self, answer: &[u8], call: Call<'_>) -> Result<Completion, Unusable> {
-        response::parse(answer, call.step)
+        response::parse(answer, call)
     }
 
     fn usage(&self, answer: &[u8]) -> Option<Usage> {
@@ -94,6 +99,6 @@ impl StreamedAnswer for Stream {
         if !self.is_done {
             return Err(Unusable::Malformed("the stream broke off before [DONE]".into()));
         }
-        self.answer.finish(call.step)
+        self.answer.finish(call)
     }
 }

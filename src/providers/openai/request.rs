@@ -1,8 +1,8 @@
 //! A model request as the body of a Chat Completions call.
 //!
 //! Serialised from borrowed parts straight into bytes: a long conversation is never copied.
-//! Arguments are sent back exactly as the model wrote them, even malformed: the API takes any
-//! string. A model gets its own reasoning back ([`kept`](super::kept)).
+//! Arguments are sent back exactly as the model wrote them; malformed ones only to OpenAI, which
+//! takes any string. A model gets its own reasoning back ([`kept`](super::kept)).
 
 use crate::message::tool_schema::{self, ToolSchema};
 use std::borrow::Cow;
@@ -14,9 +14,10 @@ use serde_json::value::RawValue;
 
 use super::effort::effort;
 use super::kept::Kept;
-use super::{MAX_DESCRIPTION, strict};
+use super::{Arguments, MAX_DESCRIPTION, strict};
 use crate::message::{ToolCall, Turn};
 use crate::model::OutputCap;
+use crate::providers::arguments::ArgumentsObject;
 use crate::providers::call_ids::CallIds;
 use crate::providers::{ModelRequest, Passed, ToolChoice, ToolOffer, WireNames};
 
@@ -106,7 +107,7 @@ struct OfFunction<'a, F> {
 #[derive(Serialize)]
 struct Called<'a> {
     name: Cow<'a, str>,
-    arguments: &'a str,
+    arguments: Cow<'a, str>,
 }
 
 #[derive(Serialize)]
@@ -148,12 +149,14 @@ struct JsonSchema<'a> {
 struct History<'a> {
     request: &'a ModelRequest<'a>,
     provider: &'a str,
+    arguments: Arguments,
 }
 
 struct Calls<'a> {
     made: &'a [ToolCall],
     ids: &'a [Cow<'a, str>],
     names: &'a WireNames,
+    arguments: Arguments,
     /// What the server attached to each of them.
     extra_content: Vec<Option<&'a RawValue>>,
 }
@@ -169,6 +172,7 @@ struct Tools<'a> {
 pub(super) fn body(
     request: &ModelRequest<'_>,
     provider: &str,
+    arguments: Arguments,
 ) -> Result<Vec<u8>, serde_json::Error> {
     let offered = !request.tools.is_empty();
     let streams = request.deltas.are_wanted();
@@ -176,7 +180,7 @@ pub(super) fn body(
     let cap = |field| request.max_output_tokens.filter(|_| capabilities.output_cap == field);
     serde_json::to_vec(&Body {
         model: request.model,
-        messages: History { request, provider },
+        messages: History { request, provider, arguments },
         tools: offered.then_some(Tools {
             offers: request.tools,
             names: request.names,
@@ -219,7 +223,7 @@ pub(in crate::providers) fn call_ids<'a>() -> CallIds<'a> {
 
 impl Serialize for History<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { request, provider } = *self;
+        let Self { request, provider, arguments } = *self;
         let conversation = request.conversation;
         let mut seq = serializer.serialize_seq(None)?;
         if !conversation.system().is_empty() {
@@ -247,6 +251,7 @@ impl Serialize for History<'_> {
                     made: calls,
                     ids,
                     names: request.names,
+                    arguments,
                     extra_content: kept.calls,
                 }),
             })?;
@@ -266,9 +271,21 @@ impl Serialize for Calls<'_> {
         serializer.collect_seq(calls.map(|((id, call), extra_content)| OfFunction {
             id: Some(id),
             r#type: "function",
-            function: Called { name: self.names.to_wire(&call.name), arguments: &call.arguments },
+            function: Called {
+                name: self.names.to_wire(&call.name),
+                arguments: as_sent(&call.arguments, self.arguments),
+            },
             extra_content,
         }))
+    }
+}
+
+fn as_sent(arguments: &str, how: Arguments) -> Cow<'_, str> {
+    match ArgumentsObject::new(arguments) {
+        wrapped @ ArgumentsObject::Malformed { .. } if how == Arguments::Readable => {
+            serde_json::to_string(&wrapped).map_or(Cow::Borrowed("{}"), Cow::Owned)
+        }
+        _ => Cow::Borrowed(arguments),
     }
 }
 

@@ -25,7 +25,7 @@ fn result(id: u128, content: &str) -> ToolResult {
 }
 
 fn sent(request: &ModelRequest<'_>) -> Value {
-    serde_json::from_slice(&body(request, "p").unwrap()).unwrap()
+    serde_json::from_slice(&body(request, "p", Arguments::AsWritten).unwrap()).unwrap()
 }
 
 fn plain<'a>(conversation: &'a Conversation, names: &'a WireNames) -> ModelRequest<'a> {
@@ -89,6 +89,20 @@ fn a_history_with_calls_keeps_its_pairs_and_its_order() {
     ]);
     let request = plain(&conversation, &names);
     assert_eq!(sent(&request)["messages"], expected);
+
+    let readable = body(&request, "p", Arguments::Readable).unwrap();
+    let readable: Value = serde_json::from_slice(&readable).unwrap();
+    let calls = &readable["messages"][2]["tool_calls"];
+    let arguments = [0, 1].map(|at| calls[at]["function"]["arguments"].as_str().unwrap());
+    assert_eq!(arguments, [r#"{"tz": "UTC"}"#, r#"{"malformed_json":"{\"broken"}"#]);
+    for (server, expected) in [
+        ("https://api.openai.com/v1", Arguments::AsWritten),
+        ("https://eu.api.openai.com/v1", Arguments::AsWritten),
+        ("https://notopenai.com/v1", Arguments::Readable),
+        ("http://127.0.0.1:8000/v1", Arguments::Readable),
+    ] {
+        assert_eq!(Arguments::of(&server.parse().unwrap()), expected, "{server}");
+    }
 }
 
 #[test]
@@ -103,7 +117,7 @@ fn a_model_gets_back_what_it_needs_of_its_own_answers() {
         let results = [1, 2, 3].map(|id| result(id, "ok"));
         conversation.push_turn(asked, results.into()).unwrap();
         let request = ModelRequest { model, ..plain(&conversation, &names) };
-        String::from_utf8(body(&request, "p").unwrap()).unwrap()
+        String::from_utf8(body(&request, "p", Arguments::AsWritten).unwrap()).unwrap()
     };
     let own = said("p", "m", KEPT);
     for part in [

@@ -38,6 +38,9 @@ pub use capabilities::Capabilities;
 pub use names::WireNames;
 pub use passed::Passed;
 
+/// Is sent in the place of a blank text that a server would refuse.
+const NOTHING: &str = "(empty)";
+
 /// A tool that is offered to a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ToolOffer {

@@ -718,7 +718,7 @@ fn check_assistant<'a>(
     has_text: bool,
 ) -> Result<Vec<&'a str>, String> {
     let Some(calls) = message.get("tool_calls") else {
-        return if has_text {
+        return if has_text && message["content"] != "" {
             Ok(Vec::new())
         } else {
             Err(format!("{at}: content is null without tool calls"))

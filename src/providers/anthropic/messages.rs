@@ -15,10 +15,7 @@ use crate::message::{AssistantTurn, OpaqueBlocks, Turn};
 use crate::model::ThinkingStyle;
 use crate::providers::arguments::ArgumentsObject;
 use crate::providers::call_ids::CallIds;
-use crate::providers::ModelRequest;
-
-/// Replaces a blank text.
-const NOTHING: &str = "(empty)";
+use crate::providers::{ModelRequest, NOTHING};
 
 #[derive(Serialize)]
 pub(super) struct Message<'a> {

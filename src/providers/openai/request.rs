@@ -19,7 +19,7 @@ use crate::message::{ToolCall, Turn};
 use crate::model::OutputCap;
 use crate::providers::arguments::ArgumentsObject;
 use crate::providers::call_ids::CallIds;
-use crate::providers::{ModelRequest, Passed, ToolChoice, ToolOffer, WireNames};
+use crate::providers::{ModelRequest, NOTHING, Passed, ToolChoice, ToolOffer, WireNames};
 
 /// Longest id of a call that Chat Completions accepts, in bytes.
 const MAX_ID: usize = 40;
@@ -243,7 +243,10 @@ impl Serialize for History<'_> {
             let ids = &ids.of(calls);
             let kept = Kept::of(message, provider, request.model);
             seq.serialize_element(&Message::Assistant {
-                content: (!message.text.is_empty() || calls.is_empty()).then_some(&message.text),
+                content: match message.text.as_str() {
+                    blank if blank.trim().is_empty() && calls.is_empty() => Some(NOTHING),
+                    text => (!text.is_empty()).then_some(text),
+                },
                 reasoning_content: kept.reasoning_content,
                 reasoning: kept.reasoning,
                 reasoning_details: kept.reasoning_details,

@@ -84,7 +84,7 @@ fn a_history_with_calls_keeps_its_pairs_and_its_order() {
         {"role": "tool", "tool_call_id": "call_1", "content": "noon"},
         {"role": "tool", "tool_call_id": "call_2", "content": "Error: Unknown tool"},
         {"role": "assistant", "content": "Noon."},
-        {"role": "assistant", "content": ""},
+        {"role": "assistant", "content": "(empty)"},
         {"role": "user", "content": "thanks"},
     ]);
     let request = plain(&conversation, &names);

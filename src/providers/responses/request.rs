@@ -21,6 +21,9 @@ use crate::providers::{ModelRequest, Passed, ToolChoice, ToolOffer, WireNames};
 /// Needed to send back the reasoning of a response that is not stored.
 const ENCRYPTED_REASONING: [&str; 1] = ["reasoning.encrypted_content"];
 
+/// The API refuses a smaller limit of the output, in tokens.
+const LEAST_OUTPUT: u32 = 16;
+
 #[derive(Serialize)]
 struct Body<'a> {
     model: &'a str,
@@ -139,7 +142,7 @@ pub(super) fn body(
         parallel_tool_calls: request.parallel_tool_calls.filter(|_| offered),
         temperature: request.temperature.filter(|_| request.thinking.is_none()),
         top_p: request.options.top_p,
-        max_output_tokens: request.max_output_tokens,
+        max_output_tokens: request.max_output_tokens.map(|cap| cap.max(LEAST_OUTPUT)),
         reasoning: request
             .thinking
             .map(|thinking| Reasoning { effort: effort::effort(thinking), summary: "auto" }),

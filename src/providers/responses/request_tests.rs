@@ -153,6 +153,8 @@ fn tools_choice_thinking_and_schema_are_passed_on() {
     assert_eq!(body["text"], json!({ "format": format }));
     assert_eq!((&body["max_output_tokens"], body.get("temperature")), (&json!(300), None));
     assert_eq!((&body["parallel_tool_calls"], &body["stream"]), (&json!(false), &json!(true)));
+    request.max_output_tokens = Some(3);
+    assert_eq!(sent(&request)["max_output_tokens"], json!(16), "the API takes no less");
     let table = [
         (ToolChoice::Auto, json!("auto")),
         (ToolChoice::None, json!("none")),

@@ -3,8 +3,9 @@
 //! After a 429 a model is left alone for one cool-down, which all its calls wait for; then one probe
 //! is made, and when it is answered the others follow, first few and then twice as many at a time.
 //! Where the provider has refused for as long as their common patience lasts, without an answer in
-//! between, all calls fail at once for a while, and then it begins anew with a probe. An exhausted quota leaves no patience at all. A call may insist, and is a probe even then:
-//! the router says which.
+//! between, all calls fail at once for a while, and then it begins anew with a probe. An exhausted
+//! quota leaves no patience at all. A call may insist, and is a probe even then: the router says
+//! which.
 //!
 //! What is said of the account holds for all models of the provider, a 429 for its model only:
 //! providers limit each model by itself. Faults are the [`super::breaker`]'s; the router decides

@@ -27,7 +27,7 @@ use crate::config::{self, AuthMode, Config, Exposed, UnsetVariables, WorkspaceSt
 use crate::http::{self, Auth, HttpSettings, HttpState, Limits, MetricsSink, TokenSigner};
 use crate::objects::ObjectsError;
 use crate::outbound::Client;
-use crate::providers::router::OnTry;
+use crate::providers::router::{OnTry, Router};
 use crate::run::Caller;
 use crate::runtime::jwt::IdentityProvider;
 use crate::runtime::{
@@ -270,6 +270,7 @@ struct Parts {
     runtime: Runtime,
     tokens: Arc<TokenSigner>,
     telemetry: Arc<Telemetry>,
+    router: Arc<Router>,
 }
 
 impl Parts {
@@ -337,13 +338,13 @@ impl Parts {
         let runtime = Runtime::new(
             shared,
             Arc::clone(&catalogue),
-            router,
+            Arc::clone(&router),
             tools,
             child_ids,
             settings,
             on_durable(&telemetry),
         );
-        Ok(Self { store, catalogue, registry, runtime, tokens, telemetry })
+        Ok(Self { store, catalogue, registry, runtime, tokens, telemetry, router })
     }
 
     /// Releases the lease, closes the store and exports the remaining traces. No run may be in progress.
@@ -368,7 +369,7 @@ impl Parts {
             sandbox: self.registry.holds().cloned(),
             auth,
             tokens: Arc::clone(&self.tokens),
-            metrics: metrics_sink(&self.telemetry),
+            metrics: metrics_sink(&self.telemetry, Arc::clone(&self.router)),
         };
         let settings = HttpSettings {
             body_limit: config.server.body_limit,
@@ -485,7 +486,7 @@ fn rate_limit(config: &Config) -> RateLimit {
     }
 }
 
-fn metrics_sink(telemetry: &Arc<Telemetry>) -> MetricsSink {
+fn metrics_sink(telemetry: &Arc<Telemetry>, router: Arc<Router>) -> MetricsSink {
     let (counting, scraping) = (Arc::clone(telemetry), Arc::clone(telemetry));
     MetricsSink {
         on_response: Box::new(move |route, method, status, took| {
@@ -500,6 +501,7 @@ fn metrics_sink(telemetry: &Arc<Telemetry>) -> MetricsSink {
                 used: connections.used,
                 idle: connections.idle,
                 in_flight,
+                open_breakers: router.open_breakers().collect(),
             })
         }),
     }

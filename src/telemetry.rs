@@ -35,8 +35,8 @@ pub struct TraceSettings {
 pub type IsNamed = Box<dyn Fn(&str, &str) -> bool + Send + Sync>;
 
 /// Gauges that are read when metrics are scraped; `None` where the store does not say.
-#[derive(Debug, Clone, Copy)]
-pub struct Sampled {
+#[derive(Debug, Clone)]
+pub struct Sampled<'a> {
     /// Queued runs of all replicas.
     pub queued: Option<u64>,
     /// For how long the oldest of them could have been taken.
@@ -49,6 +49,8 @@ pub struct Sampled {
     pub idle: usize,
     /// Runs in progress on this replica.
     pub in_flight: usize,
+    /// Models that are left alone because their calls failed, by provider.
+    pub open_breakers: Vec<(&'a str, usize)>,
 }
 
 /// A committed write of a run.
@@ -124,7 +126,7 @@ impl Telemetry {
     }
 
     /// All metrics in the Prometheus text format.
-    pub fn scrape(&self, sampled: Sampled) -> String {
+    pub fn scrape(&self, sampled: Sampled<'_>) -> String {
         self.metrics.scrape(sampled)
     }
 

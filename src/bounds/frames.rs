@@ -1,7 +1,8 @@
 //! Cuts a stream of bytes into frames: server-sent events, or one JSON text a line.
 //!
 //! Pure and incremental: bytes go in as they come, whole frames come out, and how the bytes were
-//! chunked makes no difference. A frame without its end is never delivered. Data is not decoded.
+//! chunked makes no difference. A frame without its end is delivered only as the last line, to
+//! those who ask for it. Data is not decoded.
 //!
 //! Events follow <https://html.spec.whatwg.org/multipage/server-sent-events.html>, but for two
 //! things: `retry` is ignored, and an event without `id` does not inherit the last one.
@@ -101,6 +102,15 @@ impl Splitter {
         self.ready.pop_front()
     }
 
+    /// What the last line would be if it ended here; nothing of an event that has not ended.
+    pub fn last_line(&mut self) -> Option<Frame> {
+        let line = std::mem::take(&mut self.line);
+        if self.framing == Framing::Lines {
+            self.end_line(&line).ok()?;
+        }
+        self.next()
+    }
+
     fn end_line(&mut self, line: &[u8]) -> Result<(), FrameTooLarge> {
         let is_first = std::mem::take(&mut self.at_start);
         let line = line.strip_prefix("\u{feff}".as_bytes()).filter(|_| is_first).unwrap_or(line);
@@ -191,6 +201,23 @@ mod tests {
             let expected: Vec<_> =
                 expected.iter().map(|(e, d)| ((*e).to_owned(), (*d).to_owned())).collect();
             assert_eq!(split(*framing, &[text.as_bytes()]), expected, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_last_line_may_lack_its_end() {
+        for (framing, text, expected) in [
+            (Framing::Lines, "{}\n{\"a\":1}", Some("{\"a\":1}")),
+            (Framing::Lines, "{}\n \n ", None),
+            (Framing::Sse, "data: a", None),
+            (Framing::Sse, "data: a\n", None),
+        ] {
+            let mut splitter = Splitter::new(framing, MAX_FRAME);
+            splitter.push(text.as_bytes()).unwrap();
+            while splitter.next().is_some() {}
+            let last = splitter.last_line().map(|frame| String::from_utf8(frame.data).unwrap());
+            assert_eq!(last.as_deref(), expected, "{text:?}");
+            assert_eq!(splitter.last_line(), None);
         }
     }
 

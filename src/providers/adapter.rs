@@ -50,6 +50,8 @@ pub(super) trait StreamedAnswer: Send {
 pub(super) struct Call<'a> {
     /// The provider's name in our configuration.
     pub(super) provider: &'a str,
+    /// Without the provider.
+    pub(super) model: &'a str,
     /// Part of the ids that are generated for tool calls without one.
     pub(super) step: u32,
     pub(super) deltas: Deltas<'a>,
@@ -107,7 +109,8 @@ impl HttpProvider {
 impl Provider for HttpProvider {
     async fn complete(&self, request: &ModelRequest<'_>) -> Result<Completion, ProviderError> {
         let provider = self.wire.name();
-        let call = Call { provider, step: request.step, deltas: request.deltas };
+        let (model, step, deltas) = (request.model, request.step, request.deltas);
+        let call = Call { provider, model, step, deltas };
         let body = self.dialect.body(request, provider);
         let body = body.map_err(|e| self.wire.error(FailureKind::BadRequest, &e.to_string()))?;
         let completion = if request.deltas.are_wanted() {

@@ -5,6 +5,7 @@
 //! platform.claude.com, "Messages" and "Streaming Messages", version 2023-06-01.
 
 mod messages;
+mod property_names;
 mod request;
 mod response;
 mod schema;

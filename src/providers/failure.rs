@@ -139,11 +139,15 @@ pub(super) fn classify(status: u16, code: Option<&str>, message: &str) -> Failur
 }
 
 /// The delay that a server requests: `retry-after-ms`, else `Retry-After` in seconds or as an HTTP
-/// date. Invalid or negative values and dates in the past are ignored.
+/// date. Invalid or negative values and dates in the past are ignored; a number that is too large
+/// counts as the longest delay.
 pub(super) fn retry_after(headers: &HeaderMap, now: DateTime<Utc>) -> Option<Duration> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim);
-    let duration =
-        |seconds: f64| Duration::try_from_secs_f64(seconds).ok().filter(|wait| !wait.is_zero());
+    let duration = |seconds: f64| {
+        let wait = Duration::try_from_secs_f64(seconds).ok();
+        let wait = wait.or_else(|| (seconds > 0.0).then_some(Duration::MAX));
+        wait.filter(|wait| !wait.is_zero())
+    };
     if let Some(wait) = text("retry-after-ms")
         .and_then(|ms| ms.parse::<f64>().ok())
         .and_then(|ms| duration(ms / 1e3))
@@ -255,13 +259,16 @@ mod tests {
             ("retry-after", "0", None),
             ("retry-after", "soon", None),
             ("retry-after", "NaN", None),
-            ("retry-after", "1e999", None),
             ("retry-after", "", None),
         ];
         for (name, value, seconds) in table {
             let headers = HeaderMap::from_iter([(name.parse().unwrap(), value.parse().unwrap())]);
             let expected = seconds.map(Duration::from_secs_f64);
             assert_eq!(retry_after(&headers, now), expected, "{name}: {value}");
+        }
+        for longest in ["99999999999999999999", "1e999"] {
+            let header = ("retry-after".parse().unwrap(), longest.parse().unwrap());
+            assert_eq!(retry_after(&HeaderMap::from_iter([header]), now), Some(Duration::MAX));
         }
         let both = [("retry-after", "9"), ("retry-after-ms", "100")];
         let both = both.map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));

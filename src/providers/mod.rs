@@ -38,6 +38,9 @@ pub use capabilities::Capabilities;
 pub use names::WireNames;
 pub use passed::Passed;
 
+/// Is sent in the place of a blank text that a server would refuse.
+const NOTHING: &str = "(empty)";
+
 /// A tool that is offered to a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ToolOffer {
@@ -302,7 +305,8 @@ pub struct ProviderError {
     pub status: Option<u16>,
     /// The provider's own error code or type.
     pub code: Option<String>,
-    /// The provider's message, capped at 1 KiB, without our secrets.
+    /// The provider's message if it reported the failure, else ours; capped at 1 KiB, without our
+    /// secrets.
     pub message: String,
     /// The provider's Retry-After.
     pub retry_after: Option<Duration>,
@@ -313,6 +317,11 @@ pub struct ProviderError {
 }
 
 impl ProviderError {
+    /// Whether the message is the provider's own: it answered with an error.
+    pub fn is_reported(&self) -> bool {
+        self.status.is_some_and(|status| !(200..300).contains(&status))
+    }
+
     /// Whether a retry may succeed, by `should_retry`, else by the kind.
     pub fn is_retryable(&self) -> bool {
         let by_kind = matches!(self.kind, FailureKind::Transient | FailureKind::RateLimited);

@@ -5,10 +5,13 @@
 //! [`adapter`](super::adapter) makes the call.
 
 pub(super) mod effort;
+mod kept;
 mod request;
 mod response;
 mod stream;
 pub(super) mod strict;
+
+use url::Url;
 
 pub(super) use self::request::call_ids;
 use super::adapter::{Call, Dialect, HttpProvider, StreamedAnswer};
@@ -31,22 +34,43 @@ pub(super) const MAX_DESCRIPTION: usize = 1024;
 /// Ends every stream.
 const DONE: &[u8] = b"[DONE]";
 
-struct ChatCompletions;
+struct ChatCompletions(Arguments);
+
+/// How the arguments of earlier calls are sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Arguments {
+    /// As the model wrote them, even malformed: OpenAI takes any text.
+    AsWritten,
+    /// Malformed ones within an object: compatible servers read them, and refuse the request if
+    /// they cannot.
+    Readable,
+}
+
+impl Arguments {
+    fn of(server: &Url) -> Self {
+        let is_openai = |host: &str| host == "openai.com" || host.ends_with(".openai.com");
+        if server.host_str().is_some_and(is_openai) { Self::AsWritten } else { Self::Readable }
+    }
+}
 
 /// A server that speaks Chat Completions.
 ///
 /// # Errors
 /// [`WireSettingsError`] if no request can be sent with these settings.
 pub fn provider(settings: WireSettings) -> Result<HttpProvider, WireSettingsError> {
-    HttpProvider::new(settings, &ChatCompletions)
+    let dialect: &'static ChatCompletions = match Arguments::of(&settings.base_url) {
+        Arguments::AsWritten => &ChatCompletions(Arguments::AsWritten),
+        Arguments::Readable => &ChatCompletions(Arguments::Readable),
+    };
+    HttpProvider::new(settings, dialect)
 }
 
-/// The JSON text that a request is sent as.
+/// The JSON text that a request is sent as, for a compatible server that is a provider of this name.
 ///
 /// # Errors
 /// The request cannot be serialised.
-pub fn body(request: &ModelRequest<'_>) -> Result<Vec<u8>, serde_json::Error> {
-    request::body(request)
+pub fn body(request: &ModelRequest<'_>, provider: &str) -> Result<Vec<u8>, serde_json::Error> {
+    request::body(request, provider, Arguments::Readable)
 }
 
 impl Dialect for ChatCompletions {
@@ -54,12 +78,16 @@ impl Dialect for ChatCompletions {
         &API
     }
 
-    fn body(&self, request: &ModelRequest<'_>, _: &str) -> Result<Vec<u8>, serde_json::Error> {
-        body(request)
+    fn body(
+        &self,
+        request: &ModelRequest<'_>,
+        provider: &str,
+    ) -> Result<Vec<u8>, serde_json::Error> {
+        request::body(request, provider, self.0)
     }
 
     fn parse(&self, answer: &[u8], call: Call<'_>) -> Result<Completion, Unusable> {
-        response::parse(answer, call.step)
+        response::parse(answer, call)
     }
 
     fn usage(&self, answer: &[u8]) -> Option<Usage> {
@@ -94,6 +122,6 @@ impl StreamedAnswer for Stream {
         if !self.is_done {
             return Err(Unusable::Malformed("the stream broke off before [DONE]".into()));
         }
-        self.answer.finish(call.step)
+        self.answer.finish(call)
     }
 }

@@ -211,7 +211,7 @@ impl Router {
         let mut first = None;
         for model in models {
             let Ok(route) = self.resolve(model) else { continue };
-            let call = route.state.breakers.call(route.model);
+            let call = route.state.breakers.call(route.model, None);
             let refusal = loop {
                 match route.state.gates(&call).outlook(Instant::now()) {
                     (_, Outlook::Open) => return None,
@@ -219,9 +219,15 @@ impl Router {
                     (gate, Outlook::Undecided(until)) => gate.changed(until).await,
                 }
             };
-            first = first.or(Some(refusal));
+            first = first.or_else(|| Some(route.refused(refusal)));
         }
         first
+    }
+
+    /// How many models of each provider their breakers leave alone.
+    pub fn open_breakers(&self) -> impl Iterator<Item = (&str, usize)> {
+        let now = Instant::now();
+        self.providers.iter().map(move |(name, state)| (name.as_str(), state.breakers.open(now)))
     }
 
     /// What a call has taken when its answer broke off after so many bytes, estimated; with the

@@ -15,6 +15,7 @@ use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use reqwest::{Client, Response, redirect, retry};
 use secrecy::{ExposeSecret, SecretString};
+use serde::de::IgnoredAny;
 use tokio::time::{Instant, timeout_at};
 use url::{Host, Url};
 
@@ -22,7 +23,7 @@ use super::failure::{self, Reported};
 use super::received::Unusable;
 use super::{FailureKind, ProviderError};
 use crate::bounds::frames::{Frame, Framing, Splitter};
-use crate::bounds::memory;
+use crate::bounds::{json, memory};
 use crate::run::TraceSpan;
 use crate::tls;
 
@@ -334,7 +335,11 @@ impl Frames<'_> {
             if let Some(frame) = self.splitter.next() {
                 return Ok(Some(frame));
             }
-            let Some(chunk) = self.reader.next_chunk().await? else { return Ok(None) };
+            let Some(chunk) = self.reader.next_chunk().await? else {
+                // Where one JSON text is one line, it is complete without the line's end.
+                let last = self.splitter.last_line();
+                return Ok(last.filter(|last| json::read::<IgnoredAny>(&last.data).is_ok()));
+            };
             self.splitter.push(&chunk).map_err(|error| wire.malformed(&error.to_string()))?;
         }
     }

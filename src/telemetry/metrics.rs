@@ -31,6 +31,7 @@ const PROGRAM_REQUESTS: &str = "toolloop_program_requests_total";
 const TOOL_CALL_DURATION: &str = "toolloop_tool_call_duration_seconds";
 const MODEL_CALLS: &str = "toolloop_model_calls_total";
 const MODEL_CALL_DURATION: &str = "toolloop_model_call_duration_seconds";
+const BREAKERS_OPEN: &str = "toolloop_breakers_open";
 const TOKENS: &str = "toolloop_tokens_total";
 const COST: &str = "toolloop_cost_usd_total";
 const QUEUE_DEPTH: &str = "toolloop_queue_depth";
@@ -302,7 +303,7 @@ impl Metrics {
         self.http_duration.of(route, method).record(took);
     }
 
-    pub(super) fn scrape(&self, sampled: Sampled) -> String {
+    pub(super) fn scrape(&self, sampled: Sampled<'_>) -> String {
         #[expect(clippy::cast_precision_loss, reason = "there are not that many runs")]
         self.runs_in_flight.set(sampled.in_flight as f64);
         let mut exposition = Exposition::default();
@@ -329,7 +330,7 @@ impl Metrics {
 }
 
 /// What the store was asked for; what it could not say is left out.
-fn write_samples(exposition: &mut Exposition, sampled: Sampled) {
+fn write_samples(exposition: &mut Exposition, sampled: Sampled<'_>) {
     exposition.single((QUEUE_DEPTH, "gauge", "Queued runs of all replicas."), sampled.queued);
     let help =
         "Seconds that the oldest queued run of all replicas could have been taken; 0 without one.";
@@ -340,6 +341,11 @@ fn write_samples(exposition: &mut Exposition, sampled: Sampled) {
     exposition.family(STORE_CONNECTIONS, "gauge", "Connections to the database, by state.");
     for (state, connections) in [("idle", sampled.idle), ("used", sampled.used)] {
         exposition.sample(STORE_CONNECTIONS, &[("state", state)], connections);
+    }
+    let help = "Models that this replica does not ask for 30 s because their calls failed.";
+    exposition.family(BREAKERS_OPEN, "gauge", help);
+    for (provider, open) in sampled.open_breakers {
+        exposition.sample(BREAKERS_OPEN, &[("provider", provider)], open);
     }
 }
 

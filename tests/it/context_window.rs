@@ -115,7 +115,20 @@ fn summarised() -> Vec<String> {
 }
 
 async fn old_turns_are_summarised(db: Db) {
-    let service = setup(&summarised()).config(WINDOW).start(db).await;
+    let refused =
+        summarised().join(", ").replace("seventeen,", "seventeen, finish_reason: refusal,");
+    let service = setup(&summarised())
+        .agent("refused", &AGENT.replace("scripted/reader", "scripted/refused"))
+        .scenario("refused", &format!("steps: [{refused}]"))
+        .config(WINDOW)
+        .start(db)
+        .await;
+    let run = service.run("refused", &json!({})).await;
+    assert_eq!(run["output"], json!({"result": "done"}), "{run:#}");
+    let compacted = compactions(&service, &run).await;
+    let (summary, call) = (&compacted[0]["summary"], &compacted[0]["call"]["model"]);
+    assert_eq!((summary, call), (&Value::Null, &json!("refused")), "a refusal is no summary");
+
     let run = service.run("reader", &json!({})).await;
     assert_eq!((&run["status"], &run["iterations"]), (&json!("completed"), &json!(4)), "{run:#}");
     assert_eq!(run["output"], json!({"result": "done"}));

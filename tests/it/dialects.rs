@@ -315,7 +315,22 @@ async fn errors_have_the_kind_of_their_status() {
         for deltas in [Deltas::default(), Deltas(Some(&follower))] {
             let error = ask(kind, &mock.base_url, deltas).await.unwrap_err();
             assert_eq!(error.kind, expected, "{kind} {status} {body}: {error}");
+            let said = serde_json::from_str(&body).unwrap_or(Value::Null)["error"].take();
+            let said = said.as_str().unwrap_or_default();
+            assert!(error.message.contains(said), "{kind} {status} {body}: {error}");
         }
+    }
+}
+
+#[tokio::test]
+async fn a_last_line_of_ollama_may_lack_its_end() {
+    let answer = json!({"message": {"content": "hi"}, "done": true, "done_reason": "stop"});
+    let whole = answer.to_string();
+    let follower = |_: Delta| {};
+    for (body, text) in [(whole.as_str(), Some("hi")), (&whole[..whole.len() - 1], None)] {
+        let mock = MockServer::start(mock_ollama::API, [Reply::Raw(200, body.to_owned())]).await;
+        let answer = ask("ollama", &mock.base_url, Deltas(Some(&follower))).await;
+        assert_eq!(answer.ok().map(|answer| answer.text).as_deref(), text, "{body}");
     }
 }
 

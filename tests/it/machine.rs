@@ -241,6 +241,7 @@ impl Bench {
             status: Some(503),
             code: None,
             message: "no".into(),
+            is_reported: true,
             attempts: 3,
             option: None,
         };

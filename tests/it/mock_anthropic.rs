@@ -116,6 +116,20 @@ fn check_thinking(body: &Value, max_tokens: u64) -> Result<bool, String> {
     }
 }
 
+fn check_properties(tool: &str, schema: &Value) -> Result<(), String> {
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
+    for (name, inner) in schema["properties"].as_object().into_iter().flatten() {
+        if !(1..=64).contains(&name.len()) || !name.chars().all(is_allowed) {
+            return Err(format!(
+                "tools.{tool}.custom.input_schema.properties: Property keys should match pattern \
+                 '^[a-zA-Z0-9_.-]{{1,64}}$'"
+            ));
+        }
+        check_properties(tool, inner)?;
+    }
+    Ok(())
+}
+
 /// The names of the offered tools.
 fn check_tools(body: &Value) -> Result<Vec<&str>, String> {
     let mut names = Vec::new();
@@ -140,6 +154,7 @@ fn check_tools(body: &Value) -> Result<Vec<&str>, String> {
                  anyOf at the top level"
             ));
         }
+        check_properties(name, &tool["input_schema"])?;
         names.push(name);
     }
     if body.get("tools").is_some() && names.is_empty() {

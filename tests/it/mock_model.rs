@@ -718,7 +718,7 @@ fn check_assistant<'a>(
     has_text: bool,
 ) -> Result<Vec<&'a str>, String> {
     let Some(calls) = message.get("tool_calls") else {
-        return if has_text {
+        return if has_text && message["content"] != "" {
             Ok(Vec::new())
         } else {
             Err(format!("{at}: content is null without tool calls"))
@@ -730,6 +730,13 @@ fn check_assistant<'a>(
         check_name(call).map_err(|problem| format!("{at}: {problem}"))?;
         if !call.pointer("/function/arguments").is_some_and(Value::is_string) {
             return Err(format!("{at}: arguments must be a string"));
+        }
+        // As compatible servers do, whose templates read them.
+        let arguments = call.pointer("/function/arguments").and_then(Value::as_str);
+        let is_object =
+            |text: &str| serde_json::from_str::<Value>(text).is_ok_and(|it| it.is_object());
+        if !arguments.is_some_and(is_object) {
+            return Err(format!("{at}: arguments are not an object: {arguments:?}"));
         }
         let id = call["id"].as_str().filter(|id| (1..=40).contains(&id.len()));
         let id = id.ok_or(format!("{at}: a call without an id of at most 40 characters"))?;

@@ -41,7 +41,7 @@ fn odd() -> String {
                  "properties": {"n": {"anyOf": [{"type": "null"}, {"type": "array"}]}}}},
         "slow": {"inputSchema": {"type": "string"}},
         "notes": {"inputSchema": {"type": "object", "anyOf": [{"required": ["n"]}, {"required": ["m"]}]}},
-        "wait": {"inputSchema": {"$ref": "#/$defs/it", "$defs": {"it": {"properties": {"n": {}}}}}}}"##;
+        "wait": {"inputSchema": {"$ref": "#/$defs/it", "$defs": {"it": {"properties": {"n": {}, "user name": {"type": "string"}}}}}}}"##;
     let written = r#"more = {"structured": {"outputSchema": kind}}"#;
     let config = server("odd", "[mcp.odd.effects]\nnotes = \"read\"");
     assert!(config.contains(written));
@@ -148,6 +148,8 @@ async fn every_provider_takes_what_is_offered(db: Db) {
             assert!(description.ends_with(words), "{kind} {tool}: {description}");
         }
         assert!(offered.iter().all(|(name, _)| *name != "mcp__odd__slow"), "{offered:#?}");
+        let (_, waits) = offered.iter().find(|(name, _)| *name == "mcp__odd__wait").unwrap();
+        assert_eq!(waits.contains("also be \"user name\""), kind == "anthropic", "{kind}: {waits}");
         let (_, long) = offered.iter().find(|(name, _)| *name == "mcp__odd__fail").unwrap();
         if kind.starts_with("openai") {
             assert!(long.chars().count() <= 1024 && long.ends_with("a reason. …"), "{long}");

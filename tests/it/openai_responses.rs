@@ -34,10 +34,14 @@ fn responses(mock: &MockModel) -> HttpProvider {
 
 async fn a_run_gives_reasoning_back_byte_for_byte(db: Db) {
     let mock = MockModel::start().await;
-    let models =
-        format!("[models.mock]\nkind = \"openai-responses\"\nbase_url = \"{}\"", mock.base_url());
+    let server = |name: &str, kind: &str| {
+        format!("[models.{name}]\nkind = \"{kind}\"\nbase_url = \"{}\"\n", mock.base_url())
+    };
+    let models = server("mock", "openai-responses") + &server("chat", "openai");
     let service = Setup::new()
         .agent("reader", READER)
+        .agent("falls", &format!("{READER}fallback_models: [mock/gpt-4.1]\n"))
+        .agent("chats", &READER.replace("mock/gpt-5.2", "chat/deepseek"))
         .file("notes.txt", "seventeen\n")
         .config(&models)
         .start(db)
@@ -74,6 +78,35 @@ async fn a_run_gives_reasoning_back_byte_for_byte(db: Db) {
     assert_eq!(last["reasoning"], json!({"effort": "low", "summary": "auto"}));
     let result = last["input"][4]["output"].as_str().unwrap();
     assert!(result.contains("\nseventeen\n"), "{result}");
+
+    // Where a model that cannot reason takes over, it is sent none of it: the server refuses that.
+    let read = json!({"operation": "read", "path": "notes.txt"});
+    mock.script([
+        Reply::call("file_ops", &read),
+        Reply::error(404, "model_not_found", None),
+        Reply::text("{\"read\": 17}"),
+    ]);
+    let run = service.run("falls", &json!({"inputs": {"task": "x"}})).await;
+    let ended = (&run["status"], &run["model"], &run["output"]);
+    let expected = (&json!("completed"), &json!("mock/gpt-4.1"), &json!({"read": 17}));
+    assert_eq!(ended, expected, "{run:#}");
+
+    // Servers that speak Chat Completions want theirs back, too.
+    let (details, extra) = (
+        json!([{"type": "reasoning.encrypted", "data": "x"}]),
+        json!({"google": {"thought_signature": "s"}}),
+    );
+    let function = json!({"name": "file_ops", "arguments": read.to_string()});
+    let call =
+        json!({"id": "call_a", "type": "function", "function": function, "extra_content": extra});
+    let thought = json!({"role": "assistant", "content": null, "reasoning_content": "Hm.",
+        "reasoning_details": details, "tool_calls": [call]});
+    let answer =
+        json!({"choices": [{"index": 0, "message": thought, "finish_reason": "tool_calls"}]});
+    mock.script([Reply::Raw(answer.to_string()), Reply::text("{\"read\": 17}")]);
+    let run = service.run("chats", &json!({"inputs": {"task": "x"}})).await;
+    assert_eq!((&run["status"], &run["output"]), (&json!("completed"), &json!({"read": 17})));
+    assert_eq!(mock.requests().pop().unwrap().messages()[2], thought);
 }
 
 #[tokio::test]

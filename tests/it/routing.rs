@@ -9,6 +9,7 @@ on_both_stores! {
     a_fallback_stays_for_the_rest_of_the_run_and_over_a_crash,
     a_bad_request_is_not_tried_elsewhere,
     a_dead_model_is_left_alone,
+    a_request_that_breaks_the_server_stops_no_other_run,
     bursts_of_failures_are_outlived,
     a_choice_that_cannot_be_sent_is_asked_for_in_words,
     a_strict_choice_is_refused_where_it_cannot_be_sent,
@@ -122,14 +123,44 @@ async fn a_dead_model_is_left_alone(db: Db) {
             (&json!("MODEL_ERROR"), &json!(0)),
             "{run:#}"
         );
-        assert_eq!(
-            (&context["status"], &context["provider_code"]),
-            (&json!(503), &json!("overloaded")),
-            "{run:#}"
-        );
+        let said = [&context["status"], &context["provider_code"], &context["provider_message"]];
+        // What the provider said to another run is not told to this one.
+        let (expected, why) = match called {
+            1..=6 => {
+                ([json!(503), json!("overloaded"), json!("overloaded happened")], "overloaded")
+            }
+            _ => ([Value::Null, Value::Null, Value::Null], "its last calls failed"),
+        };
+        assert_eq!(said, expected.each_ref(), "{run:#}");
+        assert!(run["error"]["message"].as_str().unwrap().contains(why), "{run:#}");
         assert_eq!(context["attempts"], i32::from(called <= 6), "{run:#}");
     }
+    let opened = service.log();
+    let opened = opened.lines().find(|line| line.contains("breaker opened")).unwrap();
+    for word in ["mock", "dead", "503", "30"] {
+        assert!(opened.contains(word), "{word}: {opened}");
+    }
+    let metrics = service.http.get(service.url("/metrics")).send().await.unwrap();
+    let metrics = metrics.text().await.unwrap();
+    assert!(metrics.contains("toolloop_breakers_open{provider=\"mock\"} 1\n"), "{metrics}");
     assert_eq!(mock.requests().len(), 6);
+}
+
+async fn a_request_that_breaks_the_server_stops_no_other_run(db: Db) {
+    let mock = MockModel::start().await;
+    mock.decides(|request| match request.to_string().contains("poison") {
+        true => Reply::error(500, "server_error", Some(1)),
+        false => Reply::text("done"),
+    });
+    let config = mock_config(&mock, "max_retries = 20");
+    let service =
+        Setup::new().agent("asker", &agent("model: mock/one")).config(&config).start(db).await;
+    for _ in 0..2 {
+        let poisoned = run(&service, "asker", json!({"inputs": {"task": "poison"}})).await;
+        assert_eq!(poisoned["error"]["context"]["attempts"], 21, "{poisoned:#}");
+    }
+    let other = run(&service, "asker", json!({"inputs": {"task": "another"}})).await;
+    assert_eq!(other["status"], "completed", "{other:#}");
 }
 
 async fn bursts_of_failures_are_outlived(db: Db) {

@@ -331,6 +331,7 @@ pub(super) fn fault(failure: ModelFailure, plan: &Plan, sampling: &Sampling) -> 
         reason,
         provider: failure.provider,
         status: error.status,
+        is_reported: error.is_reported(),
         code: error.code,
         message: error.message,
         attempts: failure.attempts,

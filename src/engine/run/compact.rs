@@ -14,6 +14,7 @@ use crate::clock;
 use crate::engine::context::{Compaction, Written};
 use crate::engine::state::ModelFault;
 use crate::event::{RunEvent, SummaryCall};
+use crate::message::FinishReason;
 use crate::providers::router::{Answer, ModelCall as Call, ModelFailure, Tried};
 use crate::providers::{Capabilities, Deltas, FailureKind, ModelRequest, Options, ToolChoice};
 use crate::run::SpanPlace;
@@ -50,9 +51,10 @@ impl Run {
             None => return Ok(self.journal.settle_but(MAY_LAG).await?),
             Some(Ok(answer)) => answer.map(|answer| {
                 compaction.failed_tries += answer.retries;
-                let Answer { provider, model, usage, latency_ms, .. } = answer;
+                let Answer { provider, model, usage, latency_ms, completion, .. } = answer;
+                let is_refusal = completion.finish_reason == FinishReason::Refusal;
                 Written {
-                    text: answer.completion.text,
+                    text: if is_refusal { String::new() } else { completion.text },
                     call: SummaryCall { provider, model, usage, latency_ms },
                 }
             }),

@@ -18,8 +18,9 @@ pub struct ModelFault {
     pub status: Option<u16>,
     /// The provider's own error code.
     pub code: Option<String>,
-    /// The provider's own message.
     pub message: String,
+    /// Whether the message is the provider's own.
+    pub is_reported: bool,
     /// Tries made.
     pub attempts: u32,
     /// The key of the definition's option that it refuses by name.
@@ -33,7 +34,7 @@ impl State {
             return vec![self.ended_at(limit, now)];
         }
         let mut context = json!({"provider": fault.provider, "status": fault.status, "attempts": fault.attempts,
-            "provider_code": fault.code, "provider_message": fault.message});
+            "provider_code": fault.code, "provider_message": fault.is_reported.then_some(&fault.message)});
         if let Some(option) = &fault.option {
             context["option"] = option.as_str().into();
         }

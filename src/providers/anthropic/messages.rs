@@ -2,21 +2,20 @@
 //!
 //! Roles alternate: consecutive turns of one role become one message. The results of a turn open
 //! the next user message. Opaque blocks of this provider are sent back byte for byte in their
-//! places; those of other providers are not sent. Blank texts, which the API rejects, are left out
-//! or replaced by a placeholder; ids that it rejects, or that are repeated, are replaced by ours.
+//! places; those of other providers, and thinking to a model that cannot think, are not sent. Blank
+//! texts, which the API rejects, are left out or replaced by a placeholder; ids that it rejects, or
+//! that are repeated, are replaced by ours.
 
 use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::message::{AssistantTurn, Conversation, OpaqueBlocks, Turn};
-use crate::providers::WireNames;
+use crate::message::{AssistantTurn, OpaqueBlocks, Turn};
+use crate::model::ThinkingStyle;
 use crate::providers::arguments::ArgumentsObject;
 use crate::providers::call_ids::CallIds;
-
-/// Replaces a blank text.
-const NOTHING: &str = "(empty)";
+use crate::providers::{ModelRequest, NOTHING};
 
 #[derive(Serialize)]
 pub(super) struct Message<'a> {
@@ -88,12 +87,9 @@ impl<'a> Block<'a> {
     }
 }
 
-/// The messages of a conversation. `provider` gets its own opaque blocks back.
-pub(super) fn messages<'a>(
-    conversation: &'a Conversation,
-    names: &'a WireNames,
-    provider: &str,
-) -> Vec<Message<'a>> {
+/// The messages of a request's conversation. `provider` gets its own opaque blocks back.
+pub(super) fn messages<'a>(request: &ModelRequest<'a>, provider: &str) -> Vec<Message<'a>> {
+    let conversation = request.conversation;
     let mut messages: Vec<Message<'a>> = Vec::with_capacity(conversation.turns().len() * 2);
     let mut ids = CallIds::new(accepts, "toolu_");
     for turn in conversation.turns() {
@@ -101,7 +97,7 @@ pub(super) fn messages<'a>(
             Turn::User(text) => say(&mut messages, Role::User, Block::text(or_nothing(text))),
             Turn::Assistant(turn) => {
                 let ids = ids.of(&turn.message().tool_calls);
-                say(&mut messages, Role::Assistant, said(turn, &ids, names, provider));
+                say(&mut messages, Role::Assistant, said(turn, &ids, request, provider));
                 say(&mut messages, Role::User, results(turn, &ids));
             }
         }
@@ -150,10 +146,11 @@ fn or_nothing(text: &str) -> &str {
 fn said<'a>(
     turn: &'a AssistantTurn,
     ids: &[Cow<'a, str>],
-    names: &'a WireNames,
+    request: &ModelRequest<'a>,
     provider: &str,
 ) -> Vec<Block<'a>> {
     let message = turn.message();
+    let (names, thinks) = (request.names, request.capabilities.thinking != ThinkingStyle::None);
     let mut calls = message.tool_calls.iter().zip(ids).map(|(call, id)| Block::ToolUse {
         id: id.clone(),
         name: names.to_wire(&call.name),
@@ -171,7 +168,8 @@ fn said<'a>(
                 serde_json::from_str(raw.get()).ok().and_then(|Said { text }| Block::text(text)),
             ),
             "tool_use" => blocks.extend(calls.next()),
-            "thinking" | "redacted_thinking" => blocks.push(Block::Thinking(raw)),
+            "thinking" | "redacted_thinking" if thinks => blocks.push(Block::Thinking(raw)),
+            "thinking" | "redacted_thinking" => {}
             _ => blocks.push(Block::Verbatim(raw)),
         }
     }

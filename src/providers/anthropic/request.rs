@@ -12,10 +12,10 @@ use serde::{Serialize, Serializer};
 use serde_json::Value;
 
 use super::messages::{self, Block, CacheControl, EPHEMERAL, Message};
-use super::schema;
 use super::thinking::{self, Mode};
+use super::{property_names, schema};
 use crate::message::Turn;
-use crate::providers::{ModelRequest, Passed, ToolChoice};
+use crate::providers::{ModelRequest, Passed, ToolChoice, ToolOffer, WireNames};
 use crate::run::Effort;
 
 /// Output cap in tokens if the definition has none: the API requires one.
@@ -58,6 +58,8 @@ struct Tool<'a> {
 
 enum InputSchema<'a> {
     Offered(&'a ToolSchema),
+    /// Without properties that the API refuses.
+    Less(Value),
     /// For a tool that is no longer offered.
     Anything,
 }
@@ -66,6 +68,7 @@ impl Serialize for InputSchema<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Offered(schema) => schema.serialize(serializer),
+            Self::Less(schema) => schema.serialize(serializer),
             Self::Anything => serializer.collect_map([("type", "object")]),
         }
     }
@@ -126,7 +129,7 @@ pub(super) fn body(
     provider: &str,
 ) -> Result<Vec<u8>, serde_json::Error> {
     let capabilities = request.capabilities;
-    let mut messages = messages::messages(request.conversation, request.names, provider);
+    let mut messages = messages::messages(request, provider);
     let mode = request.thinking.and_then(|wish| thinking::mode(capabilities.thinking, wish));
     let mode = mode.filter(|mode| {
         matches!(mode, Mode::Adaptive(_)) || messages::allow_enabled_thinking(&messages)
@@ -186,13 +189,7 @@ pub(super) fn body(
 /// be called.
 fn tools<'a>(request: &ModelRequest<'a>) -> Vec<Tool<'a>> {
     if !request.tools.is_empty() {
-        let offered = request.tools.iter().map(|offer| Tool {
-            name: request.names.to_wire(&offer.name),
-            description: offer.told(),
-            input_schema: InputSchema::Offered(offer.input_schema.sent()),
-            cache_control: None,
-        });
-        return offered.collect();
+        return request.tools.iter().map(|offer| offered(offer, request.names)).collect();
     }
     let mut called: Vec<Tool<'a>> = Vec::new();
     for turn in request.conversation.turns() {
@@ -211,6 +208,18 @@ fn tools<'a>(request: &ModelRequest<'a>) -> Vec<Tool<'a>> {
         }
     }
     called
+}
+
+fn offered<'a>(offer: &'a ToolOffer, names: &'a WireNames) -> Tool<'a> {
+    let (name, told, schema) =
+        (names.to_wire(&offer.name), offer.told(), offer.input_schema.sent());
+    let (description, input_schema) = match property_names::left_out(schema) {
+        None => (told, InputSchema::Offered(schema)),
+        Some((schema, words)) => {
+            (format!("{told}\n{words}").trim_start().to_owned().into(), InputSchema::Less(schema))
+        }
+    };
+    Tool { name, description, input_schema, cache_control: None }
 }
 
 fn choice<'a>(request: &ModelRequest<'a>) -> Choice<'a> {

@@ -9,7 +9,7 @@ use super::*;
 use crate::message::{
     AssistantMessage, CallTarget, Conversation, OpaqueBlocks, ToolCall, ToolResult,
 };
-use crate::model::ProviderKind;
+use crate::model::{ProviderKind, ThinkingStyle};
 use crate::providers::capabilities::CapabilityTable;
 use crate::providers::{Capabilities, Delta, Deltas, ToolOffer, WireNames};
 use crate::run;
@@ -156,7 +156,7 @@ fn kept_blocks_go_back_byte_for_byte_and_only_home() {
         r#"[{THINKING},{{"type":"text","text":"One."}},{REDACTED},{{"type":"tool_use"}},{NEW},{{"type":"tool_use"}}]"#
     );
     let calls = vec![call(1, "toolu_1", "a", r#"{"n":1e2}"#), call(2, "toolu_2", "b", "{}")];
-    let said = |provider: &str| {
+    let said_by = |provider: &str, capabilities: &Capabilities| {
         let mut conversation = conversation("", "hello");
         let message = AssistantMessage {
             text: "One.".into(),
@@ -168,9 +168,11 @@ fn kept_blocks_go_back_byte_for_byte_and_only_home() {
         conversation
             .push_turn(message, vec![result(1, "x", false), result(2, "y", false)])
             .unwrap();
-        String::from_utf8(body(&plain(&conversation, &WireNames::default()), "anthropic").unwrap())
-            .unwrap()
+        let names = WireNames::default();
+        let request = ModelRequest { capabilities, ..plain(&conversation, &names) };
+        String::from_utf8(body(&request, "anthropic").unwrap()).unwrap()
     };
+    let said = |provider: &str| said_by(provider, &Capabilities::ANTHROPIC);
     let first = r#"{"type":"tool_use","id":"toolu_1","name":"a","input":{"n":1e2}}"#;
     let second = r#"{"type":"tool_use","id":"toolu_2","name":"b","input":{}}"#;
     let text = r#"{"type":"text","text":"One."}"#;
@@ -180,6 +182,10 @@ fn kept_blocks_go_back_byte_for_byte_and_only_home() {
     assert!(said("anthropic").contains(&whole), "{}", said("anthropic"));
     let bare = format!(r#"{{"role":"assistant","content":[{text},{first},{second}]}}"#);
     assert!(said("other").contains(&bare), "{}", said("other"));
+    let plain = Capabilities { thinking: ThinkingStyle::None, ..Capabilities::ANTHROPIC };
+    let said = said_by("anthropic", &plain);
+    let without = format!(r#"{{"role":"assistant","content":[{text},{first},{NEW},{second}]}}"#);
+    assert!(said.contains(&without), "a model that cannot think: {said}");
 }
 
 #[test]

@@ -7,6 +7,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::property_names;
 use crate::message::tool_schema;
 
 /// The formats that the API enforces.
@@ -36,7 +37,7 @@ fn narrowed(schema: &Value) -> Option<Value> {
             "properties" => {
                 let properties = value.as_object()?.iter();
                 let narrowed =
-                    properties.map(|(name, schema)| Some((name.clone(), narrowed(schema)?)));
+                    properties.map(|(name, schema)| Some((taken(name)?, narrowed(schema)?)));
                 narrowed.collect::<Option<Map<_, _>>>()?.into()
             }
             "additionalProperties" if value.is_boolean() => continue,
@@ -57,6 +58,10 @@ fn narrowed(schema: &Value) -> Option<Value> {
         kept.insert("additionalProperties".into(), false.into());
     }
     Some(kept.into())
+}
+
+fn taken(name: &str) -> Option<String> {
+    property_names::is_taken(name).then(|| name.to_owned())
 }
 
 fn describes_objects(keywords: &Map<String, Value>) -> bool {
@@ -100,6 +105,7 @@ mod tests {
             json!({"anyOf": [{"type": "object"}]}),
             json!({"type": "object"}),
             json!({"type": "array", "items": {}}),
+            json!({"type": "object", "properties": {"user name": {"type": "string"}}}),
             of(json!(true)),
             of(json!({"type": "object"})),
             of(json!({"type": "object", "additionalProperties": {"type": "string"}})),

@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::message::{AssistantMessage, ToolCall, Turn};
 use crate::providers::arguments::ArgumentsObject;
 use crate::providers::call_ids::CallIds;
-use crate::providers::{ModelRequest, Passed, ToolChoice, ToolOffer, WireNames};
+use crate::providers::{ModelRequest, NOTHING, Passed, ToolChoice, ToolOffer, WireNames};
 use crate::run::{Effort, Thinking};
 
 #[derive(Serialize)]
@@ -197,7 +197,10 @@ fn messages<S: Serializer>(
         let calls = message.tool_calls.as_slice();
         let ids = &ids.of(calls);
         seq.serialize_element(&Message::Assistant {
-            content: &message.text,
+            content: match message.text.as_str() {
+                blank if blank.trim().is_empty() && calls.is_empty() => NOTHING,
+                text => text,
+            },
             thinking: thinking(message, provider),
             tool_calls: (!calls.is_empty()).then_some(Calls { made: calls, ids, names }),
         })?;

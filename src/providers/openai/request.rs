@@ -1,8 +1,8 @@
 //! A model request as the body of a Chat Completions call.
 //!
 //! Serialised from borrowed parts straight into bytes: a long conversation is never copied.
-//! Arguments are sent back exactly as the model wrote them, even malformed: the API takes any
-//! string.
+//! Arguments are sent back exactly as the model wrote them; malformed ones only to OpenAI, which
+//! takes any string. A model gets its own reasoning back ([`kept`](super::kept)).
 
 use crate::message::tool_schema::{self, ToolSchema};
 use std::borrow::Cow;
@@ -10,14 +10,16 @@ use std::borrow::Cow;
 use serde::Serialize;
 use serde::ser::{SerializeSeq, Serializer};
 use serde_json::Value;
+use serde_json::value::RawValue;
 
-use super::MAX_DESCRIPTION;
 use super::effort::effort;
-use super::strict;
+use super::kept::Kept;
+use super::{Arguments, MAX_DESCRIPTION, strict};
 use crate::message::{ToolCall, Turn};
 use crate::model::OutputCap;
+use crate::providers::arguments::ArgumentsObject;
 use crate::providers::call_ids::CallIds;
-use crate::providers::{ModelRequest, Passed, ToolChoice, ToolOffer, WireNames};
+use crate::providers::{ModelRequest, NOTHING, Passed, ToolChoice, ToolOffer, WireNames};
 
 /// Longest id of a call that Chat Completions accepts, in bytes.
 const MAX_ID: usize = 40;
@@ -25,8 +27,7 @@ const MAX_ID: usize = 40;
 #[derive(Serialize)]
 struct Body<'a> {
     model: &'a str,
-    #[serde(serialize_with = "messages")]
-    messages: &'a ModelRequest<'a>,
+    messages: History<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tools: Option<Tools<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -78,6 +79,12 @@ enum Message<'a> {
     Assistant {
         content: Option<&'a str>,
         #[serde(skip_serializing_if = "Option::is_none")]
+        reasoning_content: Option<Cow<'a, str>>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        reasoning: Option<Cow<'a, str>>,
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        reasoning_details: Vec<&'a RawValue>,
+        #[serde(skip_serializing_if = "Option::is_none")]
         tool_calls: Option<Calls<'a>>,
     },
     Tool {
@@ -93,12 +100,14 @@ struct OfFunction<'a, F> {
     id: Option<&'a str>,
     r#type: &'static str,
     function: F,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    extra_content: Option<&'a RawValue>,
 }
 
 #[derive(Serialize)]
 struct Called<'a> {
     name: Cow<'a, str>,
-    arguments: &'a str,
+    arguments: Cow<'a, str>,
 }
 
 #[derive(Serialize)]
@@ -136,10 +145,20 @@ struct JsonSchema<'a> {
     strict: bool,
 }
 
+/// The conversation of a request, for this provider.
+struct History<'a> {
+    request: &'a ModelRequest<'a>,
+    provider: &'a str,
+    arguments: Arguments,
+}
+
 struct Calls<'a> {
     made: &'a [ToolCall],
     ids: &'a [Cow<'a, str>],
     names: &'a WireNames,
+    arguments: Arguments,
+    /// What the server attached to each of them.
+    extra_content: Vec<Option<&'a RawValue>>,
 }
 
 struct Tools<'a> {
@@ -148,15 +167,20 @@ struct Tools<'a> {
     may_be_strict: bool,
 }
 
-/// The request's JSON text; asks for a stream if deltas are wanted.
-pub(super) fn body(request: &ModelRequest<'_>) -> Result<Vec<u8>, serde_json::Error> {
+/// The request's JSON text; asks for a stream if deltas are wanted. `provider` gets back what it
+/// needs of its own answers.
+pub(super) fn body(
+    request: &ModelRequest<'_>,
+    provider: &str,
+    arguments: Arguments,
+) -> Result<Vec<u8>, serde_json::Error> {
     let offered = !request.tools.is_empty();
     let streams = request.deltas.are_wanted();
     let (capabilities, options) = (request.capabilities, request.options);
     let cap = |field| request.max_output_tokens.filter(|_| capabilities.output_cap == field);
     serde_json::to_vec(&Body {
         model: request.model,
-        messages: request,
+        messages: History { request, provider, arguments },
         tools: offered.then_some(Tools {
             offers: request.tools,
             names: request.names,
@@ -197,47 +221,74 @@ pub(in crate::providers) fn call_ids<'a>() -> CallIds<'a> {
     CallIds::new(|id| id.len() <= MAX_ID, "call_")
 }
 
-fn messages<S: Serializer>(request: &ModelRequest<'_>, serializer: S) -> Result<S::Ok, S::Error> {
-    let conversation = request.conversation;
-    let mut seq = serializer.serialize_seq(None)?;
-    if !conversation.system().is_empty() {
-        seq.serialize_element(&Message::System { content: conversation.system() })?;
-    }
-    let mut ids = call_ids();
-    for turn in conversation.turns() {
-        let turn = match turn {
-            Turn::User(content) => {
-                seq.serialize_element(&Message::User { content })?;
-                continue;
-            }
-            Turn::Assistant(turn) => turn,
-        };
-        let message = turn.message();
-        let calls = message.tool_calls.as_slice();
-        let ids = &ids.of(calls);
-        seq.serialize_element(&Message::Assistant {
-            content: (!message.text.is_empty() || calls.is_empty()).then_some(&message.text),
-            tool_calls: (!calls.is_empty()).then_some(Calls {
-                made: calls,
-                ids,
-                names: request.names,
-            }),
-        })?;
-        for (tool_call_id, result) in ids.iter().zip(turn.results()) {
-            let content = &result.told();
-            seq.serialize_element(&Message::Tool { tool_call_id, content })?;
+impl Serialize for History<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self { request, provider, arguments } = *self;
+        let conversation = request.conversation;
+        let mut seq = serializer.serialize_seq(None)?;
+        if !conversation.system().is_empty() {
+            seq.serialize_element(&Message::System { content: conversation.system() })?;
         }
+        let mut ids = call_ids();
+        for turn in conversation.turns() {
+            let turn = match turn {
+                Turn::User(content) => {
+                    seq.serialize_element(&Message::User { content })?;
+                    continue;
+                }
+                Turn::Assistant(turn) => turn,
+            };
+            let message = turn.message();
+            let calls = message.tool_calls.as_slice();
+            let ids = &ids.of(calls);
+            let kept = Kept::of(message, provider, request.model);
+            seq.serialize_element(&Message::Assistant {
+                content: match message.text.as_str() {
+                    blank if blank.trim().is_empty() && calls.is_empty() => Some(NOTHING),
+                    text => (!text.is_empty()).then_some(text),
+                },
+                reasoning_content: kept.reasoning_content,
+                reasoning: kept.reasoning,
+                reasoning_details: kept.reasoning_details,
+                tool_calls: (!calls.is_empty()).then_some(Calls {
+                    made: calls,
+                    ids,
+                    names: request.names,
+                    arguments,
+                    extra_content: kept.calls,
+                }),
+            })?;
+            for (tool_call_id, result) in ids.iter().zip(turn.results()) {
+                let content = &result.told();
+                seq.serialize_element(&Message::Tool { tool_call_id, content })?;
+            }
+        }
+        seq.end()
     }
-    seq.end()
 }
 
 impl Serialize for Calls<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.ids.iter().zip(self.made).map(|(id, call)| OfFunction {
+        let extra = self.extra_content.iter().copied().chain(std::iter::repeat(None));
+        let calls = self.ids.iter().zip(self.made).zip(extra);
+        serializer.collect_seq(calls.map(|((id, call), extra_content)| OfFunction {
             id: Some(id),
             r#type: "function",
-            function: Called { name: self.names.to_wire(&call.name), arguments: &call.arguments },
+            function: Called {
+                name: self.names.to_wire(&call.name),
+                arguments: as_sent(&call.arguments, self.arguments),
+            },
+            extra_content,
         }))
+    }
+}
+
+fn as_sent(arguments: &str, how: Arguments) -> Cow<'_, str> {
+    match ArgumentsObject::new(arguments) {
+        wrapped @ ArgumentsObject::Malformed { .. } if how == Arguments::Readable => {
+            serde_json::to_string(&wrapped).map_or(Cow::Borrowed("{}"), Cow::Owned)
+        }
+        _ => Cow::Borrowed(arguments),
     }
 }
 
@@ -254,6 +305,7 @@ impl Serialize for Tools<'_> {
                     strict: (self.may_be_strict && strict::qualifies(offer.input_schema.sent()))
                         .then_some(true),
                 },
+                extra_content: None,
             }
         }))
     }
@@ -268,6 +320,7 @@ fn choice<'a>(request: &'a ModelRequest<'_>) -> Choice<'a> {
             id: None,
             r#type: "function",
             function: Named { name: request.names.to_wire(name) },
+            extra_content: None,
         }),
     }
 }

@@ -6,7 +6,7 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::*;
-use crate::message::{AssistantMessage, CallTarget, Conversation, ToolResult};
+use crate::message::{AssistantMessage, CallTarget, Conversation, OpaqueBlocks, ToolResult};
 use crate::providers::{Capabilities, Deltas};
 use crate::run::{Effort, Thinking};
 
@@ -25,7 +25,7 @@ fn result(id: u128, content: &str) -> ToolResult {
 }
 
 fn sent(request: &ModelRequest<'_>) -> Value {
-    serde_json::from_slice(&body(request).unwrap()).unwrap()
+    serde_json::from_slice(&body(request, "p", Arguments::AsWritten).unwrap()).unwrap()
 }
 
 fn plain<'a>(conversation: &'a Conversation, names: &'a WireNames) -> ModelRequest<'a> {
@@ -84,10 +84,54 @@ fn a_history_with_calls_keeps_its_pairs_and_its_order() {
         {"role": "tool", "tool_call_id": "call_1", "content": "noon"},
         {"role": "tool", "tool_call_id": "call_2", "content": "Error: Unknown tool"},
         {"role": "assistant", "content": "Noon."},
-        {"role": "assistant", "content": ""},
+        {"role": "assistant", "content": "(empty)"},
         {"role": "user", "content": "thanks"},
     ]);
-    assert_eq!(sent(&plain(&conversation, &names))["messages"], expected);
+    let request = plain(&conversation, &names);
+    assert_eq!(sent(&request)["messages"], expected);
+
+    let readable = body(&request, "p", Arguments::Readable).unwrap();
+    let readable: Value = serde_json::from_slice(&readable).unwrap();
+    let calls = &readable["messages"][2]["tool_calls"];
+    let arguments = [0, 1].map(|at| calls[at]["function"]["arguments"].as_str().unwrap());
+    assert_eq!(arguments, [r#"{"tz": "UTC"}"#, r#"{"malformed_json":"{\"broken"}"#]);
+    for (server, expected) in [
+        ("https://api.openai.com/v1", Arguments::AsWritten),
+        ("https://eu.api.openai.com/v1", Arguments::AsWritten),
+        ("https://notopenai.com/v1", Arguments::Readable),
+        ("http://127.0.0.1:8000/v1", Arguments::Readable),
+    ] {
+        assert_eq!(Arguments::of(&server.parse().unwrap()), expected, "{server}");
+    }
+}
+
+#[test]
+fn a_model_gets_back_what_it_needs_of_its_own_answers() {
+    const KEPT: &str = r#"{"model":"m","reasoning_content":"hm","reasoning_details":[{"type":"reasoning.encrypted",  "data":"\u0041"}],"calls":[null,{"google":{"thought_signature":"c2ln\u003d"}}]}"#;
+    let names = WireNames::new(["t"]);
+    let said = |provider: &str, model: &str, kept: &str| {
+        let mut conversation = conversation("", "hello");
+        let opaque = Some(OpaqueBlocks { provider: provider.into(), json: kept.into() });
+        let tool_calls = vec![call(1, "t", "{}"), call(2, "t", "{}"), call(3, "t", "{}")];
+        let asked = AssistantMessage { tool_calls, opaque, ..AssistantMessage::default() };
+        let results = [1, 2, 3].map(|id| result(id, "ok"));
+        conversation.push_turn(asked, results.into()).unwrap();
+        let request = ModelRequest { model, ..plain(&conversation, &names) };
+        String::from_utf8(body(&request, "p", Arguments::AsWritten).unwrap()).unwrap()
+    };
+    let own = said("p", "m", KEPT);
+    for part in [
+        r#""reasoning_content":"hm""#,
+        r#""reasoning_details":[{"type":"reasoning.encrypted",  "data":"\u0041"}]"#,
+        r#"{"id":"call_2","type":"function","function":{"name":"t","arguments":"{}"},"extra_content":{"google":{"thought_signature":"c2ln\u003d"}}}"#,
+    ] {
+        assert!(own.contains(part), "{part}\n{own}");
+    }
+    assert_eq!(own.matches("extra_content").count(), 1, "{own}");
+    let elsewhere = [said("q", "m", KEPT), said("p", "n", KEPT), said("p", "m", "[]")];
+    for other in elsewhere {
+        assert!(!other.contains("reasoning") && !other.contains("extra_content"), "{other}");
+    }
 }
 
 #[test]

@@ -8,8 +8,10 @@
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use super::kept::Reasoning;
 use crate::bounds::json::{AtMost, First, UpTo};
 use crate::message::{FinishReason, Usage};
+use crate::providers::adapter::Call;
 use crate::providers::received::{self, CALLS_READ, MAX_PARTS, Unusable};
 use crate::providers::{Completion, RawToolCall, failure};
 
@@ -21,7 +23,11 @@ pub(super) struct Parts {
     pub(super) refusal: Option<String>,
     /// Reasoning in plain text, from compatible servers.
     pub(super) thinking: Option<String>,
+    /// The same, as they need it back.
+    pub(super) reasoning: Reasoning,
     pub(super) tool_calls: Vec<RawToolCall>,
+    /// What they attached to each of the calls.
+    pub(super) extra_content: Vec<Option<Box<RawValue>>>,
     /// In the server's terms.
     pub(super) finish_reason: Option<String>,
     pub(super) usage: Option<Usage>,
@@ -54,15 +60,19 @@ struct Message<'a> {
     #[serde(borrow)]
     reasoning: Option<&'a RawValue>,
     #[serde(borrow)]
-    tool_calls: Option<UpTo<Call<'a>, CALLS_READ>>,
+    reasoning_details: Option<&'a RawValue>,
+    #[serde(borrow)]
+    tool_calls: Option<UpTo<CallMade<'a>, CALLS_READ>>,
 }
 
 #[derive(Deserialize)]
-struct Call<'a> {
+struct CallMade<'a> {
     #[serde(borrow)]
     id: Option<&'a RawValue>,
     #[serde(borrow)]
     function: Option<Function<'a>>,
+    #[serde(borrow)]
+    extra_content: Option<&'a RawValue>,
 }
 
 /// A called function, or in a stream a piece of it.
@@ -101,8 +111,8 @@ struct CompletionDetails {
     reasoning_tokens: Option<u64>,
 }
 
-/// Reads a whole answer. `step` is part of the ids generated for calls without one.
-pub(super) fn parse(body: &[u8], step: u32) -> Result<Completion, Unusable> {
+/// Reads the whole answer to a call.
+pub(super) fn parse(body: &[u8], call: Call<'_>) -> Result<Completion, Unusable> {
     let answer: Answer = serde_json::from_slice(body).map_err(|error| {
         Unusable::Malformed(format!("the answer is not a chat completion: {error}"))
     })?;
@@ -115,26 +125,30 @@ pub(super) fn parse(body: &[u8], step: u32) -> Result<Completion, Unusable> {
     let Some(message) = choice.message else {
         return Err(Unusable::Malformed("the first choice has no message".into()));
     };
+    let mut reasoning = Reasoning::default();
+    let thinking = reasoning.add(message.reasoning_content, message.reasoning);
+    reasoning.take_details(message.reasoning_details);
+    let calls = message.tool_calls.unwrap_or_default().0;
+    let extra = |call: &CallMade<'_>| call.extra_content.map(ToOwned::to_owned);
     Parts {
         content: message.content.map(content_text).transpose()?,
         refusal: message.refusal,
-        thinking: message
-            .reasoning_content
-            .or(message.reasoning)
-            .and_then(received::string)
-            .filter(|text| !text.is_empty()),
-        tool_calls: tool_calls(message.tool_calls.unwrap_or_default().0, step),
+        thinking: thinking.filter(|text| !text.is_empty()),
+        reasoning,
+        extra_content: calls.iter().map(extra).collect(),
+        tool_calls: tool_calls(calls, call.step),
         finish_reason: choice.finish_reason,
         usage: answer.usage.and_then(usage),
     }
-    .complete()
+    .complete(call)
 }
 
 impl Parts {
     /// # Errors
     /// The answer is empty and has no finish reason.
-    pub(super) fn complete(self) -> Result<Completion, Unusable> {
-        let Self { content, refusal, thinking, tool_calls, finish_reason: said, usage } = self;
+    pub(super) fn complete(self, call: Call<'_>) -> Result<Completion, Unusable> {
+        let Self { content, refusal, thinking, tool_calls, finish_reason: said, usage, .. } = self;
+        let opaque = self.reasoning.blocks(&self.extra_content, call.provider, call.model);
         let refusal = refusal.filter(|text| !text.trim().is_empty());
         let finish_reason =
             finish_reason(said.as_deref(), !tool_calls.is_empty(), refusal.is_some());
@@ -148,7 +162,7 @@ impl Parts {
             text: received::text(text),
             thinking: thinking.map(received::text),
             tool_calls,
-            opaque: None,
+            opaque,
             finish_reason,
             usage,
         })
@@ -166,7 +180,7 @@ fn finish_reason(said: Option<&str>, has_calls: bool, refused: bool) -> FinishRe
     }
 }
 
-fn tool_calls(calls: Vec<Call<'_>>, step: u32) -> Vec<RawToolCall> {
+fn tool_calls(calls: Vec<CallMade<'_>>, step: u32) -> Vec<RawToolCall> {
     let mut read: Vec<RawToolCall> = Vec::with_capacity(calls.len());
     for call in calls {
         let id = call.id.and_then(received::string).unwrap_or_default();

@@ -4,10 +4,14 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::message::OpaqueBlocks;
+use crate::providers::Deltas;
 use crate::providers::failure::Reported;
 
+const CALL: Call<'_> = Call { provider: "p", model: "m", step: 3, deltas: Deltas(None) };
+
 fn read(answer: &Value) -> Result<Completion, Unusable> {
-    parse(answer.to_string().as_bytes(), 3)
+    parse(answer.to_string().as_bytes(), CALL)
 }
 
 fn message(message: &Value, finish_reason: &str) -> Result<Completion, Unusable> {
@@ -44,11 +48,39 @@ fn a_whole_answer_is_read() {
         text: "Let me look.".into(),
         thinking: Some("hm".into()),
         tool_calls: vec![tool_call],
-        opaque: None,
+        opaque: Some(OpaqueBlocks {
+            provider: "p".into(),
+            json: r#"{"model":"m","reasoning_content":"hm"}"#.into(),
+        }),
         finish_reason: FinishReason::ToolCalls,
         usage: Some(usage),
     };
     assert_eq!(completion, Ok(expected));
+}
+
+#[test]
+fn what_a_server_needs_back_is_kept_with_the_calls() {
+    let kept = |with_calls: bool, message: &str| {
+        let calls = r#"[{"id":"a","function":{"name":"t"}},{"id":"b","function":{"name":"t"},"extra_content":{"google": {"thought_signature":"c2ln\u003d"}}}]"#;
+        let calls = if with_calls { calls } else { "[]" };
+        let answer = format!(
+            r#"{{"choices":[{{"message":{{{message}"tool_calls":{calls}}},"finish_reason":"stop"}}]}}"#
+        );
+        let completion = parse(answer.as_bytes(), CALL).unwrap();
+        completion.opaque.map(|blocks| blocks.json)
+    };
+    let extra = r#","calls":[null,{"google": {"thought_signature":"c2ln\u003d"}}]}"#;
+    let details = r#""reasoning_details":[{"type":"reasoning.text", "text":"h\u006d","signature":"s"},{"type":"x"}]"#;
+    let said = format!(r#""reasoning":"hm",{details},"#);
+    for (message, expected) in [
+        ("", r#"{"model":"m""#.to_owned()),
+        (said.as_str(), format!(r#"{{"model":"m",{details}"#)),
+        (r#""reasoning":"hm","#, r#"{"model":"m","reasoning":"hm""#.to_owned()),
+        (r#""reasoning_details":{},"#, r#"{"model":"m""#.to_owned()),
+    ] {
+        assert_eq!(kept(true, message), Some(format!("{expected}{extra}")), "{message}");
+        assert_eq!(kept(false, message), None, "{message}");
+    }
 }
 
 #[test]
@@ -150,10 +182,10 @@ fn answers_without_anything_in_them_are_malformed() {
         format!(r#"{{"choices": [{{"message": {{"content": {deep}{}}}}}]}}"#, "]".repeat(10_000)),
     ];
     for body in bodies {
-        assert!(matches!(parse(body.as_bytes(), 1), Err(Unusable::Malformed(_))), "{body:.80}");
+        assert!(matches!(parse(body.as_bytes(), CALL), Err(Unusable::Malformed(_))), "{body:.80}");
     }
-    assert!(matches!(parse(b"\xff\xfe", 1), Err(Unusable::Malformed(_))));
-    let reported = parse(br#"{"error": {"message": "upstream broke", "code": 502}}"#, 1);
+    assert!(matches!(parse(b"\xff\xfe", CALL), Err(Unusable::Malformed(_))));
+    let reported = parse(br#"{"error": {"message": "upstream broke", "code": 502}}"#, CALL);
     let expected = Reported { code: None, status: Some(502), message: "upstream broke".into() };
     assert_eq!(reported, Err(Unusable::Error(expected)));
 }
@@ -186,6 +218,6 @@ proptest! {
 
     #[test]
     fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-        let _ = parse(&bytes, 1);
+        let _ = parse(&bytes, CALL);
     }
 }

@@ -9,9 +9,11 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
+use super::kept::Reasoning;
 use super::response::{Function, Parts, call_text, content_text, usage};
 use crate::bounds::json::{AtMost, UpTo};
 use crate::message::Usage;
+use crate::providers::adapter::Call;
 use crate::providers::received::{self, CALLS_READ, MAX_PARTS, Unusable};
 use crate::providers::{Completion, Delta, Deltas, failure};
 
@@ -44,6 +46,8 @@ struct Piece<'a> {
     #[serde(borrow)]
     reasoning: Option<&'a RawValue>,
     #[serde(borrow)]
+    reasoning_details: Option<&'a RawValue>,
+    #[serde(borrow)]
     tool_calls: Option<UpTo<CallPiece<'a>, CALLS_READ>>,
 }
 
@@ -54,6 +58,8 @@ struct CallPiece<'a> {
     id: Option<&'a RawValue>,
     #[serde(borrow)]
     function: Option<Function<'a>>,
+    #[serde(borrow)]
+    extra_content: Option<&'a RawValue>,
 }
 
 #[derive(Default)]
@@ -63,6 +69,7 @@ pub(super) struct Answer {
     has_content: bool,
     refusal: String,
     thinking: String,
+    reasoning: Reasoning,
     calls: Vec<OpenCall>,
     finish_reason: Option<String>,
     usage: Option<Usage>,
@@ -75,6 +82,7 @@ struct OpenCall {
     id: String,
     name: String,
     arguments: String,
+    extra_content: Option<Box<RawValue>>,
 }
 
 impl Answer {
@@ -96,11 +104,9 @@ impl Answer {
     }
 
     fn take_piece(&mut self, piece: Piece<'_>, deltas: Deltas<'_>) -> Result<(), Unusable> {
-        let thinking = piece
-            .reasoning_content
-            .or(piece.reasoning)
-            .and_then(received::string)
-            .unwrap_or_default();
+        let thinking = self.reasoning.add(piece.reasoning_content, piece.reasoning);
+        let thinking = thinking.unwrap_or_default();
+        self.reasoning.add_details(piece.reasoning_details);
         self.has_content |= piece.content.is_some();
         let text = piece.content.map(content_text).transpose()?.unwrap_or_default();
         let refusal = piece.refusal.unwrap_or_default();
@@ -151,6 +157,9 @@ impl Answer {
             call.name.clone_from(&name);
         }
         call.arguments.push_str(&arguments);
+        if let Some(extra) = piece.extra_content {
+            call.extra_content = Some(extra.to_owned());
+        }
         if is_named || !arguments.is_empty() {
             let wire_name = is_named.then(|| received::text(name));
             deltas.send(Delta::ToolCall {
@@ -166,31 +175,29 @@ impl Answer {
         self.usage
     }
 
-    /// The whole answer, after `[DONE]`. `step` is part of the ids generated for calls without one.
-    pub(super) fn finish(self, step: u32) -> Result<Completion, Unusable> {
+    /// The whole answer to a call, after `[DONE]`.
+    pub(super) fn finish(self, call: Call<'_>) -> Result<Completion, Unusable> {
         if self.finish_reason.is_none() {
             return Err(Unusable::Malformed("the stream ended without a finish reason".into()));
         }
         let mut tool_calls = Vec::with_capacity(self.calls.len());
-        for call in self.calls {
-            tool_calls.push(received::tool_call(
-                call.id,
-                call.name,
-                call.arguments,
-                &tool_calls,
-                step,
-            ));
+        let mut extra_content = Vec::with_capacity(self.calls.len());
+        for OpenCall { id, name, arguments, extra_content: extra, .. } in self.calls {
+            tool_calls.push(received::tool_call(id, name, arguments, &tool_calls, call.step));
+            extra_content.push(extra);
         }
         let given = |text: String| Some(text).filter(|text| !text.is_empty());
         Parts {
             content: self.has_content.then_some(self.text),
             refusal: given(self.refusal),
             thinking: given(self.thinking),
+            reasoning: self.reasoning,
             tool_calls,
+            extra_content,
             finish_reason: self.finish_reason,
             usage: self.usage,
         }
-        .complete()
+        .complete(call)
     }
 }
 

@@ -27,6 +27,8 @@ const CASSETTES: [(&str, &str); 4] = [
     (cassette!("chat_reasoning.sse"), cassette!("chat_reasoning.json")),
 ];
 
+const CALL: Call<'_> = Call { provider: "p", model: "m", step: 3, deltas: Deltas(None) };
+
 /// What the adapter makes of these chunks of bytes; `None` where the end is missing.
 fn read<'a>(
     chunks: impl IntoIterator<Item = &'a [u8]>,
@@ -37,7 +39,7 @@ fn read<'a>(
         splitter.push(chunk).map_err(|error| Unusable::Malformed(error.to_string()))?;
         while let Some(frame) = splitter.next() {
             if frame.data == DONE {
-                return answer.finish(3).map(Some);
+                return answer.finish(CALL).map(Some);
             }
             answer.take(&frame.data, deltas)?;
         }
@@ -82,9 +84,37 @@ fn call(
 }
 
 #[test]
+fn what_a_server_needs_back_is_put_together() {
+    let text = |text: &str| json!({"reasoning_details": [{"type": "reasoning.text", "index": 0, "text": text, "signature": null}]});
+    let encrypted = |data: &str| json!({"type": "reasoning.encrypted", "index": 1, "data": data});
+    let extra = json!({"google": {"thought_signature": "c2ln"}});
+    let deltas = [
+        json!({"reasoning_content": "Let me"}),
+        json!({"reasoning_content": " look."}),
+        text("Let me"),
+        text(" look."),
+        json!({"reasoning_details": [{"type": "reasoning.text", "index": 0, "signature": "s"}]}),
+        json!({"reasoning_details": [encrypted("a"), encrypted("b")]}),
+        json!({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "t", "arguments": ""}}]}),
+        json!({"tool_calls": [{"index": 0, "function": {"arguments": "{}"}, "extra_content": extra}]}),
+    ];
+    let completion = whole(&stream(&deltas, "tool_calls"));
+    assert_eq!(completion.thinking.as_deref(), Some("Let me look."));
+    let kept: Value = serde_json::from_str(&completion.opaque.unwrap().json).unwrap();
+    let details = json!([
+        {"type": "reasoning.text", "index": 0, "text": "Let me look.", "signature": "s"},
+        encrypted("a"),
+        encrypted("b"),
+    ]);
+    let expected = json!({"model": "m", "reasoning_content": "Let me look.",
+        "reasoning_details": details, "calls": [extra]});
+    assert_eq!(kept, expected);
+}
+
+#[test]
 fn an_answer_in_pieces_means_what_it_means_in_one_piece() {
     for (stream, json) in CASSETTES {
-        assert_eq!(whole(stream), response::parse(json.as_bytes(), 3).unwrap());
+        assert_eq!(whole(stream), response::parse(json.as_bytes(), CALL).unwrap());
     }
 }
 

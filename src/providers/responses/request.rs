@@ -1,14 +1,14 @@
 //! A model request as the body of a Responses call.
 //!
 //! Serialised from borrowed parts straight into bytes. A turn is sent back as the provider's own
-//! items, if it needs any of them back, else as items built from the turn. Every call is followed
-//! by its output.
+//! items, if it needs any of them back, else as items built from the turn. A model that cannot
+//! reason refuses reasoning, and is never sent such items. Every call is followed by its output.
 
 use crate::message::tool_schema::{self, ToolSchema};
 use std::borrow::Cow;
 
 use serde::Serialize;
-use serde::ser::{Error as _, SerializeSeq, Serializer};
+use serde::ser::{SerializeSeq, Serializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -20,6 +20,9 @@ use crate::providers::{ModelRequest, Passed, ToolChoice, ToolOffer, WireNames};
 
 /// Needed to send back the reasoning of a response that is not stored.
 const ENCRYPTED_REASONING: [&str; 1] = ["reasoning.encrypted_content"];
+
+/// The API refuses a smaller limit of the output, in tokens.
+const LEAST_OUTPUT: u32 = 16;
 
 #[derive(Serialize)]
 struct Body<'a> {
@@ -139,7 +142,7 @@ pub(super) fn body(
         parallel_tool_calls: request.parallel_tool_calls.filter(|_| offered),
         temperature: request.temperature.filter(|_| request.thinking.is_none()),
         top_p: request.options.top_p,
-        max_output_tokens: request.max_output_tokens,
+        max_output_tokens: request.max_output_tokens.map(|cap| cap.max(LEAST_OUTPUT)),
         reasoning: request
             .thinking
             .map(|thinking| Reasoning { effort: effort::effort(thinking), summary: "auto" }),
@@ -192,14 +195,15 @@ impl Input<'_> {
     ) -> Result<(), S::Error> {
         let message = turn.message();
         let calls = message.tool_calls.as_slice();
-        let own = message.opaque.as_ref().filter(|blocks| blocks.provider == self.provider);
+        let reasons = self.request.capabilities.thinking != ThinkingStyle::None;
+        let own = message.opaque.as_ref().filter(|it| reasons && it.provider == self.provider);
+        let own: Option<Vec<&RawValue>> = own.and_then(|it| serde_json::from_str(&it.json).ok());
         let own = own.filter(|_| ids.are_new(calls));
-        let call_ids: Vec<Cow<'_, str>> = match own {
+        let call_ids: Vec<Cow<'_, str>> = match &own {
             Some(_) => calls.iter().map(|call| Cow::Borrowed(&*call.provider_id)).collect(),
             None => ids.of(calls),
         };
         if let Some(own) = own {
-            let own: Vec<&RawValue> = serde_json::from_str(&own.json).map_err(S::Error::custom)?;
             own.into_iter().try_for_each(|item| items.serialize_element(item))?;
         } else {
             if !message.text.is_empty() {

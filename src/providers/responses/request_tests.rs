@@ -103,6 +103,18 @@ fn own_items_go_back_as_they_came_and_others_are_made_again() {
     assert_eq!((&body["instructions"], &body["input"]), (&json!("be kind"), &expected));
     let text = String::from_utf8(super::body(&request, "own").unwrap()).unwrap();
     assert!(text.contains(&items[1..items.len() - 1]), "byte for byte: {text}");
+
+    // A model that cannot reason is sent no reasoning, and no ids that belong to it.
+    let capabilities = Capabilities { thinking: ThinkingStyle::None, ..Capabilities::OPENAI };
+    let body = sent(&ModelRequest { capabilities: &capabilities, ..request });
+    let expected = json!([
+        {"role": "assistant", "content": "Look:"},
+        {"type": "function_call", "call_id": "call_1", "name": "mcp__time__now", "arguments": "{"},
+        {"type": "function_call", "call_id": "call_2", "name": "t", "arguments": "{}"},
+        output("call_1", "noon"),
+        output("call_2", "ok"),
+    ]);
+    assert_eq!(body["input"].as_array().unwrap()[1..6], expected.as_array().unwrap()[..]);
 }
 
 #[test]
@@ -141,6 +153,8 @@ fn tools_choice_thinking_and_schema_are_passed_on() {
     assert_eq!(body["text"], json!({ "format": format }));
     assert_eq!((&body["max_output_tokens"], body.get("temperature")), (&json!(300), None));
     assert_eq!((&body["parallel_tool_calls"], &body["stream"]), (&json!(false), &json!(true)));
+    request.max_output_tokens = Some(3);
+    assert_eq!(sent(&request)["max_output_tokens"], json!(16), "the API takes no less");
     let table = [
         (ToolChoice::Auto, json!("auto")),
         (ToolChoice::None, json!("none")),

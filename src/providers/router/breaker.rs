@@ -3,8 +3,9 @@
 //! It opens after more than five consecutive transient failures, stays open for 30 s and then lets
 //! one probe through, whose outcome closes it or opens it again. A server that is away for a moment
 //! fails all calls in progress, and each of them has retries, so with n of them it takes n times as
-//! many failures. A 429 is neither a failure nor a success: the [`super::refusal_gate`] is for
-//! it. The router decides where a rejected call goes.
+//! many failures. A request may be the reason why a server answers with an error: what one run gets
+//! in a row counts twice at most. A 429 is neither a failure nor a success: the
+//! [`super::refusal_gate`] is for it. The router decides where a rejected call goes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,12 +13,15 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use tokio::time::Instant;
+use uuid::Uuid;
 
 use super::refusal_gate::RefusalGate;
 use crate::providers::{Completion, FailureKind, ProviderError};
 
 /// Consecutive failures, for each call in progress, that do not open the breaker yet.
 const MAX_FAILURES: usize = 5;
+/// Errors with which the server answered one run in a row, of which more do not count.
+const MAX_OF_ONE_RUN: usize = 2;
 const OPEN_FOR: Duration = Duration::from_secs(30);
 /// Breakers of one provider; above this, idle ones are dropped, because callers choose model names.
 const MAX_BREAKERS: usize = 1024;
@@ -39,39 +43,54 @@ pub(super) struct Breaker {
 struct Health {
     /// Calls in progress, waits between tries included.
     calls: usize,
+    /// Those that count.
     failures: usize,
-    last: Option<ProviderError>,
+    /// Errors with which the server answered the run that it answered last.
+    of_one_run: Option<(Uuid, usize)>,
     open_until: Option<Instant>,
     probing: bool,
 }
 
 /// A call in progress until it is dropped.
 #[derive(Debug)]
-pub(super) struct Call(Arc<Breaker>);
+pub(super) struct Call {
+    breaker: Arc<Breaker>,
+    run_id: Option<Uuid>,
+}
 
 /// The permission to make one try.
+#[derive(Debug)]
 pub(super) struct Admission<'a> {
-    breaker: &'a Breaker,
+    call: &'a Call,
     is_probe: bool,
 }
 
 impl Breakers {
-    /// Registers a call of a model.
-    pub(super) fn call(&self, model: &str) -> Call {
-        let known = self.by_model.read().get(model).cloned();
-        let breaker = known.unwrap_or_else(|| {
-            let mut by_model = self.by_model.write();
-            if by_model.len() >= MAX_BREAKERS {
-                let now = Instant::now();
-                by_model.retain(|_, breaker| breaker.is_in_use(now));
-            }
-            if by_model.len() >= MAX_BREAKERS && !by_model.contains_key(model) {
-                return Arc::default(); // of this call alone
-            }
-            Arc::clone(by_model.entry(model.to_owned()).or_default())
-        });
+    /// Registers a call of a model, by a run.
+    pub(super) fn call(&self, model: &str, run_id: Option<Uuid>) -> Call {
+        let breaker = self.of(model);
         breaker.health().calls += 1;
-        Call(breaker)
+        Call { breaker, run_id }
+    }
+
+    fn of(&self, model: &str) -> Arc<Breaker> {
+        if let Some(known) = self.by_model.read().get(model) {
+            return Arc::clone(known);
+        }
+        let mut by_model = self.by_model.write();
+        if by_model.len() >= MAX_BREAKERS {
+            let now = Instant::now();
+            by_model.retain(|_, breaker| breaker.is_in_use(now));
+        }
+        if by_model.len() >= MAX_BREAKERS && !by_model.contains_key(model) {
+            return Arc::default(); // of this call alone
+        }
+        Arc::clone(by_model.entry(model.to_owned()).or_default())
+    }
+
+    /// How many models are left alone.
+    pub(super) fn open(&self, now: Instant) -> usize {
+        self.by_model.read().values().filter(|breaker| breaker.health().is_open(now)).count()
     }
 }
 
@@ -82,57 +101,63 @@ impl Breaker {
 
     fn is_in_use(&self, now: Instant) -> bool {
         let health = self.health();
-        let is_open = health.open_until.is_some_and(|until| until > now);
-        health.calls > 0 || is_open || self.gate.is_in_use(now)
+        health.calls > 0 || health.is_open(now) || self.gate.is_in_use(now)
     }
 }
 
 impl Call {
     pub(super) fn gate(&self) -> &RefusalGate {
-        &self.0.gate
+        &self.breaker.gate
     }
 
     /// # Errors
-    /// The last failure, if the breaker is open.
-    pub(super) fn admit(&self, now: Instant) -> Result<Admission<'_>, ProviderError> {
-        let mut health = self.0.health();
+    /// For how long the breaker is open.
+    pub(super) fn admit(&self, now: Instant) -> Result<Admission<'_>, Duration> {
+        let mut health = self.breaker.health();
         let is_probe = match health.open_until {
             None => false,
             Some(until) if until <= now && !health.probing => true,
-            Some(until) => return Err(health.refusal(until.saturating_duration_since(now))),
+            Some(until) => return Err(until.saturating_duration_since(now)),
         };
         health.probing |= is_probe;
-        Ok(Admission { breaker: &self.0, is_probe })
+        Ok(Admission { call: self, is_probe })
     }
 }
 
 impl Drop for Call {
     fn drop(&mut self) {
-        let mut health = self.0.health();
+        let mut health = self.breaker.health();
         health.calls = health.calls.saturating_sub(1);
     }
 }
 
 impl Admission<'_> {
-    /// Records the outcome of the try.
-    pub(super) fn ended(self, outcome: &Result<Completion, ProviderError>, now: Instant) {
-        let mut health = self.breaker.health();
+    /// Records the outcome of the try of this model.
+    pub(super) fn ended(
+        self,
+        model: &str,
+        outcome: &Result<Completion, ProviderError>,
+        now: Instant,
+    ) {
+        let mut health = self.call.breaker.health();
         match outcome {
             Err(error) if error.kind == FailureKind::Transient => {
-                health.failures += 1;
-                health.last = Some(error.clone());
+                health.failures += usize::from(health.counts(error, self.call.run_id));
                 let allowed = MAX_FAILURES * health.calls.max(1);
                 if self.is_probe || (health.open_until.is_none() && health.failures > allowed) {
                     health.open_until = Some(now + OPEN_FOR);
-                    tracing::warn!(
-                        provider = error.provider,
-                        failures = health.failures,
-                        "breaker opened"
-                    );
+                    let (provider, failures) = (&error.provider, health.failures);
+                    let (status, seconds) = (error.status, OPEN_FOR.as_secs());
+                    tracing::warn!(provider, model, status, failures, seconds, "breaker opened");
                 }
             }
             Err(error) if error.kind == FailureKind::RateLimited && !self.is_probe => {}
-            _ => (health.failures, health.open_until) = (0, None),
+            _ => {
+                if health.open_until.is_some() {
+                    tracing::info!(model, "breaker closed");
+                }
+                (health.failures, health.of_one_run, health.open_until) = (0, None, None);
+            }
         }
     }
 }
@@ -141,29 +166,22 @@ impl Drop for Admission<'_> {
     /// A cancelled probe makes room for another one.
     fn drop(&mut self) {
         if self.is_probe {
-            self.breaker.health().probing = false;
+            self.call.breaker.health().probing = false;
         }
     }
 }
 
 impl Health {
-    fn refusal(&self, left: Duration) -> ProviderError {
-        let (failures, seconds) = (self.failures, left.as_secs().max(1));
-        let message = self.last.as_ref().map_or("", |last| last.message.as_str());
-        let message = format!(
-            "not asked for another {seconds} s after {failures} failures in a row, the last: {message}"
-        );
-        let last = self.last.clone();
-        ProviderError {
-            provider: last.as_ref().map(|last| last.provider.clone()).unwrap_or_default(),
-            kind: FailureKind::Transient,
-            status: last.as_ref().and_then(|last| last.status),
-            code: last.and_then(|last| last.code),
-            message,
-            retry_after: None,
-            should_retry: None,
-            usage: None,
-        }
+    fn is_open(&self, now: Instant) -> bool {
+        self.open_until.is_some_and(|until| until > now)
+    }
+
+    /// Whether a failure counts: a server that does not answer fails any request.
+    fn counts(&mut self, error: &ProviderError, run_id: Option<Uuid>) -> bool {
+        let Some(run_id) = run_id.filter(|_| error.status.is_some()) else { return true };
+        let earlier = self.of_one_run.filter(|(by, _)| *by == run_id).map_or(0, |(_, times)| times);
+        self.of_one_run = Some((run_id, earlier + 1));
+        earlier < MAX_OF_ONE_RUN
     }
 }
 
@@ -202,7 +220,7 @@ mod tests {
     fn tries(call: &Call, now: Instant, outcomes: &[Result<Completion, ProviderError>]) -> usize {
         let admitted = outcomes.iter().filter(|outcome| match call.admit(now) {
             Ok(admission) => {
-                admission.ended(outcome, now);
+                admission.ended("m", outcome, now);
                 true
             }
             Err(_) => false,
@@ -213,20 +231,14 @@ mod tests {
     #[test]
     fn the_sixth_fault_in_a_row_opens_it_for_30_seconds() {
         let (breakers, start) = (Breakers::default(), Instant::now());
-        let call = breakers.call("m");
+        let call = breakers.call("m", None);
         let broken = || vec![fault(FailureKind::Transient); 8];
         assert_eq!(tries(&call, start, &broken()), 6);
-        let refused = call.admit(start + Duration::from_secs(10)).err().unwrap();
+        let left = call.admit(start + Duration::from_secs(10)).unwrap_err();
+        assert_eq!((left, breakers.open(start)), (Duration::from_secs(20), 1));
+        assert_eq!(breakers.open(start + OPEN_FOR), 0);
         assert_eq!(
-            (refused.kind, refused.status, refused.code.as_deref()),
-            (FailureKind::Transient, Some(503), Some("overloaded"))
-        );
-        assert_eq!(
-            refused.message,
-            "not asked for another 20 s after 6 failures in a row, the last: busy"
-        );
-        assert_eq!(
-            tries(&breakers.call("other"), start, &broken()[..1]),
+            tries(&breakers.call("other", None), start, &broken()[..1]),
             1,
             "each model has its own"
         );
@@ -254,7 +266,7 @@ mod tests {
         let reset = [BadRequest, Unauthorized, NotFound, TooLarge].map(|kind| (kind, 13));
         let table = [(RateLimited, 8)].into_iter().chain(reset);
         for (kind, admitted) in table {
-            let call = Breakers::default().call("m");
+            let call = Breakers::default().call("m", None);
             let mut outcomes = vec![fault(Transient); 5];
             outcomes.extend([fault(kind), fault(kind)]);
             outcomes.extend(vec![fault(Transient); 6]);
@@ -265,16 +277,37 @@ mod tests {
     #[test]
     fn side_by_side_calls_bear_more() {
         let breakers = Breakers::default();
-        let calls: Vec<Call> = (0..10).map(|_| breakers.call("m")).collect();
+        let calls: Vec<Call> = (0..10).map(|_| breakers.call("m", None)).collect();
         let broken = vec![fault(FailureKind::Transient); 60];
         assert_eq!(tries(&calls[0], Instant::now(), &broken), 50 + 1);
+    }
+
+    #[test]
+    fn errors_that_one_run_gets_do_not_open_it_for_others() {
+        let (breakers, now) = (Breakers::default(), Instant::now());
+        let run = |id| breakers.call("m", Some(Uuid::from_u128(id)));
+        let broken = vec![fault(FailureKind::Transient); 50];
+        assert_eq!(tries(&run(1), now, &broken), 50);
+        assert_eq!(tries(&run(1), now, &broken), 50, "its next call");
+        assert_eq!(tries(&run(2), now, &broken), 50, "another run counts twice, too");
+        assert_eq!(tries(&run(3), now, &broken), 2, "three runs are the server's fault");
+
+        let silent =
+            fault(FailureKind::Transient).map_err(|it| ProviderError { status: None, ..it });
+        let call = breakers.call("dead", Some(Uuid::from_u128(1)));
+        assert_eq!(tries(&call, now, &vec![silent; 50]), 6, "a server that does not answer");
+
+        let [one, other] = [1, 2].map(|id| breakers.call("both", Some(Uuid::from_u128(id))));
+        let in_turn =
+            (0..20).map(|_| tries(&one, now, &broken[..1]) + tries(&other, now, &broken[..1]));
+        assert_eq!(in_turn.sum::<usize>(), 11, "side by side");
     }
 
     #[test]
     fn made_up_names_are_forgotten() {
         let breakers = Breakers::default();
         for n in 0..3 * MAX_BREAKERS {
-            drop(breakers.call(&format!("model-{n}")));
+            drop(breakers.call(&format!("model-{n}"), None));
         }
         assert!(breakers.by_model.read().len() <= MAX_BREAKERS);
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::SemaphorePermit;
 use tokio::time::{Instant, timeout};
+use uuid::Uuid;
 
 use super::breaker::Call;
 use super::refusal_gate::{CoolDown, Held, Hope, Passes, Patience};
@@ -26,6 +27,8 @@ pub struct ModelCall {
     pub(super) started: Instant,
     /// Of the model that is asked, from its first try on.
     in_progress: Option<Arc<Call>>,
+    /// What its provider said last to this call.
+    last: Option<ProviderError>,
 }
 
 impl ModelCall {
@@ -38,6 +41,7 @@ impl ModelCall {
             insists: false,
             started: Instant::now(),
             in_progress: None,
+            last: None,
         }
     }
 
@@ -57,14 +61,15 @@ impl ModelCall {
     }
 
     /// Lasts over the waits between tries.
-    fn in_progress(&mut self, route: &Route<'_>) -> Arc<Call> {
-        let begin = || Arc::new(route.state.breakers.call(route.model));
+    fn in_progress(&mut self, route: &Route<'_>, run_id: Option<Uuid>) -> Arc<Call> {
+        let begin = || Arc::new(route.state.breakers.call(route.model, run_id));
         Arc::clone(self.in_progress.get_or_insert_with(begin))
     }
 
     /// The model at this index is asked next.
     pub fn moves_to(&mut self, place: usize) {
-        (self.place, self.retries, self.in_progress) = (place, 0, None);
+        (self.place, self.retries) = (place, 0);
+        (self.in_progress, self.last) = (None, None);
     }
 }
 
@@ -83,7 +88,8 @@ impl CallState<'_, '_> {
         route: &Route<'_>,
         is_last_model: bool,
     ) -> Result<Completion, (ProviderError, Option<Duration>)> {
-        let breaker = self.call.in_progress(route);
+        let by = self.request.trace.map(|span| span.run.run_id);
+        let breaker = self.call.in_progress(route, by);
         let mut request = adapt::adapted(self.request, route.model, &route.capabilities);
         request.step = self.request.step + self.call.failed;
         let is_final = |error: &ProviderError| is_last_model || !may_fall_back(error.kind);
@@ -105,7 +111,8 @@ impl CallState<'_, '_> {
         };
         let admission = match breaker.admit(tried) {
             Ok(admission) => admission,
-            Err(refusal) => {
+            Err(left) => {
+                let refusal = self.not_asked(route, left);
                 self.report(route, tried, Some(&refusal), is_final(&refusal));
                 return Err((refusal, None));
             }
@@ -114,7 +121,7 @@ impl CallState<'_, '_> {
         let outcome = timeout(entry.timeout, entry.provider.complete(&request)).await;
         let outcome = outcome.unwrap_or_else(|_| Err(route.timed_out()));
         let outcome = outcome.and_then(|completion| route.bounded(completion));
-        admission.ended(&outcome, Instant::now());
+        admission.ended(route.model, &outcome, Instant::now());
         let patience = Patience { retries: entry.max_retries, time: entry.rate_limit_patience };
         let hope = passes.ended(&outcome, patience, Instant::now());
         drop(slot);
@@ -126,6 +133,7 @@ impl CallState<'_, '_> {
             Err(error) => route.charged(error),
         };
         self.call.failed += 1;
+        self.call.last = Some(ProviderError { usage: None, ..error.clone() });
         let retries = self.call.retries;
         let wait = match hope {
             Hope::Own => {
@@ -169,11 +177,25 @@ impl CallState<'_, '_> {
                 }
                 Err(Held::CoolsDown(refusal, cool_down)) => {
                     let wait = outlived(route, cool_down, is_last_model);
-                    return Err((*refusal, wait.filter(|wait| self.has_time_for(*wait))));
+                    let wait = wait.filter(|wait| self.has_time_for(*wait));
+                    let own = self.call.last.clone().filter(|_| wait.is_none());
+                    return Err((own.unwrap_or_else(|| route.refused(refusal)), wait));
                 }
-                Err(Held::Refused(refusal)) => return Err((refusal, None)),
+                Err(Held::Refused(refusal)) => {
+                    let own = self.call.last.take();
+                    return Err((own.unwrap_or_else(|| route.refused(refusal)), None));
+                }
             }
         }
+    }
+
+    /// The failure of a call that the breaker rejects: what its provider said to it, if anything.
+    fn not_asked(&mut self, route: &Route<'_>, left: Duration) -> ProviderError {
+        self.call.last.take().unwrap_or_else(|| {
+            let seconds = left.as_secs().max(1);
+            let message = format!("not asked for another {seconds} s: its last calls failed");
+            route.failure(FailureKind::Transient, message)
+        })
     }
 
     /// Whether the call's time is not up by then.

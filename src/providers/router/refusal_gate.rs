@@ -3,14 +3,15 @@
 //! After a 429 a model is left alone for one cool-down, which all its calls wait for; then one probe
 //! is made, and when it is answered the others follow, first few and then twice as many at a time.
 //! Where the provider has refused for as long as their common patience lasts, without an answer in
-//! between, all calls fail at once for a while with what it said, and then it begins anew with a
-//! probe. An exhausted quota leaves no patience at all. A call may insist, and is a probe even then:
-//! the router says which.
+//! between, all calls fail at once for a while, and then it begins anew with a probe. An exhausted
+//! quota leaves no patience at all. A call may insist, and is a probe even then: the router says
+//! which.
 //!
 //! What is said of the account holds for all models of the provider, a 429 for its model only:
 //! providers limit each model by itself. Faults are the [`super::breaker`]'s; the router decides
 //! where a refused call goes.
 
+use std::fmt;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -77,7 +78,7 @@ struct Row {
 
 #[derive(Debug)]
 struct Shut {
-    refusal: ProviderError,
+    kind: FailureKind,
     /// When a probe may be made.
     until: Instant,
     /// Refusals in a row, each after its cool-down.
@@ -97,10 +98,27 @@ pub(super) struct Gates<'a> {
 /// Why a call may not ask the provider now.
 #[derive(Debug)]
 pub(super) enum Held<'a> {
-    CoolsDown(Box<ProviderError>, CoolDown),
+    CoolsDown(Refusal, CoolDown),
     /// Others go first: [`RefusalGate::settled`] says when to enter again.
     IsProbed(&'a RefusalGate, Instant),
-    Refused(ProviderError),
+    Refused(Refusal),
+}
+
+/// That the provider is not asked, because it refused other calls. What it said to those is theirs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Refusal {
+    pub(super) kind: FailureKind,
+    pub(super) left: Duration,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let why = match self.kind {
+            FailureKind::QuotaExhausted => "its quota is used up",
+            _ => "it limits the rate of calls",
+        };
+        write!(f, "not asked for another {} s: {why}", self.left.as_secs_f64().ceil())
+    }
 }
 
 /// The permission to make one try.
@@ -158,7 +176,7 @@ pub(super) enum Outlook {
     Open,
     /// It is decided by then whether it opens.
     Undecided(Instant),
-    Refused(ProviderError),
+    Refused(Refusal),
 }
 
 /// Whether the provider will refuse the next call just as well.
@@ -211,10 +229,10 @@ impl RefusalGate {
             shut.probed = Some(now);
             return Ok(Pass { gate: self, turn, is_probe: true });
         }
-        let refusal = shut.refusal(left);
+        let refusal = Refusal { kind: shut.kind, left };
         let cool_down = CoolDown { wait: left, refused: shut.refused };
         Err(if shut.has_patience {
-            Held::CoolsDown(Box::new(refusal), cool_down)
+            Held::CoolsDown(refusal, cool_down)
         } else {
             Held::Refused(refusal)
         })
@@ -236,7 +254,7 @@ impl RefusalGate {
         match shut.probed {
             Some(probed) => Outlook::Undecided(probed + PROBE_PATIENCE),
             None if !shut.has_patience && shut.until > now => {
-                Outlook::Refused(shut.refusal(shut.until - now))
+                Outlook::Refused(Refusal { kind: shut.kind, left: shut.until - now })
             }
             None if shut.has_patience && shut.until + PRECEDENCE > now => {
                 Outlook::Undecided(shut.until + PRECEDENCE)
@@ -312,7 +330,7 @@ impl State {
         // Where the patience is at an end, another one begins after that.
         self.row = cool_down.map(|_| Row { since, refused, until });
         self.shut = Some(Shut {
-            refusal: refusal.clone(),
+            kind: refusal.kind,
             until,
             refused,
             has_patience: cool_down.is_some(),
@@ -328,12 +346,6 @@ impl Shut {
             Some(probed) => probed + PROBE_PATIENCE <= now,
             None => self.until + FORGOTTEN <= now,
         }
-    }
-
-    fn refusal(&self, left: Duration) -> ProviderError {
-        let seconds = left.as_secs_f64().ceil();
-        let message = format!("not asked for another {seconds} s: {}", self.refusal.message);
-        ProviderError { message, usage: None, ..self.refusal.clone() }
     }
 }
 

@@ -1,5 +1,6 @@
 //! A resolved model name, and what is made of what its provider answers.
 
+use super::refusal_gate::Refusal;
 use super::{Answer, ModelCall, ProviderState, adapt};
 use crate::message::Usage;
 use crate::providers::capabilities::Capabilities;
@@ -82,6 +83,11 @@ impl Route<'_> {
             Unusable::Malformed(message) => ProviderError { usage, ..self.transient(message) },
             Unusable::Error(reported) => self.transient(reported.message),
         })
+    }
+
+    /// The failure of a call that is not made because others were refused.
+    pub(super) fn refused(&self, refusal: Refusal) -> ProviderError {
+        self.failure(refusal.kind, refusal.to_string())
     }
 
     fn transient(&self, message: String) -> ProviderError {

@@ -62,7 +62,11 @@ pub(crate) fn check(body: &Value) -> Result<(), String> {
                 && offered.contains(&choice["name"].as_str().unwrap_or("")) => {}
         Some(choice) => return Err(format!("'tool_choice' names no offered tool: {choice}")),
     }
+    let reasons = !body["model"].as_str().is_some_and(|model| model.starts_with("gpt-4"));
     match body["input"].as_array() {
+        Some(items) if !reasons && items.iter().any(|item| item["type"] == "reasoning") => {
+            Err("Reasoning input items can only be provided to a reasoning model.".into())
+        }
         Some(items) if !items.is_empty() => check_items(items),
         _ => Err("'input' must be a list of at least one item".into()),
     }

@@ -172,7 +172,13 @@ impl Entry {
         }
         if let Some(key) = self.misplaced() {
             let with = if self.command.is_some() { "with `command`" } else { "without `command`" };
-            return Err(Wrong::at(key, format!("has no meaning {with}")));
+            let instead = if key == "timeout_seconds" {
+                "; the definition of an agent limits the time of an HTTP tool, in \
+                 tool_options.<tool>.timeout_seconds"
+            } else {
+                ""
+            };
+            return Err(Wrong::at(key, format!("has no meaning {with}{instead}")));
         }
         if self.input_schema.get("type") != Some(&json!("object")) {
             return Err(Wrong::at("input_schema", "must have `type: object`"));

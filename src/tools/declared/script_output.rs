@@ -172,7 +172,7 @@ fn checked(schema: &Schema, stdout: &Output, text: &str) -> Result<(), String> {
         return Err(odd("it is too long."));
     }
     let value: Value = json::read(text).map_err(|error| match error {
-        Unreadable::Malformed(error) => odd(&format!("it is not JSON: {error}.")),
+        error @ Unreadable::Malformed(_) => odd(&format!("it is not JSON: {error}.")),
         beyond => odd(&format!("{beyond}.")),
     })?;
     schema.check(&value, MAX_FAULTS).map_err(|rejected: Rejected| {

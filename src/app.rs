@@ -9,6 +9,7 @@ mod objects;
 mod restart;
 mod secrets;
 mod tools;
+mod warnings;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -21,7 +22,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::agents::catalogue::{self, Change};
-use crate::agents::{Catalogue, Definition, DefinitionProblem};
+use crate::agents::{Catalogue, Definition};
 use crate::bounds::memory;
 use crate::config::{self, AuthMode, Config, Exposed, UnsetVariables, WorkspaceStore};
 use crate::http::{self, Auth, HttpSettings, HttpState, Limits, MetricsSink, TokenSigner};
@@ -46,10 +47,10 @@ use crate::tools::registry::Registry;
 pub use check::{
     Scenarios, check, check_admin_key, due_restarts, missing_scenarios, scenarios, told,
 };
-use check::{missing_keys, unknown_variables};
 pub use models::router;
 pub use objects::objects;
 pub use tools::{mcp_servers, sandbox};
+use warnings::Warnings;
 
 /// How often agent files are checked for changes.
 const RELOAD: Duration = Duration::from_secs(1);
@@ -244,8 +245,7 @@ impl Local {
 /// # Errors
 /// A model provider cannot be set up.
 pub fn agents(config: &Config) -> Result<Catalogue, AppError> {
-    let tools = tools::configured(config, tools::no_memory(), sandbox(config));
-    Ok(tools::load_agents(config, &Arc::new(router(config)?), &tools))
+    Ok(tools::load_agents(config, &Arc::new(router(config)?), &tools::at_a_start(config)))
 }
 
 /// What cases of a definition's policy are put before. Variables that are not set are added to
@@ -271,6 +271,7 @@ struct Parts {
     tokens: Arc<TokenSigner>,
     telemetry: Arc<Telemetry>,
     router: Arc<Router>,
+    warnings: Warnings,
 }
 
 impl Parts {
@@ -287,22 +288,7 @@ impl Parts {
         let catalogue = Arc::new(tools::load_agents(config, &router, &tools));
         let registry = Arc::clone(&tools.registry);
         let _ = loaded.set(Arc::downgrade(&catalogue));
-        for problem in catalogue.problems() {
-            tracing::error!(file = problem.file, error = problem.error, "definition not loaded");
-        }
-        for unknown in unknown_variables(config, &tools) {
-            tracing::warn!("{unknown}");
-        }
-        for DefinitionProblem { file, error: part } in tools.left_out {
-            tracing::warn!(file, part, "a tool lacks a part of its operation");
-        }
-        for (variable, agents) in missing_keys(config, &catalogue) {
-            let agents = agents.join(" ");
-            tracing::warn!(variable, agents, "not set: calls of models go without a key");
-        }
-        for problem in missing_scenarios(&scenarios(config), &catalogue) {
-            tracing::warn!(file = problem.file, error = problem.error, "scenario missing");
-        }
+        let warnings = Warnings::of(config, tools);
         store.migrate().await?;
         let child_ids = ChildIds::of(&store).await?;
         let tokens = Arc::new(TokenSigner::of(&store).await?);
@@ -344,7 +330,7 @@ impl Parts {
             settings,
             on_durable(&telemetry),
         );
-        Ok(Self { store, catalogue, registry, runtime, tokens, telemetry, router })
+        Ok(Self { store, catalogue, registry, runtime, tokens, telemetry, router, warnings })
     }
 
     /// Releases the lease, closes the store and exports the remaining traces. No run may be in progress.
@@ -388,9 +374,11 @@ impl Parts {
         http::router(state, settings)
     }
 
-    /// Registers this process as a replica. With PostgreSQL, heartbeats have a connection of their own,
+    /// Logs what is wrong with definitions and settings, which commands that execute no run need not
+    /// know, and registers this process as a replica. With PostgreSQL, heartbeats have a connection of their own,
     /// so that a busy pool does not cost the lease; SQLite is used by this process alone.
     async fn join(&self, config: &Config) -> Result<(), AppError> {
+        self.warnings.log(config, &self.catalogue);
         let database = &config.database;
         let (url, pooler) = (database.url.clone(), database.transaction_pooler);
         let shared = Arc::clone(&self.store);

@@ -15,7 +15,7 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use url::Url;
 
-use crate::event::{AuditRecord, Event, RunEvent};
+use crate::event::{AuditRecord, Event, RunEvent, WaitKind};
 use crate::run::{RunOrigin, Totals, TraceSpan};
 
 pub use logs::{LogFormat, Logs};
@@ -110,6 +110,7 @@ impl Telemetry {
         if let Some(traces) = &self.traces {
             traces.observe(seen);
         }
+        log_reviews(seen);
         log_end(seen);
     }
 
@@ -162,6 +163,23 @@ fn earlier(end: DateTime<Utc>, ms: u64) -> DateTime<Utc> {
     before.and_then(|before| end.checked_sub_signed(before)).unwrap_or(end)
 }
 
+/// A run that waits for a review does not go on by itself, and no approver is asked.
+fn log_reviews(Observed { origin, events, .. }: Observed<'_>) {
+    for event in events {
+        let RunEvent::ApprovalRequested(asked) = &event.what else { continue };
+        if asked.kind == WaitKind::Review {
+            tracing::warn!(
+                run_id = %origin.trace.run_id,
+                call_id = %asked.call_id,
+                tenant = origin.tenant,
+                agent = origin.agent,
+                tool = asked.tool,
+                "run needs a review: it is unknown whether the call took effect"
+            );
+        }
+    }
+}
+
 fn log_end(Observed { origin, events, totals, .. }: Observed<'_>) {
     let Some(ending) = events.last().and_then(|event| event.what.ending()) else { return };
     tracing::info!(
@@ -172,6 +190,7 @@ fn log_end(Observed { origin, events, totals, .. }: Observed<'_>) {
         agent = origin.agent,
         status = ending.outcome.status().as_str(),
         reason = ending.outcome.reason().as_str(),
+        code = ending.outcome.error().map(|error| error.code.as_str()),
         iterations = totals.iterations,
         tool_calls = totals.tool_calls_made,
         tokens = totals.usage.total_tokens(),

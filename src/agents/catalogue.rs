@@ -331,7 +331,8 @@ impl Catalogue {
         self.state().agents.values().any(names)
     }
 
-    /// Files that are broken now.
+    /// Files that are broken now. Those of tools and skills come first: agents may be broken for want
+    /// of them.
     pub fn problems(&self) -> Vec<DefinitionProblem> {
         let state = self.state();
         let own = state
@@ -339,7 +340,7 @@ impl Catalogue {
             .iter()
             .chain(state.files.values().filter_map(|seen| seen.problem.as_ref()));
         let others = self.others.iter().chain(&*self.outdated.read()).cloned().collect::<Vec<_>>();
-        own.cloned().chain(self.skills.problems()).chain(others).collect()
+        others.into_iter().chain(self.skills.problems()).chain(own.cloned()).collect()
     }
 
     fn state(&self) -> Arc<State> {
@@ -416,7 +417,7 @@ pub async fn watch(
         match tokio::task::spawn_blocking(move || looking.refresh()).await {
             Ok(changes) => {
                 for change in &changes {
-                    log(change);
+                    catalogue.log(change);
                     told(change).await;
                 }
             }
@@ -425,23 +426,45 @@ pub async fn watch(
     }
 }
 
-/// Logs one change.
-pub fn log(change: &Change) {
-    match change {
-        Change::Loaded(agent, _) => {
-            let Definition { name, version, .. } = &agent.definition;
-            tracing::info!(agent = name, version, hash = agent.hash, "agent loaded");
+impl Catalogue {
+    /// Logs one change.
+    fn log(&self, change: &Change) {
+        match change {
+            Change::Loaded(agent, _) => {
+                let Definition { name, version, .. } = &agent.definition;
+                tracing::info!(agent = name, version, hash = agent.hash, "agent loaded");
+            }
+            Change::Removed(agent) => tracing::info!(agent, "agent removed"),
+            Change::SkillLoaded(skill) => tracing::info!(skill, "skill loaded"),
+            Change::SkillRemoved(skill) => tracing::info!(skill, "skill removed"),
+            Change::Broken(DefinitionProblem { file, error }) => {
+                let (file, has_last_good) = self.broken(file);
+                if has_last_good {
+                    tracing::error!(
+                        file,
+                        error,
+                        "definition file is broken; its last good version stays"
+                    );
+                } else {
+                    tracing::error!(
+                        file,
+                        error,
+                        "definition file is broken, and there is no good version of it"
+                    );
+                }
+            }
         }
-        Change::Removed(agent) => tracing::info!(agent, "agent removed"),
-        Change::SkillLoaded(skill) => tracing::info!(skill, "skill loaded"),
-        Change::SkillRemoved(skill) => tracing::info!(skill, "skill removed"),
-        Change::Broken(problem) => {
-            tracing::error!(
-                file = problem.file,
-                error = problem.error,
-                "definition file is broken; its last good version stays"
-            );
+    }
+
+    /// A broken file with its directory, and whether there is a version of it that was good.
+    fn broken(&self, file: &str) -> (String, bool) {
+        if let Some(skill) = file.strip_prefix("skills/") {
+            let name = skill.split('/').next().unwrap_or_default();
+            return (file.to_owned(), self.skills.skill(name).is_some());
         }
+        let dir = self.dir.file_name().unwrap_or_default().to_string_lossy();
+        let stem = file.rsplit_once('.').map_or(file, |(stem, _)| stem);
+        (format!("{dir}/{file}"), self.agent(stem).is_some())
     }
 }
 

@@ -41,6 +41,8 @@ pub struct Findings {
     pub problems: Vec<String>,
     /// What has no effect, and so is probably a mistake.
     pub warnings: Vec<String>,
+    /// Valid agents that a service started here would not load, for want of variables.
+    pub not_loaded: Vec<String>,
 }
 
 /// Whether the first admin key is one.
@@ -61,8 +63,9 @@ pub fn check(config: &Config, mut unset: UnsetVariables) -> Findings {
     let mut findings = Findings::default();
     match router(config) {
         Ok(router) => {
+            let router = Arc::new(router);
             let tools = tools::without_secrets(config, &mut unset);
-            let agents = tools::load_agents(config, &Arc::new(router), &tools);
+            let agents = tools::load_agents(config, &router, &tools);
             let dir = config.agents_dir.file_name().unwrap_or_default().to_string_lossy();
             let line = |DefinitionProblem { file, error }: DefinitionProblem| {
                 // Those of tools and skills have theirs.
@@ -89,6 +92,10 @@ pub fn check(config: &Config, mut unset: UnsetVariables) -> Findings {
             findings.warnings.extend(idle_skills(&agents, &tools.registry));
             findings.warnings.extend(tools.left_out.iter().cloned().map(line));
             findings.warnings.extend(unknown_variables(config, &tools));
+            let at_a_start = tools::load_agents(config, &router, &tools::at_a_start(config));
+            for problem in lost_agents(&agents, &at_a_start, &mut findings.not_loaded) {
+                findings.warnings.push(line(problem));
+            }
         }
         Err(error) => findings.problems.push(error.to_string()),
     }
@@ -128,6 +135,27 @@ pub fn told(unset: &UnsetVariables) -> impl Iterator<Item = String> {
     unset.iter().map(|(variable, named_by)| {
         format!("the environment variable {variable} is not set ({named_by})")
     })
+}
+
+/// Agents that are valid, and that a start in this environment would lack because a variable is not
+/// set for tools that they name; their names are added to `names`.
+fn lost_agents(
+    valid: &Catalogue,
+    at_a_start: &Catalogue,
+    names: &mut Vec<String>,
+) -> Vec<DefinitionProblem> {
+    let lost = valid.agents().into_iter().map(|agent| agent.definition.name.clone());
+    names.extend(lost.filter(|name| at_a_start.agent(name).is_none()));
+    let is_of_lost = |problem: &DefinitionProblem| {
+        let stem = problem.file.rsplit_once('.').map(|(stem, _)| stem);
+        names.iter().any(|name| Some(name.as_str()) == stem)
+    };
+    let problems = at_a_start.problems().into_iter().filter(is_of_lost);
+    let told = |DefinitionProblem { file, error }| {
+        let error = format!("not loaded while a variable of its tools is not set: {error}");
+        DefinitionProblem { file, error }
+    };
+    problems.map(told).collect()
 }
 
 /// A problem, and what else is wrong with its file.

@@ -109,9 +109,14 @@ pub(super) fn without_secrets(config: &Config, unset: &mut UnsetVariables) -> To
     tools
 }
 
+/// The tools as a service would have them that were started now.
+pub(super) fn at_a_start(config: &Config) -> Tools {
+    configured(config, no_memory(), sandbox(config))
+}
+
 /// What is wrong with files of tools as they are now, by what they are called in problems.
 pub(super) fn mistakes(config: &Config) -> BTreeMap<String, String> {
-    let Tools { broken, .. } = configured(config, no_memory(), sandbox(config));
+    let Tools { broken, .. } = at_a_start(config);
     broken.into_iter().map(|DefinitionProblem { file, error }| (file, error)).collect()
 }
 

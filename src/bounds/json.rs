@@ -20,7 +20,7 @@ const OBJECT: usize = 10;
 #[derive(Debug, thiserror::Error)]
 pub enum Unreadable {
     /// It is not JSON, or not of the expected form.
-    #[error("{0}")]
+    #[error("{}", in_words(.0))]
     Malformed(#[from] serde_json::Error),
     /// Its values are nested too deep.
     #[error("the JSON is nested more than {MAX_NESTING} levels deep")]
@@ -28,6 +28,12 @@ pub enum Unreadable {
     /// It holds too many values.
     #[error("the JSON holds more than {MAX_VALUES} values, of which an object counts as {OBJECT}")]
     TooMany,
+}
+
+/// What is wrong with text that should be JSON.
+pub fn in_words(error: &serde_json::Error) -> String {
+    let word = "expected true, false or null, and texts are in double quotes,";
+    error.to_string().replace("expected ident", word)
 }
 
 /// Reads JSON text of at most [`MAX_NESTING`] levels and [`MAX_VALUES`] values.
@@ -222,6 +228,16 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
+
+    #[test]
+    fn what_is_no_json_is_told_in_words() {
+        let told = |json: &str| read::<Value>(json).unwrap_err().to_string();
+        assert_eq!(
+            told("nope"),
+            "expected true, false or null, and texts are in double quotes, at line 1 column 2"
+        );
+        assert_eq!(told("{"), "EOF while parsing an object at line 1 column 1");
+    }
 
     #[test]
     fn lists_are_cut_while_they_are_read() {

@@ -35,6 +35,9 @@ const ERRORS: Budget =
     Budget { steps: 10_000, time: Duration::from_secs(1), stack: 24 * 1024 * 1024 };
 /// Bytes of what matching a pattern builds on the way.
 const MAX_CACHE: usize = 64 * 1024;
+/// Values of an `enum` that a fault lists, and their bytes.
+const MAX_CHOICES: usize = 20;
+const MAX_LISTED: usize = 500;
 /// Schemas of callers that are kept compiled.
 const KEPT: usize = 32;
 
@@ -220,15 +223,33 @@ fn build(
 }
 
 fn fault(error: &jsonschema::ValidationError<'_>) -> Fault {
+    let masked = || shortened(&error.masked().to_string());
     Fault {
         pointer: shortened(error.instance_path().as_str()),
         message: brief(error),
-        masked: shortened(&error.masked().to_string()),
+        masked: choices(error)
+            .map_or_else(masked, |choices| format!("value is not one of {choices}")),
     }
+}
+
+/// All values of an `enum`, of which the library names a few, where there are not too many.
+fn choices(error: &jsonschema::ValidationError<'_>) -> Option<String> {
+    let ValidationErrorKind::Enum { options } = error.kind() else { return None };
+    let options = options.as_array()?;
+    if options.len() > MAX_CHOICES {
+        return None;
+    }
+    let listed = options.iter().map(Value::to_string).collect::<Vec<_>>().join(", ");
+    (listed.len() <= MAX_LISTED).then_some(listed)
 }
 
 /// The library's words, with the value where it is short.
 fn brief(error: &jsonschema::ValidationError<'_>) -> String {
+    if let Some(choices) = choices(error) {
+        let value = error.instance().to_string();
+        let value = if value.len() > MAX_REPEATED { "value" } else { &value };
+        return format!("{value} is not one of {choices}");
+    }
     let full = error.to_string();
     if full.chars().nth(MAX_REPEATED).is_none() {
         return full;

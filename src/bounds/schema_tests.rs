@@ -206,3 +206,20 @@ fn what_a_schema_leaves_unevaluated_does_not_double() {
     let extended = Schema::compile(&extended, Author::Operator);
     assert!(extended.is_ok() || extended.unwrap_err().0.contains("itself"));
 }
+
+#[test]
+fn all_values_of_an_enum_are_listed() {
+    let fault = |options: &Value, value: &Value| {
+        let checked = operator(&json!({"enum": options})).check(value, 1);
+        checked.unwrap_err().faults().remove(0)
+    };
+    let words = json!(["read", "write", "append", "edit", "list", "glob", 7]);
+    let told = fault(&words, &json!("rename"));
+    let list = r#""read", "write", "append", "edit", "list", "glob", 7"#;
+    assert_eq!(told.message, format!("\"rename\" is not one of {list}"));
+    assert_eq!(told.masked, format!("value is not one of {list}"));
+    let long = fault(&words, &json!("x".repeat(300)));
+    assert_eq!(long.message, told.masked);
+    let many = fault(&(0..30).collect(), &json!("a"));
+    assert!(many.message.contains("other candidates"), "{}", many.message);
+}

@@ -9,8 +9,9 @@ use uuid::Uuid;
 
 use super::client::Client;
 use super::output::{print, print_json};
+use super::run_args::{RunArgs, id};
 use super::run_view::pending_text;
-use super::runs::RunArgs;
+use crate::bounds::json::in_words;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum AnswerCommand {
@@ -72,6 +73,7 @@ pub(super) struct CallArgs {
     #[command(flatten)]
     run: RunArgs,
     /// The call's id, as shown by `runs show`
+    #[arg(value_parser = id)]
     call: Uuid,
 }
 
@@ -114,7 +116,7 @@ fn object(text: &str) -> Result<Value, String> {
     match serde_json::from_str(text) {
         Ok(object @ Value::Object(_)) => Ok(object),
         Ok(_) => Err("it is not a JSON object".to_owned()),
-        Err(error) => Err(format!("it is not JSON: {error}")),
+        Err(error) => Err(format!("it is not JSON: {}", in_words(&error))),
     }
 }
 

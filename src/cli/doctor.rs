@@ -15,15 +15,17 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::output::{print, print_json};
-use crate::agents::{Agent, Catalogue};
+use crate::agents::{Agent, Catalogue, DefinitionProblem};
 use crate::app;
-use crate::config::{AuthMode, Config, ConfigError, Flags};
+use crate::config::{AuthMode, Config, ConfigError, Flags, McpConnection};
 use crate::runtime::jwt::IdentityProvider;
 use crate::runtime::keys;
 use crate::store::AdminKeys;
 use crate::tools::browser;
 use crate::tools::mcp::ServerStatus;
 
+/// Advice for a broken file of an agent or a skill.
+const RELOADED: &str = "correct the file; it is reloaded within a second";
 /// How long MCP servers have to be there.
 const SERVERS: Duration = Duration::from_secs(10);
 
@@ -119,20 +121,32 @@ async fn examine(config: &Config) -> Vec<Finding> {
 async fn mcp_servers(config: &Config) -> Vec<Finding> {
     let servers = app::mcp_servers(config);
     servers.start(SERVERS).await;
-    let finding = |ServerStatus { name, tools, fault }: ServerStatus| {
-        let check = format!("mcp {name}");
-        match fault {
-            None => Finding::ok(check, format!("{tools} tools")),
-            Some(fault) => Finding::warn(
-                check,
-                fault,
-                format!(
-                    "correct [mcp.{name}]; until then calls of its tools are answered with an error"
-                ),
-            ),
-        }
+    servers.statuses().into_iter().flat_map(|status| mcp_server(config, status)).collect()
+}
+
+fn mcp_server(config: &Config, status: ServerStatus) -> Vec<Finding> {
+    let ServerStatus { name, tools, fault, last_words, warnings } = status;
+    let check = format!("mcp {name}");
+    let Some(fault) = fault else {
+        let next = format!("correct [mcp.{name}], or the server");
+        let odd = warnings.into_iter().map(|odd| Finding::warn(&check, odd, &next));
+        return std::iter::once(Finding::ok(&check, format!("{tools} tools"))).chain(odd).collect();
     };
-    servers.statuses().into_iter().map(finding).collect()
+    let connection = config.mcp.get(&name).map(|server| &server.connection);
+    let is_program = matches!(connection, Some(McpConnection::Program { .. }));
+    let reads = if is_program {
+        ", and name in its `reads` what the program needs beside the files of the system"
+    } else {
+        ""
+    };
+    let next = format!(
+        "correct [mcp.{name}]{reads}; until then calls of its tools are answered with an error"
+    );
+    let said = match last_words.as_slice() {
+        [] => String::new(),
+        lines => format!(" Its standard error ends with: {}", lines.join(" | ")),
+    };
+    vec![Finding::warn(check, format!("{fault}{said}"), next)]
 }
 
 fn configuration(config: &Config) -> Finding {
@@ -160,13 +174,17 @@ fn definitions(config: &Config, agents: &Catalogue) -> Vec<Finding> {
     } else {
         Finding::ok("agents", format!("{} in {dir}: {}", names.len(), names.join(", ")))
     };
-    let broken = agents.problems().into_iter().map(|problem| {
-        let path = match problem.file.strip_prefix("skills/") {
-            Some(skill) => config.skills_dir.join(skill),
-            None => config.agents_dir.join(&problem.file),
+    let broken = agents.problems().into_iter().map(|DefinitionProblem { file, error }| {
+        let (check, path, next) = match file.split_once('/') {
+            Some(("skills", skill)) => ("skills", config.skills_dir.join(skill), RELOADED),
+            Some(("tools", set)) => (
+                "tools",
+                config.tools_dir.join(set),
+                "correct it, then restart the service: files of tools are read at its start",
+            ),
+            _ => ("agents", config.agents_dir.join(&file), RELOADED),
         };
-        let detail = format!("{}: {}", path.display(), problem.error);
-        Finding::fail("agents", detail, "correct the file; it is reloaded within a second")
+        Finding::fail(check, format!("{}: {error}", path.display()), next)
     });
     let unplayable =
         app::missing_scenarios(&app::scenarios(config), agents).into_iter().map(|problem| {
@@ -249,6 +267,22 @@ fn text(findings: &[Finding]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_odd_about_a_servers_list_is_a_warning() {
+        let config = Config::read(&Flags { config: None, ..Flags::default() }).unwrap();
+        let status = ServerStatus {
+            name: "x".into(),
+            tools: 2,
+            fault: None,
+            last_words: vec!["fine".into()],
+            warnings: vec!["effects names the tool \"gone\", which it does not have".into()],
+        };
+        let found = mcp_server(&config, status);
+        let told: Vec<_> = found.iter().map(|it| (it.status, it.detail.as_str())).collect();
+        let odd = "effects names the tool \"gone\", which it does not have";
+        assert_eq!(told, [(Health::Ok, "2 tools"), (Health::Warn, odd)]);
+    }
 
     #[test]
     fn findings_are_shown_with_their_advice() {

@@ -16,6 +16,7 @@ use uuid::Uuid;
 use super::JsonArg;
 use super::client::{Client, ClientError, TargetArgs, segment};
 use super::output::{print, print_json};
+use super::run_args::id;
 use super::table::table;
 use crate::config::Flags;
 use crate::runtime::keys::DEFAULT_TENANT;
@@ -61,6 +62,7 @@ pub(super) enum FilesCommand {
 #[derive(Debug, Args)]
 pub(super) struct PlaceArgs {
     /// The run's id
+    #[arg(value_parser = id)]
     run: Uuid,
     #[command(flatten)]
     target: TargetArgs,

@@ -19,6 +19,7 @@ use super::output::{human_readable, print, print_json, stdout_is_terminal};
 use super::progress::Progress;
 use super::run_view::pending_text;
 use super::{JsonArg, UsageError};
+use crate::bounds::json::in_words;
 use crate::config::Flags;
 use crate::runtime::keys::DEFAULT_TENANT;
 
@@ -334,7 +335,7 @@ fn parse_pairs(name: &str, object: Option<&str>, pairs: &[String]) -> anyhow::Re
         None => Map::new(),
         Some(Ok(Value::Object(object))) => object,
         Some(Ok(_)) => return Err(wrong(format!("--{name}s: not a JSON object"))),
-        Some(Err(error)) => return Err(wrong(format!("--{name}s: not JSON: {error}"))),
+        Some(Err(e)) => return Err(wrong(format!("--{name}s: not JSON: {}", in_words(&e)))),
     };
     for pair in pairs {
         let Some((key, value)) = pair.split_once('=').filter(|(key, _)| !matches!(*key, "" | ":"))
@@ -344,7 +345,10 @@ fn parse_pairs(name: &str, object: Option<&str>, pairs: &[String]) -> anyhow::Re
         let (key, value) = match key.strip_suffix(':') {
             Some(key) => match serde_json::from_str(value) {
                 Ok(json) => (key, json),
-                Err(error) => return Err(wrong(format!("--{name} {key}: not JSON: {error}"))),
+                Err(e) => {
+                    let why = in_words(&e);
+                    return Err(wrong(format!("--{name} {key}: not JSON: {why}")));
+                }
             },
             None => (key, Value::from(value)),
         };

@@ -12,7 +12,7 @@ use super::client::{Client, TargetArgs};
 use super::output::{confirmed, print, print_json, print_notice};
 use super::table::table;
 use super::{JsonArg, UsageError};
-use crate::config::Flags;
+use crate::config::{Flags, parse_duration};
 use crate::runtime::keys::{DEFAULT_TENANT, MAX_SCOPES, SCOPES, is_id, is_scope, is_tenant};
 
 const CREATE_EXAMPLES: &str = "\
@@ -34,9 +34,16 @@ pub(super) enum KeysCommand {
         /// A scope of the key; can be given 64 times
         #[arg(long = "scope", value_name = "SCOPE", required = true)]
         scopes: Vec<String>,
-        /// When the key expires, e.g. 2030-01-01T00:00:00Z; default: never
-        #[arg(long, value_name = "TIME")]
+        /// When the key expires: a time, e.g. 2030-01-01T00:00:00Z, or how long it lasts (12h, 90d);
+        /// default: never
+        #[arg(long, value_name = "TIME", value_parser = end)]
         expires_at: Option<DateTime<Utc>>,
+        /// Invocations a minute, and tool calls a minute [default: that of the service]
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+        rate_limit_per_minute: Option<u32>,
+        /// How many of them may come at once [default: that of the service]
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+        rate_limit_burst: Option<u32>,
         #[command(flatten)]
         access: AccessArgs,
     },
@@ -116,6 +123,19 @@ impl KeysCommand {
     }
 }
 
+/// Parses an RFC 3339 time, or a time from now on such as `90d`.
+fn end(text: &str) -> Result<DateTime<Utc>, String> {
+    if let Ok(time) = DateTime::parse_from_rfc3339(text) {
+        return Ok(time.to_utc());
+    }
+    let ahead = parse_duration(text)
+        .ok()
+        .and_then(|ahead| Utc::now().checked_add_signed(chrono::Duration::from_std(ahead).ok()?));
+    ahead.ok_or_else(|| {
+        "write a time like 2030-01-31T08:00:00Z, or how long the key lasts: 12h, 90d".to_owned()
+    })
+}
+
 pub(super) async fn keys(flags: &Flags, command: KeysCommand) -> anyhow::Result<()> {
     command.check()?;
     let access = command.access();
@@ -129,8 +149,18 @@ pub(super) async fn keys(flags: &Flags, command: KeysCommand) -> anyhow::Result<
 async fn carry_out(client: &Client, command: &KeysCommand) -> anyhow::Result<()> {
     let AccessArgs { tenant, output, .. } = command.access();
     match command {
-        KeysCommand::Create { name, scopes, expires_at, .. } => {
-            let mut request = json!({"name": name, "scopes": scopes, "expires_at": expires_at});
+        KeysCommand::Create {
+            name,
+            scopes,
+            expires_at,
+            rate_limit_per_minute,
+            rate_limit_burst,
+            ..
+        } => {
+            let mut request = json!({
+                "name": name, "scopes": scopes, "expires_at": expires_at,
+                "rate_limit_per_minute": rate_limit_per_minute, "rate_limit_burst": rate_limit_burst,
+            });
             if let Some(tenant) = tenant {
                 request["tenant"] = tenant.as_str().into();
             }
@@ -150,6 +180,8 @@ async fn carry_out(client: &Client, command: &KeysCommand) -> anyhow::Result<()>
                 client.list(&list_path(tenant.as_deref()), usize::MAX).await?;
             if output.json {
                 print_json(&json!({"data": keys, "next_cursor": next_cursor}))?;
+            } else if keys.is_empty() {
+                print_notice("There are no keys.");
             } else {
                 print(&key_table(&keys, Utc::now()))?;
             }
@@ -183,7 +215,9 @@ async fn revoke(client: &Client, id: &str, path: &str, force: bool) -> anyhow::R
             bail!("there is no key {id}\n  `toolloop keys list` shows the existing keys")
         }
         Err(error) if error.code() == Some("PROTECTED_KEY") => {
-            print_notice(&error.to_string());
+            // The rest is for callers of the API.
+            let told = error.to_string();
+            print_notice(told.split("; use `force").next().unwrap_or_default());
             if !confirmed("Revoke it?")? {
                 bail!("key {id} was not revoked\n  `--force` revokes it without a question");
             }
@@ -216,13 +250,14 @@ fn key_table(keys: &[Value], now: DateTime<Utc>) -> String {
         vec![
             text(key, "id"),
             text(key, "name"),
+            text(key, "tenant"),
             second("created_at"),
             second("last_used_at"),
             state.to_owned(),
             scopes.join(" "),
         ]
     };
-    let titles = ["ID", "NAME", "CREATED", "LAST USED", "STATE", "SCOPES"];
+    let titles = ["ID", "NAME", "TENANT", "CREATED", "LAST USED", "STATE", "SCOPES"];
     table(&titles, &keys.iter().map(row).collect::<Vec<_>>())
 }
 
@@ -234,7 +269,7 @@ mod tests {
     fn keys_are_shown_as_a_table() {
         let now = "2026-01-02T00:00:00Z".parse().unwrap();
         let key = |id: &str, expires: Option<&str>, revoked: Option<&str>| {
-            json!({"id": id, "name": "ci", "created_at": "2026-01-01T00:00:00.123456Z", "expires_at": expires,
+            json!({"id": id, "name": "ci", "tenant": "acme", "created_at": "2026-01-01T00:00:00.123456Z", "expires_at": expires,
                 "revoked_at": revoked, "last_used_at": revoked, "scopes": ["runs:read", "tools:file_ops"]})
         };
         let keys = [
@@ -243,5 +278,20 @@ mod tests {
             key("c3", None, Some("2026-01-01T08:00:00Z")),
         ];
         insta::assert_snapshot!(key_table(&keys, now));
+    }
+
+    #[test]
+    fn a_key_expires_at_a_time_or_after_one() {
+        assert_eq!(
+            end("2030-01-31T09:00:00+01:00").unwrap().to_rfc3339(),
+            "2030-01-31T08:00:00+00:00"
+        );
+        let day = chrono::Duration::days(1);
+        let earliest = Utc::now() + day;
+        let read = end("24h").unwrap();
+        assert!((earliest..=Utc::now() + day).contains(&read), "{read}");
+        for text in ["", "tomorrow", "-1h", "99999999999d"] {
+            assert!(end(text).is_err(), "{text}");
+        }
     }
 }

@@ -21,6 +21,7 @@ mod output;
 mod policy;
 mod progress;
 mod project;
+mod run_args;
 mod run_view;
 mod runs;
 mod schema;
@@ -236,13 +237,24 @@ async fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
 
 async fn migrate(config: &Config, json: bool) -> anyhow::Result<()> {
     let store = app::open_store(config).await?;
+    let before = store.about().await?.applied;
     store.migrate().await?;
+    let now = store.about().await?.applied;
     store.close().await;
+    let kind = store.kind();
     if json {
-        output::print_json(&json!({"store": store.kind(), "status": "up_to_date"}))?;
-    } else {
-        output::print(&format!("The {} schema is up to date.", store.kind()))?;
+        output::print_json(
+            &json!({"store": kind, "status": "up_to_date", "from": before, "to": now}),
+        )?;
+        return Ok(());
     }
+    output::print(&match before {
+        0 => format!("The {kind} schema was created; its version is {now}."),
+        _ if before < now => {
+            format!("The {kind} schema was migrated from version {before} to {now}.")
+        }
+        _ => format!("The {kind} schema is up to date; its version is {now}."),
+    })?;
     Ok(())
 }
 
@@ -273,10 +285,12 @@ async fn check(flags: &Flags, json: bool) -> anyhow::Result<ExitCode> {
             .file
             .as_ref()
             .map_or("built-in settings".into(), |file| file.display().to_string());
-        output::print(&format!(
-            "{file} and the agents in {} are valid.",
-            config.agents_dir.display()
-        ))?;
+        let dir = config.agents_dir.display();
+        let lost = match findings.not_loaded.as_slice() {
+            [] => String::new(),
+            names => format!(" A service started here would not load: {}.", names.join(", ")),
+        };
+        output::print(&format!("{file} and the agents in {dir} are valid.{lost}"))?;
     } else {
         output::print(&problems.join("\n"))?;
     }

@@ -12,7 +12,8 @@ use serde_json::Value;
 
 use super::output::{escape_control, one_line, print_notice};
 use crate::event::{
-    ContextCompacted, Event, ModelInterrupted, ModelResponded, ModelRetried, RunEvent, stored,
+    Awaited, CallFailure, ContextCompacted, Event, ModelInterrupted, ModelResponded, ModelRetried,
+    Resolution, Resolved, RunEvent, ToolCallCompleted, stored,
 };
 use crate::message::Usage;
 
@@ -197,23 +198,25 @@ pub(super) fn describe(event: &Event) -> Option<String> {
             (None, None) => return None,
         },
         RunEvent::ToolCallCompleted(c) => {
-            let outcome = if c.failure.is_some() { "failed" } else { "ok" };
-            format!("  {}: {outcome}, {} ms", one_line(&c.tool, 60), c.duration_ms)
+            let outcome = match c.failure {
+                None => "ok",
+                Some(CallFailure::Cancelled) => "cancelled",
+                Some(_) => "failed",
+            };
+            let tool = one_line(&c.tool, 60);
+            if was_executed(c) {
+                format!("  {tool}: {outcome}, {} ms", c.duration_ms)
+            } else {
+                format!("  {tool}: not executed")
+            }
         }
         RunEvent::ToolCallBlocked(c) => {
             format!("  {}: {}, {}", one_line(&c.tool, 60), c.decision, one_line(&c.reason, REASON))
         }
         RunEvent::ApprovalRequested(asked)
         | RunEvent::ToolCallAwaitingClient(asked)
-        | RunEvent::ToolCallAwaitingChild(asked) => {
-            let (tool, kind) = (one_line(&asked.tool, 60), asked.kind.as_str());
-            format!("  {tool}: waits for {kind}, {}", one_line(&asked.reason, REASON))
-        }
-        RunEvent::ApprovalResolved(resolved) => {
-            let by = resolved.decided_by.as_deref().unwrap_or("timeout");
-            let why = because(resolved.reason.as_deref());
-            format!("  {} answered by {}{why}", resolved.kind.as_str(), one_line(by, 60))
-        }
+        | RunEvent::ToolCallAwaitingChild(asked) => waits(asked),
+        RunEvent::ApprovalResolved(resolved) => answer(resolved),
         RunEvent::ValidationFailed { attempt, errors, .. } => {
             let mut lines = vec![format!("attempt {attempt}: output rejected")];
             lines.extend(errors.iter().map(|e| {
@@ -247,6 +250,46 @@ pub(super) fn describe(event: &Event) -> Option<String> {
         | RunEvent::OutputReflected { .. }
         | RunEvent::ConfirmationRequested { .. } => return None,
     })
+}
+
+/// Whether a call began before the run ended.
+fn was_executed(call: &ToolCallCompleted) -> bool {
+    let is_over = matches!(
+        call.failure,
+        Some(CallFailure::Cancelled | CallFailure::NotExecuted | CallFailure::Excess)
+    );
+    call.duration_ms > 0 || !is_over
+}
+
+/// What a call waits for, and until when.
+fn waits(asked: &Awaited) -> String {
+    let (tool, kind) = (one_line(&asked.tool, 60), asked.kind.as_str());
+    let until = asked.expires_at.map(|at| format!(" until {}", at.format("%Y-%m-%dT%H:%M:%SZ")));
+    let (until, reason) = (until.unwrap_or_default(), one_line(&asked.reason, usize::MAX));
+    let mut lines =
+        vec![format!("  {tool} ({}): waits for {kind}{until}, {reason}", asked.call_id)];
+    let requests = asked.input.iter().flat_map(|input| input.requests.values());
+    lines.extend(requests.map(|form| format!("    asks: {}", one_line(&form.message, usize::MAX))));
+    lines.join("\n")
+}
+
+/// What was answered to a call, and by whom.
+fn answer(resolved: &Resolved) -> String {
+    let what = match &resolved.resolution {
+        Resolution::Approved { arguments: None, .. } => "approved",
+        Resolution::Approved { arguments: Some(_), .. } => "approved with other arguments",
+        Resolution::Denied => "denied",
+        Resolution::Expired => "not answered in time",
+        Resolution::Result { is_error: false, .. } => "result submitted",
+        Resolution::Result { is_error: true, .. } => "error submitted",
+        Resolution::Input { .. } => "input submitted",
+        Resolution::Happened { .. } => "it took effect",
+        Resolution::DidNotHappen => "it took no effect",
+        Resolution::ChildEnded => "the child run has ended",
+    };
+    let by = resolved.decided_by.as_deref().map(|by| format!(", by {}", one_line(by, 60)));
+    let (by, why) = (by.unwrap_or_default(), because(resolved.reason.as_deref()));
+    format!("  {} of {}: {what}{by}{why}", resolved.kind.as_str(), resolved.call_id)
 }
 
 fn retried(tried: &ModelRetried) -> String {

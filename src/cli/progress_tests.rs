@@ -29,6 +29,10 @@ fn events_are_described_in_one_line() {
         line(&completed(Some("timeout"))).as_deref(),
         Some("  file_ops\\u{1b}[2J: failed, 12 ms")
     );
+    let mut ended = completed(Some("cancelled"));
+    assert_eq!(line(&ended).as_deref(), Some("  file_ops\\u{1b}[2J: cancelled, 12 ms"));
+    ended["data"]["duration_ms"] = 0.into();
+    assert_eq!(line(&ended).as_deref(), Some("  file_ops\\u{1b}[2J: not executed"));
     assert_eq!(line(&completed(None)).as_deref(), Some("  file_ops\\u{1b}[2J: ok, 12 ms"));
     assert_eq!(line(&responded(3, None)).as_deref(), Some("  p/m: 4 tokens, 5 ms, 0 tool call(s)"));
     assert_eq!(line(&event("run.queued", &json!({}))), None);
@@ -38,6 +42,35 @@ fn events_are_described_in_one_line() {
     assert!(
         parse_event(&event("run.teleported", &json!({}))).is_none(),
         "a newer service's event is passed over"
+    );
+}
+
+#[test]
+fn what_waits_and_what_was_answered_name_the_call() {
+    let line = |event: &Value| describe(&parse_event(event).unwrap_or_else(|| panic!("{event}")));
+    let call = "00000000-0000-0000-0000-000000000000";
+    let reason = "r".repeat(400);
+    let requests = json!({"seat": {"message": "Which seat?", "requested_schema": {}}});
+    let mut asked = json!({"call_id": call, "kind": "client", "tool": "mcp:a/b", "arguments": {}, "reason": reason,
+        "expires_at": "2026-01-02T04:04:05Z", "input": {"server": "a", "round": 1, "requests": requests}});
+    let told = format!(
+        "  mcp:a/b ({call}): waits for client until 2026-01-02T04:04:05Z, {reason}\n    asks: Which seat?"
+    );
+    assert_eq!(line(&event("tool_call.awaiting_client", &asked)), Some(told));
+    asked["kind"] = "approval".into();
+    assert!(line(&event("approval.requested", &asked)).unwrap().contains("waits for approval"));
+    let resolved = |resolution: &str, by: Option<&str>| {
+        let data = json!({"call_id": call, "kind": "approval", "resolution": resolution, "decided_by": by, "reason": "go"});
+        line(&event("approval.resolved", &data)).unwrap()
+    };
+    assert_eq!(
+        resolved("approved", Some("k")),
+        format!("  approval of {call}: approved, by k: go")
+    );
+    assert_eq!(resolved("denied", Some("k")), format!("  approval of {call}: denied, by k: go"));
+    assert_eq!(
+        resolved("expired", None),
+        format!("  approval of {call}: not answered in time: go")
     );
 }
 

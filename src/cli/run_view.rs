@@ -105,6 +105,11 @@ pub(super) fn pending_text(run: &Value) -> String {
         let reason = text(call, "/reason");
         lines
             .extend((!reason.is_empty()).then(|| format!("    {}", one_line(&reason, usize::MAX))));
+        let forms = call.pointer("/input/requests").and_then(Value::as_object);
+        for (name, form) in forms.into_iter().flatten() {
+            let asked = format!("{name}: {}", text(form, "/message"));
+            lines.push(format!("    asks for {}", one_line(&asked, usize::MAX)));
+        }
         lines.extend(answering_command(call).map(|command| format!("    {command}")));
     }
     lines.join("\n")
@@ -131,7 +136,9 @@ fn pending_line(call: &Value) -> String {
         text(call, "/tool"),
         object(call, "/arguments")
     );
-    format!("{} ({})", of.trim_end(), text(call, "/call_id"))
+    let until = time(call, "/expires_at");
+    let until = if until.is_empty() { until } else { format!(" until {until}") };
+    format!("{} ({}){until}", of.trim_end(), text(call, "/call_id"))
 }
 
 fn iteration_table(iterations: &[Value]) -> String {
@@ -165,7 +172,7 @@ fn call_text(call: &Value) -> String {
     ];
     let decision = text(call, "/decision");
     if !decision.is_empty() && decision != "allowed" {
-        lines.push(format!("     {decision}: {}", one_line(&text(call, "/reason"), PAYLOAD)));
+        lines.push(format!("     {decision}: {}", one_line(&text(call, "/reason"), usize::MAX)));
     }
     match text(call, "/reconciled").as_str() {
         "" => {}

@@ -18,6 +18,7 @@ use super::event_follower::EventFollower;
 use super::invoke::exit_code;
 use super::output::{line, one_line, print, print_json, print_notice};
 use super::progress::{describe, parse_event};
+use super::run_args::{RunArgs, id};
 use super::run_view::{pending_text, run_table, run_text};
 use super::{JsonArg, UsageError};
 use crate::config::{Flags, parse_duration};
@@ -65,7 +66,7 @@ pub(super) struct ListArgs {
     #[arg(long, value_parser = PossibleValuesParser::new(TerminationReason::VARIANTS))]
     reason: Option<String>,
     /// Runs to which this run delegated
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", value_parser = id)]
     parent: Option<Uuid>,
     /// Runs with this label; can be repeated
     #[arg(long, value_name = "KEY=VALUE")]
@@ -83,16 +84,6 @@ pub(super) struct ListArgs {
     target: TargetArgs,
     #[command(flatten)]
     output: JsonArg,
-}
-
-#[derive(Debug, Args)]
-pub(super) struct RunArgs {
-    /// The run's id
-    pub(super) id: Uuid,
-    #[command(flatten)]
-    pub(super) target: TargetArgs,
-    #[command(flatten)]
-    pub(super) output: JsonArg,
 }
 
 /// Parses an RFC 3339 time, or an age such as `24h`.

@@ -55,6 +55,14 @@ pub(super) fn import(args: ImportArgs) -> anyhow::Result<()> {
         }
         return Ok(());
     }
+    let listed = document.listed();
+    let is_missing = |id: &&String| !listed.iter().any(|it| it.id == **id);
+    let missing: Vec<&str> = operations.iter().filter(is_missing).map(String::as_str).collect();
+    if !missing.is_empty() {
+        let (missing, file) = (missing.join(", "), file.display());
+        let why = format!("{file} has no such operation: {missing}; nothing was written");
+        return Err(UsageError(why).into());
+    }
     let mut entries = Vec::with_capacity(operations.len());
     let (mut refused, mut parts) = (Vec::new(), Vec::new());
     for id in &operations {

@@ -37,7 +37,13 @@ pub(super) fn objection(autonomy: Autonomy, call: &Call<'_>) -> Option<(Decision
             )
         }),
         Autonomy::Supervised => call.actions.iter().find(|a| a.destructive).map(|action| {
-            (Decision::Escalated, format!("to {} would lose what exists there", described(action)))
+            let why = if call.is_undeclared {
+                let tool = call.tool;
+                format!("it is not declared what {tool} does, so it counts as destructive")
+            } else {
+                format!("to {} would lose what exists there", described(action))
+            };
+            (Decision::Escalated, why)
         }),
         Autonomy::Full => None,
     }

@@ -34,6 +34,7 @@ fn call(labels: Labels, actions: Vec<Action>) -> Call<'static> {
         tool: "t",
         effect: Effect::Once,
         actions: actions.into(),
+        is_undeclared: false,
         approved_by: None,
         labels,
         skills: &[],

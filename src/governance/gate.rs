@@ -135,6 +135,8 @@ pub struct Call<'a> {
     pub tool: &'a str,
     /// The strongest effect that the tool can have; judged if the call declares no action.
     pub effect: Effect,
+    /// Nothing is declared of what the tool does, and the worst is assumed.
+    pub is_undeclared: bool,
     pub actions: Arc<[Action]>,
     /// Who approved an escalated call: it needs no further approval.
     pub approved_by: Option<&'a str>,
@@ -314,6 +316,7 @@ impl Permit {
         let call = Call {
             tool: &self.tool,
             effect: Effect::Once,
+            is_undeclared: false,
             actions: [action].into(),
             approved_by: None,
             labels: self.labels,

@@ -53,6 +53,7 @@ fn call(tool: &str, effect: Effect, actions: Vec<Action>) -> Call<'_> {
         tool,
         effect,
         actions: actions.into(),
+        is_undeclared: false,
         approved_by: None,
         skills: &[],
         directory: ".".into(),

@@ -293,12 +293,13 @@ impl Router {
         let fallback = next.filter(|_| wait.is_none() && may_fall_back(error.kind)).cloned();
         let (provider, name) = model.split_once('/').unwrap_or(("", model));
         let (provider, name) = (provider.to_owned(), name.to_owned());
+        let status = error.status;
         match (wait, &fallback) {
             (Some(wait), _) => {
-                tracing::warn!(run_id, model, %error, ?wait, "model call is repeated");
+                tracing::warn!(run_id, model, status, %error, ?wait, "model call is repeated");
             }
             (None, Some(next)) => {
-                tracing::warn!(run_id, model, next, %error, "a fallback model takes over");
+                tracing::warn!(run_id, model, next, status, %error, "a fallback model takes over");
                 call.moves_to(place + 1);
             }
             (None, None) => {

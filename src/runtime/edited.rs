@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::Runtime;
 use super::claimed::ResumeError;
 use super::identity::RunIdentity;
-use super::waiting::AnswerError;
+use super::waiting::{AnswerError, no_longer};
 use super::worker::run_scope;
 use super::workspaces::User;
 use crate::clock;
@@ -69,7 +69,7 @@ impl Runtime {
         }
         let mut state = State::new(plan.rules.clone());
         journal.iter().try_for_each(|event| state.apply(event)).map_err(ResumeError::from)?;
-        let pending = state.open_call(asked.call_id).ok_or(AnswerError::NotAwaited)?;
+        let pending = state.open_call(asked.call_id).ok_or_else(no_longer)?;
         let directory = loaded.agent.workspace_of(run.id, run.session_id.as_deref());
         let workspace = self.inner.workspaces.open(&run.tenant, &directory, User::Caller).await;
         let workspace = workspace.map_err(ResumeError::from)?;

@@ -43,7 +43,8 @@ impl Runtime {
             return Err(AnswerError::InvalidArguments(vec![wrong("/responses", message)]));
         };
         if input.round != round {
-            return Err(AnswerError::NotAwaited);
+            let why = format!("This call waits for answers to round {}.", input.round);
+            return Err(AnswerError::NotAwaited(why));
         }
         let given = responses.clone();
         let checked = tokio::task::spawn_blocking(move || errors(&input, &given)).await;

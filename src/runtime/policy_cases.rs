@@ -148,6 +148,7 @@ impl PolicyBench {
         let call = Call {
             tool: &case.tool,
             effect: actions.iter().map(|action| action.effect).max().unwrap_or(Effect::Once),
+            is_undeclared: false,
             actions: actions.into(),
             approved_by: None,
             labels: case.labels,

@@ -35,6 +35,8 @@ const WATCH: Duration = Duration::from_millis(500);
 const RESTART: Duration = Duration::from_secs(1);
 /// How often all parked parents are looked at, in case the end of a child was not noticed.
 const PARENTS: Duration = Duration::from_secs(15);
+/// Runs that a line of the log names.
+const MAX_NAMED: usize = 20;
 
 /// This process, as the store and its own runs know it.
 pub(super) struct Replica {
@@ -275,7 +277,9 @@ impl Runtime {
     async fn sweep(&self, silent: &[String]) -> Result<Vec<Uuid>, StoreError> {
         let Swept { replicas, requeued } = self.inner.store.sweep(silent).await?;
         if !requeued.is_empty() {
-            tracing::warn!(replicas, runs = requeued.len(), "took the runs of replicas that died");
+            let named: Vec<String> = requeued.iter().take(MAX_NAMED).map(Uuid::to_string).collect();
+            let (runs, run_ids) = (requeued.len(), named.join(" "));
+            tracing::warn!(replicas, runs, run_ids, "took the runs of replicas that died");
         }
         Ok(requeued)
     }

@@ -51,8 +51,8 @@ pub enum AnswerError {
     #[error("there is no such tool call")]
     UnknownCall,
     /// Nothing of this kind is waited for, not any more or not at all.
-    #[error("this call does not wait for such an answer")]
-    NotAwaited,
+    #[error("{0}")]
+    NotAwaited(String),
     /// The edited arguments miss the tool's schema; pointers are into the request body.
     #[error("the arguments do not match the tool's schema")]
     InvalidArguments(Vec<ValidationError>),
@@ -128,6 +128,37 @@ pub struct CallPlace {
     pub run: Uuid,
     /// The call, or an escalation's own id.
     pub call: Uuid,
+}
+
+/// The call was answered, or its run ended, since it was looked at.
+pub(super) fn no_longer() -> AnswerError {
+    AnswerError::NotAwaited("This call no longer waits: another answer came first.".to_owned())
+}
+
+/// What a call waits for instead, or what became of it; `None` where it never waited.
+fn not_awaited(asked: &[ApprovalRecord]) -> Option<String> {
+    if let Some(open) = asked.iter().find(|asked| asked.status == ApprovalStatus::Pending) {
+        let what = match open.kind {
+            WaitKind::Approval | WaitKind::Escalation => "a decision: `/approve` or `/deny`",
+            WaitKind::Client => "its result: `/result`",
+            WaitKind::Review => "a review: `/resolve`",
+            WaitKind::Child => "the end of a child run",
+        };
+        return Some(format!("This call waits for another kind of answer, {what}."));
+    }
+    let last = asked.iter().max_by_key(|asked| asked.seq)?;
+    let by = last.decided_by.as_ref().map(|by| format!(" by {by}")).unwrap_or_default();
+    let at = last.decided_at.map(|at| format!(" at {}", at.format("%Y-%m-%dT%H:%M:%SZ")));
+    let at = at.unwrap_or_default();
+    Some(match last.status {
+        ApprovalStatus::Approved => format!("This call was already approved{by}{at}."),
+        ApprovalStatus::Denied => format!("This call was already denied{by}{at}."),
+        ApprovalStatus::Expired => format!("There was no answer in time; the request expired{at}."),
+        ApprovalStatus::Answered => format!("This call already has its result{by}{at}."),
+        ApprovalStatus::Resolved => format!("This call was already resolved{by}{at}."),
+        ApprovalStatus::Void => "The run ended first; the call was not executed.".to_owned(),
+        ApprovalStatus::Pending => return None,
+    })
 }
 
 impl Runtime {
@@ -261,7 +292,7 @@ impl Runtime {
         answer.audit = answer.audit.map(|audit| AuditRecord { labels, ..audit });
         let taken = self.inner.store.answer(&run.tenant, run.id, call, &answer).await?;
         self.inner.queue.changed.notify_one();
-        taken.ok_or(AnswerError::NotAwaited)
+        taken.ok_or_else(no_longer)
     }
 
     /// What is waited for, of these kinds.
@@ -279,15 +310,19 @@ impl Runtime {
             ..ApprovalFilter::default()
         };
         let asked = store.approvals(tenant, &filter, &Page { limit: ALL, after: None }).await?;
-        let is_known = !asked.is_empty();
-        let waits = |asked: &ApprovalRecord| {
+        let waits = |asked: &&ApprovalRecord| {
             asked.status == ApprovalStatus::Pending && kinds.contains(&asked.kind)
         };
-        if let Some(asked) = asked.into_iter().find(waits) {
-            return Ok((run, asked));
+        if let Some(asked) = asked.iter().find(waits) {
+            return Ok((run, asked.clone()));
         }
-        let is_known = is_known || store.has_tool_call(tenant, place.run, place.call).await?;
-        Err(if is_known { AnswerError::NotAwaited } else { AnswerError::UnknownCall })
+        if let Some(why) = not_awaited(&asked) {
+            return Err(AnswerError::NotAwaited(why));
+        }
+        if !store.has_tool_call(tenant, place.run, place.call).await? {
+            return Err(AnswerError::UnknownCall);
+        }
+        Err(AnswerError::NotAwaited("This call does not wait for an answer.".to_owned()))
     }
 
     /// What a run waits for, in the order in which it asked, and its status. In the place of a call

@@ -180,6 +180,7 @@ impl WebhookSender {
             response_status: None,
             error: Some(error.to_owned()),
             pause: Duration::ZERO,
+            was_sent: false,
         };
         if is_unwanted {
             let why = "the receiver answered 410 Gone; no more events of this run are sent";

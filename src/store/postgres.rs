@@ -108,9 +108,20 @@ impl Postgres {
             options: plain,
             transaction_pooler,
         };
-        let line = store.control.get().await?;
+        let line = store.control.get().await.map_err(|error| store.with_address(error))?;
         line.settle(Ok(()))?;
         Ok(store)
+    }
+
+    /// Why there is no first connection, with the address that was tried.
+    fn with_address(&self, error: StoreError) -> StoreError {
+        let StoreError::Unavailable(why) = error else { return error };
+        let (host, port) = (self.options.get_host(), self.options.get_port());
+        let address = match self.options.get_socket() {
+            Some(directory) => format!("{}, port {port}", directory.display()),
+            None => format!("{host}:{port}"),
+        };
+        StoreError::Unavailable(format!("PostgreSQL at {address}: {why}"))
     }
 
     /// Runs one statement on the primary, anew where the database gave it up for the sake of others.

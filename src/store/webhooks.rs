@@ -59,6 +59,8 @@ pub struct Tried {
     pub error: Option<String>,
     /// The pause before the next try, if there is one.
     pub pause: Duration,
+    /// Whether something may have been sent.
+    pub was_sent: bool,
 }
 
 impl Store {
@@ -123,7 +125,9 @@ impl Store {
     ) -> Result<(), StoreError> {
         let settle = Query::new(
             "UPDATE webhook_outbox SET status = :status, due_at = {now} + :pause, \
-             response_status = :response, error = :error, asked_again = FALSE \
+             response_status = :response, error = :error, asked_again = FALSE, \
+             attempts = attempts - :unsent, tries = tries - :unsent, \
+             attempted_at = CASE WHEN attempts > :unsent THEN attempted_at END \
              WHERE run_id = :run AND seq = :seq AND attempts = :attempts",
         );
         let settle = settle
@@ -131,6 +135,7 @@ impl Store {
             .bind("pause", tried.pause)
             .bind("response", tried.response_status.map(u32::from))
             .bind("error", tried.error.as_deref())
+            .bind("unsent", u32::from(!tried.was_sent))
             .bind("run", delivery.run_id)
             .bind("seq", delivery.seq)
             .bind("attempts", delivery.attempts);

@@ -94,7 +94,7 @@ impl Logs {
         let filter = match std::env::var(FILTER_VARIABLE) {
             Ok(filter) if !filter.is_empty() => EnvFilter::try_new(ours(&filter))
                 .map_err(|e| format!("environment variable {FILTER_VARIABLE}: {e}"))?,
-            _ => EnvFilter::try_new(format!("{default},{QUIET}"))?,
+            _ => EnvFilter::try_new(format!("{},{QUIET}", ours(default)))?,
         };
         // Not std's handle, whose lock would be held while the reader is blocked.
         let stderr = File::from(io::stderr().as_fd().try_clone_to_owned()?);
@@ -124,10 +124,10 @@ impl Logs {
 }
 
 /// A filter in which a level without a target is that of the service alone where it shows more than
-/// `info`: libraries then write whole pages and messages, and say what they do only where named.
+/// `warn`: what libraries say below is for their developers, and shown only where they are named.
 fn ours(filter: &str) -> String {
     let parts = filter.split(',').map(|part| match part.trim() {
-        level if ["debug", "trace"].iter().any(|it| level.eq_ignore_ascii_case(it)) => {
+        level if ["info", "debug", "trace"].iter().any(|it| level.eq_ignore_ascii_case(it)) => {
             format!("warn,toolloop={level}").into()
         }
         part => Cow::Borrowed(part),
@@ -340,7 +340,8 @@ mod tests {
         for (filter, expected) in [
             ("debug", "warn,toolloop=debug"),
             ("TRACE", "warn,toolloop=TRACE"),
-            ("info", "info"),
+            ("info", "warn,toolloop=info"),
+            ("warn", "warn"),
             ("toolloop=trace,sqlx=warn", "toolloop=trace,sqlx=warn"),
             ("debug, html5ever=debug", "warn,toolloop=debug,html5ever=debug"),
             ("hyper", "hyper"),

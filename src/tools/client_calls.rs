@@ -86,6 +86,7 @@ impl Executor {
         let question = Call {
             tool: &call.name,
             effect: tool.effect.unwrap_or(Effect::Once),
+            is_undeclared: false,
             actions: Arc::clone(&actions),
             approved_by: approval.map(|granted| granted.by),
             labels: scope.labels,

@@ -342,6 +342,7 @@ impl Executor {
         let question = Call {
             tool: &call.name,
             effect: declared,
+            is_undeclared: tool.is_undeclared(),
             actions,
             approved_by: approval.map(|granted| granted.by).or(earlier),
             skills: &scope.skills,

@@ -63,6 +63,10 @@ pub struct ServerStatus {
     pub tools: usize,
     /// Why it is not available, as a sentence.
     pub fault: Option<String>,
+    /// The last lines of a program's standard error, of which control characters are escaped.
+    pub last_words: Vec<String>,
+    /// What is odd about what it lists.
+    pub warnings: Vec<String>,
 }
 
 impl Servers {
@@ -118,6 +122,8 @@ impl Servers {
             name: server.name().to_owned(),
             tools: server.tools().len(),
             fault: server.fault(),
+            last_words: server.last_words(),
+            warnings: server.warnings(),
         };
         self.by_name.values().map(status).collect()
     }

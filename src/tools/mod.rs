@@ -266,6 +266,11 @@ pub trait Tool: Send + Sync {
         String::new()
     }
 
+    /// Whether nothing is declared of what it does, so that the worst is assumed.
+    fn is_undeclared(&self) -> bool {
+        false
+    }
+
     /// How well the programs that it starts are confined; `None` for a tool that starts none.
     fn sandbox_level(&self) -> Option<SandboxLevel> {
         None

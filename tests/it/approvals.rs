@@ -181,6 +181,8 @@ async fn an_escalated_call_waits_until_it_is_approved(db: Db) {
         (again.status.as_u16(), &again.body["code"]),
         (409, &json!("NOT_AWAITING_APPROVAL"))
     );
+    let decided = "This call was already approved by testadmin at ";
+    assert!(text(&again.body, "detail").starts_with(decided), "{:#}", again.body);
 }
 
 async fn waiting_is_no_part_of_a_runs_duration(db: Db) {
@@ -247,6 +249,7 @@ async fn nobody_decides_in_time(db: Db) {
     );
     let late = service.post(&format!("{}/approve", calls[0]), &json!({})).await;
     assert_eq!((late.status.as_u16(), &late.body["code"]), (409, &json!("NOT_AWAITING_APPROVAL")));
+    assert!(text(&late.body, "detail").contains("no answer in time"), "{:#}", late.body);
     let audit = service.get("/v1/audit?decision=blocked").await.body;
     assert_eq!(audit["data"][0]["reason"], "Nobody decided in time.", "{audit:#}");
 }

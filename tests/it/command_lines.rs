@@ -266,6 +266,7 @@ impl Place {
         let call = Call {
             tool: "shell",
             effect: Effect::Once,
+            is_undeclared: false,
             actions: actions.into(),
             approved_by: None,
             skills: &[],

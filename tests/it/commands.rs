@@ -80,6 +80,15 @@ async fn check_names_file_line_and_key() {
         directory(&[("agents/echo.yaml", ECHO), ("scenarios/echo.yaml", "steps: [{text: hi}]")]);
     assert_eq!(toolloop(good.path(), &["check"]).await.code, Some(0));
     let bad = directory(&[("agents/echo.yaml", &format!("{ECHO}tools: [file_ops, teleport]\n"))]);
+    // Commands that need no definitions say nothing of them.
+    for quiet in [&["runs", "list"][..], &["keys", "list"], &["audit", "verify"], &["models"]] {
+        let quiet = toolloop(bad.path(), quiet).await;
+        assert!(!quiet.err.contains("echo.yaml") && !quiet.err.contains("WARN"), "{}", quiet.err);
+    }
+    let keys = toolloop(bad.path(), &["keys", "list"]).await;
+    assert_eq!((keys.out.as_str(), keys.err.as_str()), ("", "There are no keys.\n"));
+    let invoked = toolloop(bad.path(), &["invoke", "echo"]).await;
+    assert!(invoked.err.contains("echo.yaml"), "{}", invoked.err);
     let bad = toolloop(bad.path(), &["check"]).await;
     assert_eq!(bad.code, Some(1), "{}", bad.err);
     let help = toolloop(good.path(), &["check", "--help"]).await.out;
@@ -192,6 +201,9 @@ async fn the_first_start_prints_one_key_and_the_second_none() {
     let dir = directory(&[]);
     let first = toolloop(dir.path(), &["migrate"]).await;
     assert_eq!(first.code, Some(0), "{}", first.err);
+    assert!(first.out.contains("schema was created"), "{}", first.out);
+    let second = toolloop(dir.path(), &["migrate"]).await;
+    assert!(second.out.contains("schema is up to date"), "{}", second.out);
     let start = async || {
         let mut child =
             command(dir.path()).args(["serve", "--listen", "127.0.0.1:0"]).spawn().unwrap();

@@ -173,6 +173,11 @@ async fn a_call_is_approved_with_other_arguments() {
     assert!(changes["data"][0]["diff"].as_str().unwrap().contains("+three"), "{changes:#}");
     browser.click(".changes .more").await;
     browser.until("document.querySelector('.call')?.innerText.includes('succeeded')").await;
+    // The row tells what was executed, and calls that wait together wait once.
+    browser.until("document.querySelector('.call .preview')?.innerText.includes('three')").await;
+    let spans = "[{from: 0, to: 10}, {from: 5, to: 12}, {from: 20, to: null}]";
+    let covered = format!("import('/console/spans.js').then((it) => it.covered({spans}, 25))");
+    assert_eq!(browser.eval(&covered).await, 17);
     browser.close(&service.url("/")).await;
 }
 

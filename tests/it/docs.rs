@@ -216,7 +216,8 @@ async fn run(service: &Service, place: &str, program: &[&str], script: &str) {
 
 async fn try_page(page: &str) {
     let commands: Vec<Block> = of(page, &["sh"]).into_iter().filter(Block::is_run).collect();
-    let programs = of(page, &["js", "ts", "python"]);
+    let programs = of(page, &["js", "ts", "python"]).into_iter().filter(Block::is_run);
+    let programs: Vec<Block> = programs.collect();
     if commands.is_empty() && programs.is_empty() {
         return;
     }

@@ -366,7 +366,9 @@ async fn effects_are_the_operators(db: Db) {
         "steps: [{{tool_calls: [{{tool: 'mcp:odd/change', arguments: {}}}]}}, {{text: done}}]",
         json!({"tools": listed})
     ))
-    .agent("denied", "model: scripted/worker\ntools: ['mcp:*']\nenable_double_confirmation: false\ngovernance: {autonomy: full, tool_policies: {'mcp:odd/*': deny}}\n");
+    .agent("denied", "model: scripted/worker\ntools: ['mcp:*']\nenable_double_confirmation: false\ngovernance: {autonomy: full, tool_policies: {'mcp:odd/*': deny}}\n")
+    .agent("asked", "model: scripted/asked\ntools: ['mcp:odd/*']\nenable_double_confirmation: false\n")
+    .scenario("asked", "steps: [{tool_calls: [{tool: 'mcp:odd/says-it-reads', arguments: {}}]}, {text: done}]");
     let service = setup.start(db).await;
     service.run("changer", &json!({})).await;
     service.until("/v1/tools?limit=100", |all| all.to_string().contains("says-it-destroys")).await;
@@ -389,6 +391,14 @@ async fn effects_are_the_operators(db: Db) {
         blocked.len() == 3 && blocked.iter().all(|it| it["rule"] == "tool_policy"),
         "{blocked:#?}"
     );
+    let parked = service.post("/v1/agents/asked/invoke-iterative", &json!({})).await.body;
+    let why = parked["pending"][0]["reason"].as_str().unwrap_or_else(|| panic!("{parked:#}"));
+    let undeclared =
+        "it is not declared what mcp:odd/says-it-reads does, so it counts as destructive";
+    assert!(why.contains(undeclared), "{why}");
+    let calls = format!("/v1/runs/{}/tool-calls", parked["run_id"].as_str().unwrap());
+    let call = service.get(&calls).await.body["data"][0].clone();
+    assert_eq!((&call["state"], &call["effect"]), (&json!("awaiting_approval"), &json!("once")));
 }
 
 async fn servers_end_with_the_service(db: Db) {

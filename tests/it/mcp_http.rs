@@ -291,6 +291,7 @@ async fn a_server_that_forgets_or_goes_is_found_again(db: Db) {
     let told = results(&service, &run).await[0].clone();
     assert!(told.starts_with("Error: The MCP server far did not "), "{told}");
     service.until("/readyz", |ready| ready["mcp_servers"][0]["server"] == "far").await;
+    service.until_logged("cannot be reached").await;
     let _again = Mock::start(port).await;
     service.until("/readyz", |ready| ready["mcp_servers"] == json!([])).await;
     let run = service.run("echo", &json!({})).await;

@@ -287,6 +287,9 @@ async fn a_file_of_tools_is_checked_as_it_is_loaded() {
         .tools("empty", "base_url: x\n")
         .tools("header", "base_url: http://a.example\nheaders: {'a b': c}\n")
         .tools("secret", "base_url: http://a.example\nheaders: {A: '{{ env.NOT_SET_HERE }}'}\ntools: [{name: a, method: GET, path: /}]\n")
+        .agent("needy", "model: scripted/x\ntools: ['http:secret/a']\n")
+        .agent("above", "model: scripted/x\ntools: ['agent:needy']\n")
+        .scenario("x", "steps: [{text: fine}]")
         .lay_out();
     let checked = command(dir.path()).arg("check").output().await.unwrap();
     assert_eq!(checked.status.code(), Some(1));
@@ -295,7 +298,29 @@ async fn a_file_of_tools_is_checked_as_it_is_loaded() {
     assert!(said.contains("tools/header.yaml: "), "{said}");
     let told = "warning: the environment variable NOT_SET_HERE is not set (tools/secret.yaml: its tools are left out until it is)";
     assert!(said.contains(told), "{said}");
+    for lost in ["agents/needy.yaml", "agents/above.yaml"] {
+        let told =
+            format!("warning: {lost}: not loaded while a variable of its tools is not set: line 3");
+        assert!(said.contains(&told), "{told}\n{said}");
+    }
+    // Alone it is no mistake: the project may be checked where there are no secrets.
+    for broken in ["tools/empty.yaml", "tools/header.yaml"] {
+        std::fs::remove_file(dir.path().join(broken)).unwrap();
+    }
+    let alone = command(dir.path()).arg("check").output().await.unwrap();
+    let said = String::from_utf8(alone.stdout).unwrap();
+    let lost = "are valid. A service started here would not load: above, needy.";
+    assert!(alone.status.success() && said.contains(lost), "{said}");
+    std::fs::write(dir.path().join("tools/empty.yaml"), "base_url: x\n").unwrap();
+    let header = "base_url: http://a.example\nheaders: {'a b': c}\n";
+    std::fs::write(dir.path().join("tools/header.yaml"), header).unwrap();
     let service = Setup::new().start_in(dir, Db::Sqlite).await;
+    let ready = service.get("/readyz").await.body;
+    let broken: Vec<_> =
+        ready["definitions"].as_array().unwrap().iter().map(|it| &it["file"]).collect();
+    let causes_first =
+        ["tools/empty.yaml", "tools/header.yaml", "tools/secret.yaml", "above.yaml", "needy.yaml"];
+    assert_eq!(broken, causes_first);
     let log = service.log();
     let told = |file: &str| {
         let mut lines = log.lines().filter(|line| line.contains(file));

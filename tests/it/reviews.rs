@@ -85,6 +85,12 @@ async fn what_happened_is_told_to_the_model(db: Db) {
         (refused.status.as_u16(), &refused.body["code"]),
         (409, &json!("NOT_AWAITING_APPROVAL"))
     );
+    assert!(refused.body["detail"].as_str().unwrap().contains("`/resolve`"), "{:#}", refused.body);
+    service.until_logged("run needs a review").await;
+    let id = run.rsplit('/').next().unwrap();
+    let log = service.log();
+    let taken = log.lines().find(|line| line.contains("took the runs")).unwrap_or_default();
+    assert!(taken.contains(id), "{id}\n{log}");
     for bad in [
         json!({}),
         json!({"outcome": "maybe"}),

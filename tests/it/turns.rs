@@ -192,7 +192,9 @@ async fn higher_priorities_go_first(db: Db) {
     let mut runs = Vec::new();
     for priority in [0, -100, 100, 0, 7] {
         let run = path_of(&enqueue(&service, "quick", &json!({"priority": priority})).await);
-        assert_eq!(service.get(&run).await.body["priority"], priority);
+        let queued = service.get(&run).await.body;
+        assert_eq!(queued["priority"], priority);
+        assert_eq!(queued["available_at"], Value::Null, "its caller asked for none: {queued:#}");
         runs.push((run, priority));
     }
     cancel(&service, &slow).await;

@@ -415,6 +415,9 @@ async fn a_receiver_that_wants_no_more_is_left_alone(db: Db) {
     service.until(&list, settled).await;
     let disabled = deliveries(&service, "?status=disabled").await;
     assert!(disabled.iter().any(|row| row["event"] == "run.cancelled"), "{disabled:#?}");
+    for row in disabled.iter().filter(|row| row["event"] == "run.cancelled") {
+        assert_eq!((&row["attempts"], &row["attempted_at"]), (&json!(0), &Value::Null), "{row:#}");
+    }
     assert_eq!(receiver.told().len(), before);
     let shown = service.get(&path).await.body;
     assert!(shown["callback_errors"].as_array().unwrap().len() >= 2, "{shown:#}");

@@ -58,7 +58,7 @@ pub(super) async fn examine(config: &Config) -> Database {
     match tokio::time::timeout(TIMEOUT, ask(config)).await {
         Ok(Ok(Answer { about, admins, workspace })) => Database {
             findings: vec![
-                Finding::ok("database", format!("{place}, {}", about.version)),
+                Finding::ok("database", about_database(&place, file.is_some(), &about.version)),
                 schema(&about),
             ],
             admins,
@@ -132,6 +132,10 @@ async fn on_workspace(store: &Store, config: &Config) -> Result<Option<Finding>,
         }
         WorkspaceStore::Local => Ok(None),
     }
+}
+
+fn about_database(place: &str, is_file: bool, version: &str) -> String {
+    if is_file { format!("{place}, {version}") } else { version.to_owned() }
 }
 
 fn schema(about: &DatabaseInfo) -> Finding {

@@ -3,6 +3,7 @@
 //! No model is called: any HTTP response to a request for the list of models shows that the server
 //! is reachable, at no cost.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
@@ -10,15 +11,19 @@ use reqwest::redirect;
 use secrecy::ExposeSecret as _;
 
 use super::Finding;
-use crate::agents::Catalogue;
+use crate::agents::{Agent, Catalogue, Definition};
 use crate::config::{Config, Model, ModelServer};
 use crate::model::ProviderKind;
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(super) async fn examine(config: &Config, agents: &Catalogue) -> Vec<Finding> {
-    let used: Vec<String> =
-        agents.agents().iter().map(|agent| agent.definition.model.clone()).collect();
+    let models = |agent: &Arc<Agent>| {
+        let Definition { model, fallback_models, react, .. } = &agent.definition;
+        let others = fallback_models.iter().chain(&react.final_model);
+        std::iter::once(model).chain(others).cloned().collect::<Vec<String>>()
+    };
+    let used: Vec<String> = agents.agents().iter().flat_map(models).collect();
     let checks = config.models.iter().map(|(name, model)| {
         let is_used = used
             .iter()
@@ -40,17 +45,21 @@ pub(super) async fn examine(config: &Config, agents: &Catalogue) -> Vec<Finding>
     join_all(checks).await
 }
 
-/// A failure if an agent uses the provider, else a warning.
+/// A failure if an agent uses the provider; otherwise nothing is wrong.
 fn broken(check: String, detail: String, next: String, is_used: bool) -> Finding {
     if is_used {
         Finding::fail(check, detail, next)
     } else {
-        Finding::warn(check, format!("{detail}; no agent uses it"), next)
+        Finding::ok(check, format!("{detail}; no agent uses it"))
     }
 }
 
 async fn server(check: String, name: &str, model: &ModelServer, is_used: bool) -> Finding {
     if let (None, Some(variable)) = (&model.api_key, &model.api_key_env) {
+        if !is_used {
+            let detail = format!("{}, {variable} is not set; no agent uses it", model.base_url);
+            return Finding::ok(check, detail);
+        }
         let detail = format!("{}, {variable} is not set: calls go without a key", model.base_url);
         return Finding::warn(
             check,

@@ -104,7 +104,7 @@ function call(row) {
   ].flat(3).filter(Boolean);
   const node = el("details", { class: "call", "data-call": row.call.id },
     el("summary", {}, icon("tool"), el("code", {}, visible(name)),
-      el("span", { class: "preview" }, visible(given.slice(0, PREVIEW))),
+      el("span", { class: "preview" }, visible((row.edited ? JSON.stringify(row.edited) : given).slice(0, PREVIEW))),
       row.progress !== undefined && el("span", { class: "meta progress" }, visible(pretty(row.progress).slice(0, PREVIEW))),
       row.changes?.length > 0 && el("span", { class: "meta" }, `${row.changes.length} file${row.changes.length > 1 ? "s" : ""}`),
       status(row.status), row.took !== undefined && el("span", { class: "meta" }, duration(row.took))));

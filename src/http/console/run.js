@@ -83,7 +83,8 @@ function about(run, story) {
   const labels = Object.entries(run.metadata ?? {}).slice(0, 50).map(([name, value]) =>
     el("a", { class: "label", href: `#/runs?${new URLSearchParams({ [`metadata.${name}`]: value })}` }, visible(`${name}=${value}`)));
   const waited = story.waited();
-  const took = run.latency_ms ?? run.budget.used.duration_seconds * 1000;
+  // The budget does not count the waiting, the latency does.
+  const took = run.latency_ms ?? run.budget.used.duration_seconds * 1000 + waited;
   return [
     run.error && el("section", { class: "notice bad", "aria-label": "Error" },
       el("p", {}, el("strong", {}, run.error.code), " ", visible(run.error.message)), context(run.error.context)),

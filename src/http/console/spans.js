@@ -87,3 +87,15 @@ export function lanes(spans, now, most = 6) {
   }
   return found;
 }
+
+/** Milliseconds in which there was at least one of them: calls that wait together wait once. */
+export function covered(spans, now) {
+  let sum = 0;
+  let until = -Infinity;
+  for (const { from, to } of [...spans].sort((a, b) => a.from - b.from)) {
+    const end = to ?? now;
+    sum += Math.max(0, end - Math.max(from, until));
+    until = Math.max(until, end);
+  }
+  return sum;
+}

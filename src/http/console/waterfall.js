@@ -3,7 +3,7 @@
 
 import { el, status, svg } from "./dom.js";
 import { brief, duration, money, short, visible } from "./format.js";
-import { lanes } from "./spans.js";
+import { covered, lanes } from "./spans.js";
 
 /** The width of a drawing in its own units, and the least width of a bar. */
 const WIDTH = 1000;
@@ -118,4 +118,4 @@ export class Waterfall {
   }
 }
 
-const sum = (spans, now) => duration(spans.reduce((whole, span) => whole + (span.to ?? now) - span.from, 0));
+const sum = (spans, now) => duration(covered(spans, now));

@@ -131,7 +131,7 @@ pub(crate) fn object(body: &[u8]) -> Result<Map<String, Value>, Problem> {
         Ok(Value::Object(object)) => return Ok(object),
         Ok(Value::Null) => return Ok(Map::new()), // what clients send whose body is optional
         Ok(_) => return Err(Problem::at(Code::InvalidInputs, "", "must be a JSON object")),
-        Err(Unreadable::Malformed(e)) => format!("The body is not JSON: {e}."),
+        Err(e @ Unreadable::Malformed(_)) => format!("The body is not JSON: {e}."),
         Err(beyond) => format!("The body is too complex: {beyond}."),
     };
     Err(Problem::new(Code::MalformedJson, refused))

@@ -90,7 +90,9 @@ pub(crate) async fn edge(State(app): State<App>, mut request: Request, next: Nex
         }
         Err(problem) => problem.into_response(),
     };
+    let mut code = None;
     if let Some(problem) = response.extensions_mut().remove::<Problem>() {
+        code = Some(problem.code().name());
         let request_id = request_id.to_str().unwrap_or_default();
         response = problem.finish(response, request_id, uri.path());
     }
@@ -100,6 +102,8 @@ pub(crate) async fn edge(State(app): State<App>, mut request: Request, next: Nex
         method,
         route,
         status = response.status().as_u16(),
+        code,
+        subject = counted.subject(),
         latency_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX),
         request_id = request_id.to_str().unwrap_or_default(),
         run_id = response.headers().get(X_RUN_ID).and_then(|id| id.to_str().ok()),

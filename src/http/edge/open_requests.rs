@@ -60,6 +60,11 @@ impl Counted {
         self.0.get().is_some()
     }
 
+    /// The key's id or the token's subject, once the caller is known.
+    pub(super) fn subject(&self) -> Option<&str> {
+        self.0.get().map(|open| open.key.as_str())
+    }
+
     pub(super) fn set(&self, open: OpenRequest) {
         let _ = self.0.set(open);
     }

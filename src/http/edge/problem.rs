@@ -394,10 +394,7 @@ impl From<AnswerError> for Problem {
         match error {
             AnswerError::UnknownRun => Self::not_found("run"),
             AnswerError::UnknownCall => Self::not_found("tool call"),
-            AnswerError::NotAwaited => Self::new(
-                Code::NotAwaitingApproval,
-                "This call does not wait for this kind of answer, or no longer waits.",
-            ),
+            AnswerError::NotAwaited(why) => Self::new(Code::NotAwaitingApproval, why),
             AnswerError::InvalidArguments(errors) => Self::invalid(Code::InvalidInputs, errors),
             AnswerError::MissingScope(_) | AnswerError::OwnApproval => Self::refused(&error),
             AnswerError::Broken(_) | AnswerError::Unchecked => Self::internal(error.to_string()),

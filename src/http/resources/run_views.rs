@@ -18,6 +18,7 @@ use super::pending_views::{MAX_LISTED, Pending};
 use super::redacted;
 use super::webhooks::CallbackError;
 use crate::agents::Definition;
+use crate::clock;
 use crate::http::document::vocabulary::{RunInputs, RunMetadata};
 use crate::http::edge::problem::Problem;
 use crate::http::state::Shared;
@@ -166,7 +167,7 @@ pub(crate) struct RunSummary {
     /// The priority given in the request.
     #[schema(minimum = -100, maximum = 100)]
     priority: i64,
-    /// Since when a queued run can be taken, or from when on; null in any other status.
+    /// The time before which the queued run is not taken, from the request; null as soon as that has come.
     available_at: Option<DateTime<Utc>>,
     /// When the run was accepted.
     created_at: DateTime<Utc>,
@@ -403,7 +404,9 @@ impl<'a> RunViews<'a> {
             session_id: record.session_id,
             parent_run_id: record.parent_run_id,
             priority: record.priority,
-            available_at: record.available_at,
+            available_at: record
+                .available_at
+                .filter(|at| record.started_at.is_none() && *at > clock::now()),
             created_at: record.created_at,
             started_at: record.started_at,
             finished_at: record.finished_at,

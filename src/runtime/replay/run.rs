@@ -230,6 +230,7 @@ impl<'r> RunReplay<'r> {
         let call = Call {
             tool: recorded.tool,
             effect: recorded.effect,
+            is_undeclared: false,
             actions: Arc::clone(recorded.actions),
             approved_by: None,
             labels: self.state.labels(),

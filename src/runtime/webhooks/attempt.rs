@@ -44,6 +44,7 @@ pub(super) async fn attempt(webhooks: &Webhooks, delivery: &Delivery, event: &Ev
                 response_status: Some(status.as_u16()),
                 error: None,
                 pause: Duration::ZERO,
+                was_sent: true,
             };
         }
         Ok((status, wanted)) => {
@@ -63,6 +64,7 @@ pub(super) async fn attempt(webhooks: &Webhooks, delivery: &Delivery, event: &Ev
         response_status: status.map(|status| status.as_u16()),
         error: Some(error),
         pause: if is_failed { Duration::ZERO } else { pause },
+        was_sent: true,
     }
 }
 

@@ -113,6 +113,8 @@ impl<'a> RunCalls<'a> {
             WaitKind::Approval => {
                 let row = self.row(awaited.call_id);
                 row.state = "awaiting_approval".into();
+                let effect = awaited.actions.iter().map(|action| action.effect).max();
+                row.effect = effect.map(|effect| effect.as_str().into());
                 row.decision = Some("escalated".into());
                 row.reason = Some(awaited.reason.clone());
                 row.approval_seq = Some(seq);

@@ -115,6 +115,7 @@ fn broken_files_are_told_with_line_and_key() {
         ("tools: [{name: a, command: [date], reconcile: [nothing-of-that-name]}]".to_owned(), "tools[0].reconcile: there is no program"),
         ("tools: [{name: a, command: [date], reconcile: []}]".to_owned(), "tools[0].reconcile: is a list of a program and its arguments"),
         ("tools: [{name: a, command: [date], body_format: form}]".to_owned(), "tools[0].body_format: has no meaning with `command`"),
+        (one("method: GET, path: /x, timeout_seconds: 5"), "tools[0].timeout_seconds: has no meaning without `command`; the definition of an agent limits the time of an HTTP tool, in tool_options.<tool>.timeout_seconds"),
         (one("method: GET, path: /x, query: {k: '{{ env.NONE }}'}"), "tools[0].query.k: the environment variable NONE is not set"),
         (one("method: GET, path: /x, headers: {Host: x}"), "tools[0].headers.Host: is set by the client"),
         (one("method: GET, path: /x, headers: {'a b': x}"), "is not the name of a header"),

@@ -179,7 +179,13 @@ impl Entry {
         }
         if let Some(key) = self.misplaced() {
             let with = if self.command.is_some() { "with `command`" } else { "without `command`" };
-            return Err(Wrong::at(key, format!("has no meaning {with}")));
+            let instead = if key == "timeout_seconds" {
+                "; the definition of an agent limits the time of an HTTP tool, in \
+                 tool_options.<tool>.timeout_seconds"
+            } else {
+                ""
+            };
+            return Err(Wrong::at(key, format!("has no meaning {with}{instead}")));
         }
         if let Some(reconcile) = &self.reconcile {
             reconcile.check(self.effect, self.command.is_some())?;

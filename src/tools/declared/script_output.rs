@@ -205,7 +205,7 @@ fn read(stdout: &Output, text: &str) -> Result<Value, String> {
         return Err(odd("it is too long."));
     }
     json::read(text).map_err(|error| match error {
-        Unreadable::Malformed(error) => odd(&format!("it is not JSON: {error}.")),
+        error @ Unreadable::Malformed(_) => odd(&format!("it is not JSON: {error}.")),
         beyond => odd(&format!("{beyond}.")),
     })
 }

@@ -148,6 +148,7 @@ impl Fixture {
             tool: "file_ops",
             effect: Effect::Once,
             actions: self.actions(arguments)?.into(),
+            is_undeclared: false,
             approved_by: None,
             labels: Labels::default(),
             skills: &[],

@@ -257,16 +257,24 @@ impl Link {
     }
 
     /// Whether the server answers at all, and in the era that it is asked in.
-    pub(super) async fn answers(&self) -> bool {
+    ///
+    /// # Errors
+    /// Why it does not: a phrase.
+    pub(super) async fn answers(&self) -> Result<(), String> {
         let era = self.era();
         let method = match era {
             Era::Old => "ping",
             Era::New => DISCOVER,
         };
         match self.ask_soon(era, method, json!({})).await {
-            Ok(discovered) => era == Era::Old || era::speaks_new(&discovered),
-            Err(Failure::Refused(fault)) => !era::may_have_changed(era, &fault),
-            Err(Failure::Lost(_) | Failure::NotSent(_)) => false,
+            Ok(discovered) if era == Era::New && !era::speaks_new(&discovered) => {
+                Err("it speaks another protocol version than before".to_owned())
+            }
+            Err(Failure::Refused(fault)) if era::may_have_changed(era, &fault) => {
+                Err(Failure::Refused(fault).to_string())
+            }
+            Err(failure @ (Failure::Lost(_) | Failure::NotSent(_))) => Err(failure.to_string()),
+            Ok(_) | Err(Failure::Refused(_)) => Ok(()),
         }
     }
 }

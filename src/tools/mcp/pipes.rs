@@ -4,7 +4,7 @@
 //! not asked for have a number. Its standard error goes to the log, as far as that is bearable. Which
 //! program that is, and when it is started again, is decided elsewhere.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,6 +22,8 @@ use super::lines::{Line, Lines};
 use super::messages::{self, Failure, Fault, Heard, INITIALIZE, MAX_MESSAGE};
 use super::reading;
 use crate::bounds::secrets::redacted;
+use crate::bounds::text::shortened;
+use crate::message::visible::escaped;
 
 /// Messages that wait to be written.
 const MAX_WRITTEN: usize = 64;
@@ -34,6 +36,8 @@ const MAX_A_SECOND: u32 = 200;
 const MAX_LOGGED: usize = 2 * 1024;
 const MAX_LOG_BURST: u32 = 50;
 const MAX_LOG_A_SECOND: u32 = 2;
+/// The last lines of standard error that are kept.
+const MAX_LAST: usize = 5;
 /// How long a server that has closed its pipes has to say why it has ended.
 pub(super) const LAST_WORDS: Duration = Duration::from_secs(1);
 
@@ -230,26 +234,71 @@ fn unreadable(beginning: &[u8], why: &str) -> Heard {
     }
 }
 
+/// What a server writes to standard error. One for all starts of a server: each has a burst of lines,
+/// and a server that ends at once is started again and again.
+pub(super) struct Errors {
+    bearable: Bearable,
+    dropped: u64,
+    /// The last lines since the last start.
+    last: VecDeque<String>,
+}
+
+impl Errors {
+    pub(super) fn new() -> Self {
+        let bearable = Bearable::new(MAX_LOG_BURST, MAX_LOG_A_SECOND);
+        Self { bearable, dropped: 0, last: VecDeque::new() }
+    }
+
+    pub(super) fn last(&self) -> Vec<String> {
+        self.last.iter().cloned().collect()
+    }
+
+    fn take(&mut self, server: &str, line: &[u8]) {
+        let said = String::from_utf8_lossy(line);
+        let said = redacted(said.trim_end());
+        if said.is_empty() {
+            return;
+        }
+        if self.last.len() >= MAX_LAST {
+            self.last.pop_front();
+        }
+        self.last.push_back(escaped(&shortened(&said)).into_owned());
+        if self.bearable.one_more() {
+            let dropped = std::mem::take(&mut self.dropped);
+            tracing::info!(server, dropped, said = %said, "standard error of an MCP server");
+        } else {
+            self.dropped += 1;
+        }
+    }
+}
+
 /// Logs what the server writes to standard error, until that ends.
-pub(super) async fn logged(server: &str, errors: impl AsyncRead + Unpin) {
+pub(super) async fn logged(server: &str, errors: impl AsyncRead + Unpin, into: &Mutex<Errors>) {
     let mut lines = Lines::new(errors, MAX_LOGGED);
-    let mut bearable = Bearable::new(MAX_LOG_BURST, MAX_LOG_A_SECOND);
-    let mut dropped = 0_u64;
+    into.lock().last.clear();
     loop {
         let line = match lines.next().await {
             Ok(Some(Line::Whole(line) | Line::TooLong(line))) => line,
             Err(error) if error.kind() == io::ErrorKind::InvalidData => Vec::new(),
             Ok(None) | Err(_) => break,
         };
-        if line.is_empty() || !bearable.one_more() {
-            dropped += u64::from(!line.is_empty());
-            continue;
+        into.lock().take(server, &line);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_server_that_is_started_again_and_again_does_not_flood_the_log() {
+        let errors = Mutex::new(Errors::new());
+        let lines: String = (0..40).map(|n| format!("line {n}\n")).collect();
+        for _ in 0..3 {
+            logged("x", lines.as_bytes(), &errors).await;
         }
-        let said = String::from_utf8_lossy(&line);
-        let said = redacted(said.trim_end());
-        if !said.is_empty() {
-            tracing::info!(server, dropped, said = %said, "standard error of an MCP server");
-            dropped = 0;
-        }
+        let errors = errors.lock();
+        assert!(errors.dropped >= 120 - u64::from(MAX_LOG_BURST + MAX_LOG_A_SECOND * 3));
+        assert_eq!(errors.last(), ["line 35", "line 36", "line 37", "line 38", "line 39"]);
     }
 }

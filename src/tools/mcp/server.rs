@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use secrecy::SecretString;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
@@ -23,7 +23,7 @@ use super::http::Address;
 use super::link::{Entries, Link, Way};
 use super::listing::{self, Described, Effects};
 use super::messages::PATIENCE;
-use super::pipes::{self, Pipes};
+use super::pipes::{self, Errors, Pipes};
 use crate::bounds::secrets::redacted;
 use crate::jitter;
 use crate::outbound::Client;
@@ -110,6 +110,9 @@ pub(super) struct Server {
     suspicious: Arc<Notify>,
     /// Whether a program is asked something that it may not know, or was and has been silent since.
     is_probing: AtomicBool,
+    errors: Mutex<Errors>,
+    /// What is odd about the list.
+    warnings: RwLock<Vec<String>>,
 }
 
 impl Server {
@@ -124,6 +127,8 @@ impl Server {
             list_changed: Arc::default(),
             suspicious: Arc::default(),
             is_probing: AtomicBool::default(),
+            errors: Mutex::new(Errors::new()),
+            warnings: RwLock::default(),
         }
     }
 
@@ -190,6 +195,16 @@ impl Server {
         }
     }
 
+    /// The last lines that its program has written to standard error since its last start.
+    pub(super) fn last_words(&self) -> Vec<String> {
+        self.errors.lock().last()
+    }
+
+    /// What is odd about its list.
+    pub(super) fn warnings(&self) -> Vec<String> {
+        self.warnings.read().clone()
+    }
+
     /// The connection.
     ///
     /// # Errors
@@ -252,7 +267,7 @@ impl Server {
     }
 
     /// From its start to its end; why that came.
-    async fn run_once(&self) -> String {
+    async fn run_once(self: &Arc<Self>) -> String {
         match &self.settings.connection {
             Connection::Address { missing_key: Some(variable), .. } => {
                 format!("it needs the environment variable {variable}, which is not set")
@@ -271,7 +286,7 @@ impl Server {
         }
     }
 
-    async fn run_program(&self) -> String {
+    async fn run_program(self: &Arc<Self>) -> String {
         let since = Instant::now();
         let why = self.run_program_once(true).await;
         if self.is_probing.swap(false, Ordering::Relaxed) {
@@ -284,7 +299,7 @@ impl Server {
         why
     }
 
-    async fn run_program_once(&self, finds_out_era: bool) -> String {
+    async fn run_program_once(self: &Arc<Self>, finds_out_era: bool) -> String {
         let kept = match self.program().await {
             Ok(kept) => kept,
             Err(why) => return why,
@@ -296,10 +311,9 @@ impl Server {
         let (given_up, list_changed) =
             (Arc::clone(&self.suspicious), Arc::clone(&self.list_changed));
         let (pipes, ends) = Pipes::new(list_changed, given_up);
-        let name = self.settings.name.clone();
-        let errors = running.errors;
-        let logging =
-            AbortOnDropHandle::new(tokio::spawn(async move { pipes::logged(&name, errors).await }));
+        let (this, errors) = (Arc::clone(self), running.errors);
+        let logged = async move { pipes::logged(this.name(), errors, &this.errors).await };
+        let logging = AbortOnDropHandle::new(tokio::spawn(logged));
         let served = ends.served(running.input, running.output);
         let watched = self.watch(Link::new(Way::Pipes(pipes.clone())), finds_out_era);
         let ended = tokio::select! {
@@ -309,12 +323,14 @@ impl Server {
         *self.link.write() = None;
         let why = match ended {
             Some(why) => why,
-            None => tokio::time::timeout(pipes::LAST_WORDS, running.ending.told())
-                .await
-                .unwrap_or_else(|_| "it has ended".to_owned()),
+            None => {
+                let ending = running.ending.told();
+                let why = tokio::time::timeout(pipes::LAST_WORDS, ending).await;
+                let _ = tokio::time::timeout(pipes::LAST_WORDS, logging).await; // or a child holds it
+                why.unwrap_or_else(|_| "it has ended".to_owned())
+            }
         };
         pipes.close(&why);
-        drop(logging);
         why
     }
 
@@ -402,8 +418,8 @@ impl Server {
                 () = self.list_changed.notified() => return None,
                 () = &mut look => return None,
                 () = self.suspicious.notified() => {
-                    if !link.answers().await {
-                        return Some("it hangs or no longer answers".to_owned());
+                    if let Err(why) = link.answers().await {
+                        return Some(format!("it hangs or no longer answers: {why}"));
                     }
                 }
             }
@@ -418,6 +434,7 @@ impl Server {
         let tools = Arc::new(listed.tools);
         let is_first = !self.is_listed.swap(true, Ordering::Relaxed);
         let before = std::mem::replace(&mut *self.tools.write(), Arc::clone(&tools));
+        self.warnings.write().clone_from(&listed.warnings);
         if is_first || before != tools {
             self.surroundings.generation.fetch_add(1, Ordering::Release);
             for warning in listed.warnings {

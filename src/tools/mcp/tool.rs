@@ -74,6 +74,10 @@ impl Tool for McpTool {
         self.server.does()
     }
 
+    fn is_undeclared(&self) -> bool {
+        !self.server.effects().contains_key(&self.described.own_name)
+    }
+
     fn sandbox_level(&self) -> Option<SandboxLevel> {
         self.server.sandbox_level()
     }

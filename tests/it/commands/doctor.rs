@@ -42,16 +42,19 @@ async fn every_failure_is_reported_with_exit_code_1() {
     let dir = directory(&[
         ("agents/echo.yaml", &ECHO.replace("scripted/", "local/")),
         ("agents/bad.yaml", "name: bad\nmodel: scripted/x\nlimit: {}\n"),
+        ("tools/orders.yaml", "base_url: x\n"),
         (
             "toolloop.toml",
-            "[models.local]\nkind = \"openai\"\nbase_url = \"http://127.0.0.1:1/v1\"\n[tools]\nworkspace = \"toolloop.toml/x\"\n",
+            "[models.local]\nkind = \"openai\"\nbase_url = \"http://127.0.0.1:1/v1\"\n[tools]\nworkspace = \"toolloop.toml/x\"\n\
+             [mcp.odd]\ncommand = \"sh\"\nargs = [\"-c\", \"printf 'no module \\\\033[31modd\\\\n' >&2; exit 3\"]\ncwd = \"/tmp\"\n",
         ),
     ]);
     let seen = toolloop(dir.path(), &["doctor", "--listen", &address, "--json"]).await;
     assert_eq!(seen.code, Some(1), "{}", seen.err);
     let report: Value = serde_json::from_str(&seen.out).unwrap();
     for (check, word) in [
-        ("agents", "bad.yaml: line 3"),
+        ("agents", "/bad.yaml: line 3"),
+        ("tools", "tools/orders.yaml: line 1"),
         ("model local", "does not respond"),
         ("listen", &address),
         ("workspace", "toolloop.toml"),
@@ -63,6 +66,16 @@ async fn every_failure_is_reported_with_exit_code_1() {
             "{failed}"
         );
     }
+
+    let tools = of(&report, "tools")[0];
+    assert!(!tools["detail"].as_str().unwrap().contains("agents/"), "{tools}");
+    assert!(tools["next"].as_str().unwrap().contains("restart"), "{tools}");
+    let unused = of(&report, "model openai")[0];
+    assert_eq!(unused["status"], "ok", "no agent uses it: {unused}");
+    let odd = of(&report, "mcp odd")[0];
+    let detail = odd["detail"].as_str().unwrap();
+    assert!(detail.contains("exit code 3") && detail.contains("no module \\u{1b}[31modd"), "{odd}");
+    assert!(odd["next"].as_str().unwrap().contains("`reads`"), "{odd}");
 
     let dir = directory(&[("toolloop.toml", "[server]\nlissen = 1\n")]);
     let seen = toolloop(dir.path(), &["doctor"]).await;
@@ -101,7 +114,7 @@ async fn a_running_service_is_recognised(db: Db) {
             assert!(database.contains("in use by a running service (process "), "{database}");
         }
         Db::Postgres => {
-            assert!(database.contains("PostgreSQL, PostgreSQL 1"), "{database}");
+            assert!(database.starts_with("PostgreSQL 1"), "{database}");
             assert_eq!(of(&report, "schema")[0]["status"], "ok");
             assert_eq!(of(&report, "clock")[0]["detail"], "agrees with the database's");
         }
@@ -117,6 +130,7 @@ async fn an_unreachable_database_does_not_reveal_its_password() {
     assert_eq!(seen.code, Some(1), "{}", seen.out);
     assert!(
         seen.out.contains("FAIL  database")
+            && seen.out.contains("PostgreSQL at 127.0.0.1:1")
             && !seen.out.contains("hunter2")
             && !seen.err.contains("hunter2")
     );

@@ -132,6 +132,7 @@ async fn keys_that_are_needed_are_revoked_only_by_force(db: Db) {
     let refused = remote(&service, &["keys", "revoke", "testadmin"]).await;
     assert_eq!(refused.code, Some(1), "{}", refused.err);
     assert!(refused.err.contains("operator") && refused.err.contains("--force"), "{}", refused.err);
+    assert!(!refused.err.contains("force=true"), "{}", refused.err);
     let id = theirs["id"].as_str().unwrap();
     let revoked = remote(&service, &["keys", "revoke", id, "--tenant", "acme", "--json"]).await;
     assert!(json_of(&revoked)["revoked_at"].is_string(), "{}{}", revoked.out, revoked.err);

@@ -56,6 +56,16 @@ async fn operations_are_listed_as_json_and_written_to_new_files_only() {
 
     let import =
         ["tools", "import", "api.json", "--operation", "ListThings", "--output", "api.yaml"];
+    let missing = [&import[..], &["--operation", "typo"]].concat();
+    let missing = toolloop(dir.path(), &missing).await;
+    assert!(
+        missing.code == Some(2) && missing.err.contains("no such operation: typo"),
+        "{}",
+        missing.err
+    );
+    assert!(!dir.path().join("api.yaml").exists());
+    let short = toolloop(dir.path(), &["runs", "show", "123"]).await;
+    assert!(short.code == Some(2) && short.err.contains("an id is a UUID"), "{}", short.err);
     let written = toolloop(dir.path(), &import).await;
     assert_eq!(written.code, Some(0), "{}", written.err);
     std::fs::write(dir.path().join("api.yaml"), "mine").unwrap();

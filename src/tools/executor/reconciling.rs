@@ -169,6 +169,7 @@ impl Executor {
                 effect: Effect::Read,
                 actions: actions.into(),
                 approved_by: Some(EARLIER_DECISION),
+                is_undeclared: false,
                 skills: &scope.skills,
                 labels: scope.labels,
                 directory: scope.workspace.directory(),

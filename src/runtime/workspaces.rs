@@ -257,6 +257,11 @@ impl Workspaces {
         Arc::clone(&self.stored)
     }
 
+    /// Whether files are brought from an object store.
+    pub(super) fn are_brought(&self) -> bool {
+        self.kept_files().is_some()
+    }
+
     /// What keeps the files in an object store, where they are kept there.
     fn kept_files(&self) -> Option<&Arc<KeptFiles>> {
         match &self.shared {

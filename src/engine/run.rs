@@ -176,7 +176,7 @@ impl From<NotKept> for Stopped {
     fn from(not_kept: NotKept) -> Self {
         match not_kept {
             NotKept::Unavailable => Self::FilesNotKept,
-            NotKept::Fenced => Self::Journal(AppendFailed::Fenced),
+            NotKept::Fenced | NotKept::Orphaned => Self::Journal(AppendFailed::Fenced),
         }
     }
 }

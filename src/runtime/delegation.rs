@@ -227,6 +227,7 @@ impl Runtime {
             webhook: None, // its parent's, as that was accepted
             uploads: None,
             queue: QueuePlace::default(),
+            until: None,
         };
         let agent = self.narrowed_by_parent(&call.agent, parent.autonomy(now), parent)?;
         let budget = &agent.definition.governance.budget;

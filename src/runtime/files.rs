@@ -14,13 +14,13 @@ use uuid::Uuid;
 
 use super::Runtime;
 use super::loaded::LoadedAgent;
-use super::workspaces::{OpenError, User};
+use super::workspaces::{ChangeLocks, OpenError, User};
 use crate::agents::Agent;
 use crate::fairness;
-use crate::store::{RunRecord, StoreError};
+use crate::store::{RunRecord, Store, StoreError};
 use crate::tools::Workspace;
 use crate::tools::executor::Executor;
-use crate::tools::keeping::Touched;
+use crate::tools::keeping::{NotKept, Touched};
 use crate::tools::staged::Staged;
 use crate::tools::stored_files::{
     ChangeError, Condition, ListedFile, NewFile, OpenedFile, StoredFiles,
@@ -45,6 +45,11 @@ pub struct Files {
     executor: Arc<Executor>,
     pub(super) stored: Arc<StoredFiles>,
     users: FileUsers,
+    tenant: Arc<str>,
+    changes: Arc<ChangeLocks>,
+    store: Arc<Store>,
+    /// The run that must be there when a file is changed: the files go with it, or with its session.
+    while_there: Option<Uuid>,
 }
 
 /// Who changes the files of a workspace, as far as its name says.
@@ -84,6 +89,12 @@ pub enum FilesError {
 }
 
 impl Files {
+    /// The same, changed only while this run is there.
+    fn while_there(self, run: Uuid) -> Self {
+        let workspace = self.workspace.while_there(run);
+        Self { workspace, while_there: Some(run), ..self }
+    }
+
     /// Who changes them.
     pub fn users(&self) -> &FileUsers {
         &self.users
@@ -157,14 +168,15 @@ impl Files {
         condition: Option<Condition>,
     ) -> Result<String, ChangeError> {
         self.changing(
-            |path: &String| vec![path.clone()],
+            |(_, deleted): &(String, Vec<String>)| deleted.clone(),
             move |files| {
                 let path = files.resolved(&path).ok_or_else(|| files.without_file(path))?;
-                files.stored.delete(&files.workspace, &path, condition.as_ref())?;
-                Ok(path)
+                let deleted = files.stored.delete(&files.workspace, &path, condition.as_ref())?;
+                Ok((path, deleted))
             },
         )
         .await
+        .map(|(path, _)| path)
     }
 
     /// Why there can be no file at a path.
@@ -200,7 +212,17 @@ impl Files {
         E: From<io::Error> + From<ChangeError> + Send + 'static,
     {
         let keeping = self.workspace.keeping().await;
-        let done = self.blocking(work).await?;
+        let lock = self.changes.lock(&self.tenant).await?;
+        if let Some(run) = self.while_there
+            && !self.store.has_run(run).await.map_err(io::Error::other)?
+        {
+            return Err(ChangeError::from(NotKept::Orphaned).into());
+        }
+        let alone = move |files: &Self| {
+            let _lock = lock;
+            work(files)
+        };
+        let done = self.blocking(alone).await?;
         if let Some(keeping) = keeping {
             let touched = Touched { paths: paths(&done).into_iter().collect(), is_all: true };
             let refused = keeping.keep(touched).await.map_err(ChangeError::from)?;
@@ -260,7 +282,8 @@ impl Runtime {
         let Ok(loaded) = loaded else { return Ok(None) };
         let directory = loaded.agent.workspace_of(run.id, run.session_id.as_deref());
         let users = FileUsers::of_run(&loaded.agent, run);
-        self.files_in(&run.tenant, &directory, loaded, users).await
+        let files = self.files_in(&run.tenant, &directory, loaded, users).await?;
+        Ok(files.map(|files| files.while_there(run.id)))
     }
 
     /// The files of a session; `None` where its agent keeps none for a session.
@@ -278,8 +301,12 @@ impl Runtime {
             return Ok(None);
         }
         let directory = loaded.agent.workspace_of(Uuid::nil(), Some(session));
+        let Some(newest) = self.inner.store.newest_run_of(tenant, session).await? else {
+            return Ok(None);
+        };
         let users = FileUsers { session: Some(session.to_owned()), ..FileUsers::default() };
-        self.files_in(tenant, &directory, loaded, users).await
+        let files = self.files_in(tenant, &directory, loaded, users).await?;
+        Ok(files.map(|files| files.while_there(newest)))
     }
 
     /// The files that all runs of an agent share; `None` where they share none.
@@ -327,16 +354,26 @@ impl Runtime {
             Err(OpenError::NotHere(error)) => return Err(io::Error::other(error).into()),
             Err(OpenError::Unusable(_)) => return Ok(None),
         };
-        Ok(Some(self.files_of_workspace(workspace, agent, users)))
+        Ok(Some(self.files_of_workspace(tenant, workspace, agent, users)))
     }
 
     pub(super) fn files_of_workspace(
         &self,
+        tenant: &str,
         workspace: Workspace,
         agent: LoadedAgent,
         users: FileUsers,
     ) -> Files {
-        let stored = self.inner.workspaces.stored();
-        Files { workspace, executor: agent.executor, stored, users }
+        let workspaces = &self.inner.workspaces;
+        Files {
+            workspace,
+            executor: agent.executor,
+            stored: workspaces.stored(),
+            users,
+            tenant: tenant.into(),
+            changes: workspaces.changes(),
+            store: Arc::clone(&self.inner.store),
+            while_there: None,
+        }
     }
 }

@@ -5,6 +5,7 @@
 //! that no commit waits long behind one, and takes smaller ones while the store does not keep up.
 //! Runs that go on or are parked are never touched.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::TimeDelta;
@@ -74,7 +75,8 @@ impl Runtime {
                 // They would leave their files.
                 Retained::Runs if !self.has_workspace() => 0,
                 Retained::Runs => {
-                    let throw_away = |runs: &[DeletedRun]| workspaces.throw_away(runs);
+                    let throwing = Arc::default();
+                    let throw_away = |runs: &[DeletedRun]| workspaces.throw_away(runs, &throwing);
                     self.inner.store.delete_ended(before, asked, &throw_away).await?
                 }
                 Retained::Audit => self.inner.store.delete_audit(before, asked).await?,

@@ -6,6 +6,7 @@
 //! from the queue like any other queued run, so a client that disconnects costs no run its turn.
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use uuid::Uuid;
@@ -36,9 +37,11 @@ impl Runtime {
         if let Some(fault) = workspaces.fault() {
             return Err(io::Error::other(fault).into());
         }
-        let throw_away = |runs: &[DeletedRun]| workspaces.throw_away(runs);
+        let throwing = Arc::default();
+        let throw_away = |runs: &[DeletedRun]| workspaces.throw_away(runs, &throwing);
         let store = &self.inner.store;
         let deleted = store.delete_session(tenant, session, subject, &throw_away).await?;
+        drop(throwing);
         if deleted == SessionDeleted::Gone {
             workspaces.empty_bin().await;
         }

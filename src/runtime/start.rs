@@ -8,9 +8,11 @@ mod error;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::Value;
 use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout_at};
 use uuid::Uuid;
 
 pub(super) use self::checks::{Checked, opening};
@@ -30,6 +32,9 @@ use crate::event::{Act, AuditAction, Event, RunEvent};
 use crate::run::{Caller, Overrides, RunKind, RunStatus, Totals};
 use crate::store::writer::AppendError;
 use crate::store::{Idempotency, QueuePlace, RunRecord};
+
+/// How long files of a run may take to be here, however short the caller waits.
+const SOON: Duration = Duration::from_millis(500);
 
 /// Which replica drives a run, and when its acceptance is reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,6 +80,8 @@ pub struct StartRequest {
     pub uploads: Option<Arc<Uploads>>,
     /// When it is taken from the queue.
     pub queue: QueuePlace,
+    /// Until when the caller waits, where it then takes a run that waits for a replica.
+    pub until: Option<Instant>,
 }
 
 /// Why a request could not be answered with the outcome of its run.
@@ -198,7 +205,11 @@ impl Runtime {
         mode: Mode,
     ) -> Result<Accepted, StartError> {
         let inner = &self.inner;
-        if mode == Mode::Queued {
+        let is_late = match checked.until {
+            Some(until) if mode == Mode::Stored => !self.has_files_by(until, &checked).await,
+            _ => false,
+        };
+        if mode == Mode::Queued || is_late {
             let entered = inner.queue.entrance.enter(|| inner.store.queued()).await??;
             checked.new.status = RunStatus::Queued;
             self.receive(&checked).await?;
@@ -211,6 +222,18 @@ impl Runtime {
         let slot = inner.capacity.slots.free().ok_or(StartError::Overloaded)?.with_place(place);
         self.receive(&checked).await?;
         self.start_here(checked, slot, mode).await.map(Accepted::Started)
+    }
+
+    /// Whether the files of a run are here soon enough. What makes them unusable is found out later.
+    async fn has_files_by(&self, until: Instant, checked: &Checked) -> bool {
+        let workspaces = &self.inner.workspaces;
+        if !workspaces.are_brought() || workspaces.fault().is_some() {
+            return true;
+        }
+        let until = until.max(Instant::now() + SOON);
+        let directory = checked.directory();
+        let opened = workspaces.open(&checked.caller.tenant, &directory, User::Caller);
+        timeout_at(until, opened).await.is_ok()
     }
 
     /// Puts the files that came with the request into the run's workspace.

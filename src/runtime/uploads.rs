@@ -222,8 +222,12 @@ impl Runtime {
         match self.inner.workspaces.find(tenant, directory).await? {
             None => self.judge_unmade(loaded, directory, &asked),
             Some(workspace) => {
-                let files =
-                    self.files_of_workspace(workspace, loaded.clone(), FileUsers::default());
+                let files = self.files_of_workspace(
+                    tenant,
+                    workspace,
+                    loaded.clone(),
+                    FileUsers::default(),
+                );
                 files
                     .blocking(move |files| {
                         let sizes = targets(&asked, |path| files.resolved(path))?;

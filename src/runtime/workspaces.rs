@@ -6,6 +6,7 @@
 //! ready, so that others take them. It finds out by writing a file every now and then, and before
 //! it blames a run.
 
+mod change_locks;
 mod forgotten;
 mod kept_files;
 mod shared_volume;
@@ -32,6 +33,7 @@ use crate::tools::quota::Quota;
 use crate::tools::stored_files::StoredFiles;
 use crate::tools::workspace::{WorkspaceError, normalise};
 
+pub(super) use change_locks::ChangeLocks;
 pub use kept_files::object_store_fault;
 pub use shared_volume::shared_volume_fault;
 
@@ -86,6 +88,7 @@ pub(super) struct Workspaces {
     quota: Arc<Quota>,
     quarantine_retention: Option<Duration>,
     stored: Arc<StoredFiles>,
+    changes: Arc<ChangeLocks>,
     store: Arc<Store>,
     /// Held while it is looked whether files can be written, also by a look that hangs.
     looking: Arc<AsyncMutex<()>>,
@@ -133,9 +136,14 @@ impl Workspaces {
                 SharedFiles::Objects(kept)
             }
         };
+        let changes = match &shared {
+            SharedFiles::Volume(_) => ChangeLocks::on_volume(root.clone()),
+            SharedFiles::No | SharedFiles::Objects(_) => ChangeLocks::default(),
+        };
         Self {
             root,
             shared,
+            changes: Arc::new(changes),
             quota,
             quarantine_retention,
             stored: Arc::default(),
@@ -252,9 +260,19 @@ impl Workspaces {
         &self.quota
     }
 
-    /// What knows which files are being changed.
+    /// What lets one at a time change files of a tenant.
+    pub(super) fn changes(&self) -> Arc<ChangeLocks> {
+        Arc::clone(&self.changes)
+    }
+
+    /// What knows the hashes of files.
     pub(super) fn stored(&self) -> Arc<StoredFiles> {
         Arc::clone(&self.stored)
+    }
+
+    /// Whether files are brought from an object store.
+    pub(super) fn are_brought(&self) -> bool {
+        self.kept_files().is_some()
     }
 
     /// What keeps the files in an object store, where they are kept there.

@@ -2,8 +2,12 @@
 //!
 //! A path is relative to the directory of its tenant, because workspaces lie in one another. Each
 //! writer says which version of a path it changes; one that others have changed since is left as it
-//! is. A run writes under its fence. The row of the tenant is locked by every transaction that
+//! is, and so is one at which there can be nothing because of what others have put above or beneath it.
+//! A run writes under its fence. The row of the tenant is locked by every transaction that
 //! writes, after the row of a run, so that versions become visible in their order.
+
+mod owners;
+mod places;
 
 use super::backend::{Transaction, Work};
 use super::budget::Ownership;
@@ -78,13 +82,24 @@ pub struct PathWrite {
     pub content: Option<KeptContent>,
 }
 
+/// Who writes, and what must be so when it is written.
+#[derive(Debug, Clone, Copy)]
+pub enum FileWriter<'a> {
+    /// A run, which must be this owner's.
+    Run(Uuid, Ownership<'a>),
+    /// A caller, while this run is there if one is named.
+    Caller(Option<Uuid>),
+}
+
 /// What became of writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PathsWritten {
-    /// All but those that others have changed since.
+    /// All but those that others have changed since, or made impossible.
     Done { version: i64, changed_by_others: Vec<String> },
     /// The run is another owner's: nothing was written.
     Fenced,
+    /// The run that had to be there is not: nothing was written.
+    Orphaned,
     /// A content that was counted on is not there any more: nothing was written.
     Lost,
 }
@@ -106,6 +121,12 @@ pub struct PathsChanged {
     /// Whether all paths are listed and not only those that changed.
     pub is_all: bool,
     pub paths: Vec<KeptPath>,
+}
+
+/// A write, and what was at its path before.
+struct Due<'a> {
+    write: &'a PathWrite,
+    before: Option<KeptContent>,
 }
 
 impl Store {
@@ -177,7 +198,7 @@ impl Store {
     pub async fn write_files(
         &self,
         tenant: &str,
-        by: Option<(Uuid, Ownership<'_>)>,
+        by: FileWriter<'_>,
         writes: &[PathWrite],
     ) -> Result<PathsWritten, StoreError> {
         anew(|| self.try_to_write_files(tenant, by, writes)).await
@@ -186,11 +207,11 @@ impl Store {
     async fn try_to_write_files(
         &self,
         tenant: &str,
-        by: Option<(Uuid, Ownership<'_>)>,
+        by: FileWriter<'_>,
         writes: &[PathWrite],
     ) -> Result<PathsWritten, StoreError> {
         let mut tx = self.backend.begin(Work::Data).await?;
-        if let Some((run, by)) = by {
+        if let FileWriter::Run(run, by) = by {
             let fence = Query::new(
                 "SELECT 1 FROM runs WHERE id = :run AND epoch = :epoch AND owner = :owner \
                  AND status = 'running'{for_update}",
@@ -201,16 +222,17 @@ impl Store {
             }
         }
         let version = next_version(&mut *tx, tenant).await?;
-        let (mut due, mut changed_by_others, mut loose) = (Vec::new(), Vec::new(), Vec::new());
+        // What deletes the run has deleted its files before this, or waits to delete these, too.
+        if let FileWriter::Caller(Some(run)) = by
+            && tx.run(owners::there(run)).await?.is_empty()
+        {
+            return Ok(PathsWritten::Orphaned);
+        }
+        let (mut due, mut changed_by_others) = (Vec::new(), Vec::new());
         for some in writes.chunks(PAGE as usize) {
             let paths: Vec<String> = some.iter().map(|write| write.path.clone()).collect();
-            let look = Query::new(
-                "SELECT * FROM workspace_files WHERE tenant = :tenant AND path IN :paths",
-            );
-            let rows = tx.run(look.bind("tenant", tenant).bind("paths", &*paths)).await?;
             let mut there = std::collections::BTreeMap::new();
-            for row in &rows {
-                let known = read(row)?;
+            for known in at_paths(&mut *tx, tenant, &paths).await? {
                 there.insert(known.path.clone(), known);
             }
             for write in some {
@@ -222,29 +244,26 @@ impl Store {
                     (None, None) => true,
                     _ => false,
                 };
-                if !is_base && !is_done {
+                if is_base || is_done {
+                    due.push(Due { write, before: content });
+                } else {
                     changed_by_others.push(write.path.clone());
-                    continue;
                 }
-                if let Some(KeptContent::File(file)) = content {
-                    loose.push(file.object);
-                }
-                due.push(write);
             }
         }
+        let impossible = places::impossible(&mut *tx, tenant, &due).await?;
+        due.retain(|due| !impossible.contains(&due.write.path));
+        changed_by_others.extend(impossible);
+        let loose: Vec<String> =
+            due.iter().filter_map(|due| object_of(due.before.as_ref())).collect();
+        let due: Vec<&PathWrite> = due.into_iter().map(|due| due.write).collect();
         if !use_objects(&mut *tx, &due).await? {
             return Ok(PathsWritten::Lost);
         }
         for some in due.chunks(CHUNK) {
             tx.run(upsert(tenant, version, some)).await?;
         }
-        for some in loose.chunks(PAGE as usize) {
-            let let_go = Query::new(
-                "UPDATE workspace_objects SET state = 'loose', used_at = {now} \
-                 WHERE object IN :objects AND state = 'stored'",
-            );
-            tx.run(let_go.bind("objects", some)).await?;
-        }
+        let_go(&mut *tx, &loose).await?;
         tx.commit().await?;
         Ok(PathsWritten::Done { version, changed_by_others })
     }
@@ -346,6 +365,38 @@ impl Store {
     }
 }
 
+/// The name in the object store of what is at a path.
+fn object_of(content: Option<&KeptContent>) -> Option<String> {
+    match content {
+        Some(KeptContent::File(file)) => Some(file.object.clone()),
+        _ => None,
+    }
+}
+
+/// Contents that paths had.
+async fn let_go(tx: &mut dyn Transaction, objects: &[String]) -> Result<(), StoreError> {
+    for some in objects.chunks(PAGE as usize) {
+        let let_go = Query::new(
+            "UPDATE workspace_objects SET state = 'loose', used_at = {now} \
+             WHERE object IN :objects AND state = 'stored'",
+        );
+        tx.run(let_go.bind("objects", some)).await?;
+    }
+    Ok(())
+}
+
+/// These paths of a tenant, as far as they are known.
+async fn at_paths(
+    tx: &mut dyn Transaction,
+    tenant: &str,
+    paths: &[String],
+) -> Result<Vec<KeptPath>, StoreError> {
+    let look =
+        Query::new("SELECT * FROM workspace_files WHERE tenant = :tenant AND path IN :paths");
+    let rows = tx.run(look.bind("tenant", tenant).bind("paths", paths)).await?;
+    rows.iter().map(read).collect()
+}
+
 /// Everything beneath a directory of a tenant is deleted.
 pub(super) async fn delete_beneath(
     tx: &mut dyn Transaction,
@@ -399,13 +450,8 @@ fn beneath(query: Query, directory: &str) -> Query {
 
 /// Whether all contents are there that are referred to from now on.
 async fn use_objects(tx: &mut dyn Transaction, writes: &[&PathWrite]) -> Result<bool, StoreError> {
-    let mut objects: Vec<String> = writes
-        .iter()
-        .filter_map(|write| match &write.content {
-            Some(KeptContent::File(file)) => Some(file.object.clone()),
-            _ => None,
-        })
-        .collect();
+    let mut objects: Vec<String> =
+        writes.iter().filter_map(|write| object_of(write.content.as_ref())).collect();
     objects.sort_unstable();
     objects.dedup();
     for some in objects.chunks(PAGE as usize) {

@@ -29,6 +29,9 @@ pub enum NotKept {
     /// Another replica owns the run.
     #[error("another replica owns the run")]
     Fenced,
+    /// The run of which the files are was deleted.
+    #[error("the run or session of the files was deleted")]
+    Orphaned,
 }
 
 /// Who keeps the files of one workspace.
@@ -36,6 +39,9 @@ pub enum NotKept {
 pub trait Keeper: Debug + Send + Sync {
     /// The same for a run that this replica owns under an epoch.
     fn of_run(&self, run: Uuid, epoch: i64) -> Arc<dyn Keeper>;
+
+    /// The same for a caller, while this run is there.
+    fn while_there(&self, run: Uuid) -> Arc<dyn Keeper>;
 
     /// Brings into the directory what others have changed.
     async fn refresh(&self) -> Result<(), NotKept>;

@@ -20,7 +20,8 @@ use super::entries::{self, Space};
 
 /// How long a figure is counted on.
 const FRESH: Duration = Duration::from_mins(1);
-/// A figure that is younger than this, and exact, is not measured again before a refusal.
+/// A figure that is younger than this, and exact, is not measured again before a refusal; on a shared
+/// volume, each is.
 const NEW: Duration = Duration::from_secs(1);
 /// On a shared volume, what may be added to a figure of what was left when it was measured.
 const SHARE: u64 = 8;
@@ -168,7 +169,7 @@ impl Quota {
         let known = self.figures.lock().get(&key).copied();
         let known = known.filter(|figure| figure.at.elapsed() < FRESH);
         let is_enough = known.is_some_and(|figure| match self.over(figure.used, change) {
-            Some(_) => figure.is_exact && figure.at.elapsed() < NEW,
+            Some(_) => !self.is_shared && figure.is_exact && figure.at.elapsed() < NEW,
             None => !self.is_shared || self.holds_for_all(&figure, change),
         });
         if !is_enough {
@@ -389,6 +390,13 @@ mod tests {
             }
             // A figure counts for as long as it took to measure, which may be long on a busy machine.
             assert!((most..2 * most).contains(&admitted), "{admitted} of {most}");
+            // What one deletes makes room for all at once.
+            let full = replicas.iter().filter(|replica| replica.admit(new(bytes)).is_err());
+            assert_eq!(full.count(), replicas.len());
+            for entry in std::fs::read_dir(root.path().join("t")).unwrap() {
+                std::fs::remove_file(entry.unwrap().path()).unwrap();
+            }
+            assert!(replicas.iter().all(|replica| replica.admit(new(bytes)).is_ok()));
         }
     }
 

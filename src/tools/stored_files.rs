@@ -2,8 +2,8 @@
 //! tag, which is the hash of its content.
 //!
 //! A path is resolved as a tool's is ([`Workspace`]) and opened without following a link. A file is
-//! put in its place in one step. Which paths a caller may reach is decided elsewhere. Everything
-//! here blocks.
+//! put in its place in one step. Which paths a caller may reach is decided elsewhere, and so is that one
+//! at a time changes files. Everything here blocks.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -11,15 +11,15 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use cap_std::fs::{File, Metadata, MetadataExt};
+use cap_std::fs::{Dir, File, Metadata, MetadataExt};
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 
-use super::Workspace;
 use super::keeping::NotKept;
 use super::quota::{Growth, OverQuota};
 use super::staged::Staged;
-use super::workspace::{Kind, MadeAll, Way};
+use super::workspace::{Kind, Made, MadeAll, Way, directories_of};
+use super::{Workspace, own_writes};
 
 /// Files and directories that are looked at for one page of a list.
 const MAX_WALKED: usize = 200_000;
@@ -37,8 +37,6 @@ const CHUNK: usize = 64 << 10;
 #[derive(Debug, Default)]
 pub struct StoredFiles {
     hashes: Mutex<HashMap<Version, Arc<str>>>,
-    /// Held from looking at the file that is there to replacing or deleting it.
-    changing: Mutex<()>,
 }
 
 /// One content of one file, as far as the file system shows.
@@ -216,7 +214,6 @@ impl StoredFiles {
         files: &[NewFile],
         condition: Option<&Condition>,
     ) -> Result<Vec<bool>, ChangeError> {
-        let _alone = self.changing.lock();
         let there = files.iter().map(|file| current(workspace, &file.path));
         let there = there.collect::<Result<Vec<_>, _>>()?;
         for before in &there {
@@ -232,19 +229,17 @@ impl StoredFiles {
         workspace.admit_all(grown.chain([Growth::of_directories(directories.len())]))?;
         let mut places = MadeAll::default();
         for way in ways {
-            places.add(way.make()?);
+            let path = way.path();
+            places.add(way.make().map_err(|error| blocked(error, path))?);
         }
         for ((file, before), place) in pairs().zip(places.iter()) {
             let (dir, name) = (place.dir(), place.name());
             match before {
                 Some((metadata, _)) => {
                     file.staged.inherit(metadata)?;
-                    file.staged.replace(dir, name)?;
+                    replace(file, dir, name)?;
                 }
-                None => file.staged.place(dir, name).map_err(|error| match error.kind() {
-                    io::ErrorKind::AlreadyExists => ChangeError::Condition,
-                    _ => error.into(),
-                })?,
+                None => place_new(workspace, file, place, condition.is_some())?,
             }
         }
         places.keep();
@@ -267,7 +262,7 @@ impl StoredFiles {
         Ok(workspace.has_room(growths)?)
     }
 
-    /// Deletes a file.
+    /// Deletes a file, and the directories above it that are empty then; what was deleted.
     ///
     /// # Errors
     /// [`ChangeError`].
@@ -276,14 +271,15 @@ impl StoredFiles {
         workspace: &Workspace,
         path: &str,
         condition: Option<&Condition>,
-    ) -> Result<(), ChangeError> {
-        let _alone = self.changing.lock();
+    ) -> Result<Vec<String>, ChangeError> {
         let before = current(workspace, path)?.ok_or(ChangeError::NotFound)?;
         self.check(Some(&before), condition)?;
         let (dir, name) = workspace.holder(path)?;
         dir.remove_file(name)?;
         workspace.freed(before.0.len());
-        Ok(())
+        let mut deleted = vec![path.to_owned()];
+        deleted.extend(remove_emptied(workspace, path));
+        Ok(deleted)
     }
 
     fn check(
@@ -337,10 +333,64 @@ impl StoredFiles {
 }
 
 fn way_to<'p>(workspace: &Workspace, path: &'p str) -> Result<Way<'p>, ChangeError> {
-    workspace.way(path).map_err(|error| match error.kind() {
-        io::ErrorKind::NotADirectory => through_file(path),
+    workspace.way(path).map_err(|error| blocked(error, path))
+}
+
+/// Puts a file where there was none. A run or a program may have made one in the meantime.
+fn place_new(
+    workspace: &Workspace,
+    file: &NewFile,
+    place: &Made<'_>,
+    is_conditional: bool,
+) -> Result<(), ChangeError> {
+    match file.staged.place(place.dir(), place.name()) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && is_conditional => {
+            Err(ChangeError::Condition)
+        }
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            if let Some((metadata, _)) = current(workspace, &file.path)? {
+                file.staged.inherit(&metadata)?;
+            }
+            replace(file, place.dir(), place.name())
+        }
+        placed => Ok(placed?),
+    }
+}
+
+fn replace(file: &NewFile, dir: &Dir, name: &str) -> Result<(), ChangeError> {
+    let replaced = file.staged.replace(dir, name);
+    replaced.map_err(|error| match error.kind() {
+        io::ErrorKind::IsADirectory | io::ErrorKind::DirectoryNotEmpty => is_directory(&file.path),
         _ => error.into(),
     })
+}
+
+/// Why there is no way to a path.
+fn blocked(error: io::Error, path: &str) -> ChangeError {
+    match error.kind() {
+        io::ErrorKind::NotADirectory => through_file(path),
+        _ => error.into(),
+    }
+}
+
+fn is_directory(path: &str) -> ChangeError {
+    ChangeError::InTheWay(path.to_owned(), "is a directory")
+}
+
+/// Removes the directories above a file that is gone which nothing is in any more; their paths.
+fn remove_emptied(workspace: &Workspace, path: &str) -> Vec<String> {
+    let mut removed = Vec::new();
+    let above: Vec<&str> = directories_of(path).collect();
+    for directory in above.into_iter().rev() {
+        let Ok((dir, name)) = workspace.holder(directory) else { break };
+        own_writes::note(&dir, name);
+        if dir.remove_dir(name).is_err() {
+            break; // something is in it, and so in those above it
+        }
+        workspace.freed(0);
+        removed.push(directory.to_owned());
+    }
+    removed
 }
 
 /// The file that is there.
@@ -360,7 +410,7 @@ fn current(workspace: &Workspace, path: &str) -> Result<Option<(Metadata, File)>
     match Kind::of(&metadata) {
         Kind::File if metadata.nlink() > 1 => in_the_way("has more than one hard link"),
         Kind::File => Ok(Some((metadata, file))),
-        Kind::Directory => in_the_way("is a directory"),
+        Kind::Directory => Err(is_directory(path)),
         Kind::Link | Kind::Special => Err(ChangeError::NotFound),
     }
 }

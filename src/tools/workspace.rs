@@ -197,6 +197,13 @@ impl Workspace {
         Self { keeper, ..self }
     }
 
+    /// The same for a caller, of files that are changed only while this run is there.
+    #[must_use]
+    pub fn while_there(self, run: Uuid) -> Self {
+        let keeper = self.keeper.as_ref().map(|keeper| keeper.while_there(run));
+        Self { keeper, ..self }
+    }
+
     /// Brings into the directory what others have changed.
     ///
     /// # Errors

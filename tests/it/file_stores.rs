@@ -23,7 +23,8 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use crate::service::{Db, Service, Setup, answer, command, on_both_stores};
+use crate::files::an_emptied_directory_is_gone;
+use crate::service::{Answer, Db, Service, Setup, answer, command, on_both_stores};
 
 on_both_stores! {
     a_volume_that_goes_away_turns_readiness_off,
@@ -126,6 +127,49 @@ async fn replicas_count_what_the_others_have_written_to_the_volume() {
         kept += usize::from(answer(put).await.status == 201);
     }
     assert!((6..=7).contains(&kept), "{kept}");
+    // What one deletes makes room for the other at once.
+    let files = "/v1/agents/writer/files";
+    let put = |service: &Service, path: &str, tag: Option<&str>, bytes: Vec<u8>| {
+        let put = service.request(Method::PUT, &format!("{files}/{path}")).body(bytes);
+        answer(match tag {
+            Some(tag) => put.header("if-match", tag),
+            None => put,
+        })
+    };
+    assert_eq!(put(&second, "more", None, vec![b'x'; 10_000]).await.status, 413);
+    for number in 0..5 {
+        assert_eq!(first.delete(&format!("{files}/{number}")).await.status, 204);
+    }
+    assert_eq!(put(&second, "more", None, vec![b'x'; 10_000]).await.status, 201);
+
+    // Who changes a file at the same moment as another replica.
+    let statuses = |one: Answer, other: Answer| {
+        let mut statuses = [one.status, other.status];
+        statuses.sort_unstable();
+        statuses
+    };
+    for round in 0..10 {
+        let path = format!("same{round}");
+        let (one, other) = tokio::join!(
+            put(&first, &path, None, b"one".into()),
+            put(&second, &path, None, b"other".into())
+        );
+        assert_eq!(statuses(one, other), [201, 204]);
+        let tag = first.get(&format!("{files}/{path}")).await;
+        let tag = tag.headers["etag"].to_str().unwrap();
+        let (one, other) = tokio::join!(
+            put(&first, &path, Some(tag), b"1".into()),
+            put(&second, &path, Some(tag), b"2".into())
+        );
+        assert_eq!(statuses(one, other), [204, 412]);
+        let beneath = format!("dir{round}/l");
+        let (one, other) = tokio::join!(
+            put(&first, &format!("dir{round}"), None, b"1".into()),
+            put(&second, &beneath, None, b"2".into())
+        );
+        assert_eq!(statuses(one, other), [201, 409]);
+    }
+    an_emptied_directory_is_gone(&first, &second, files).await;
 }
 
 async fn a_volume_that_goes_away_turns_readiness_off(db: Db) {

@@ -18,6 +18,7 @@
 use std::os::unix::fs::symlink;
 use std::process::Stdio;
 
+use futures::{StreamExt as _, stream};
 use reqwest::header::HeaderMap;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
@@ -251,6 +252,57 @@ async fn lists_are_sorted_and_paged(db: Db) {
     }
     service.run("shared", &json!({"session_id": "t"})).await;
     assert_eq!(service.get("/v1/sessions/t/files").await.status, 404, "shared by all sessions");
+    nothing_comes_late_into_a_session(&service, "talks", "s 1", "out/late.txt").await;
+    an_emptied_directory_is_gone(&service, &service, "/v1/agents/shared/files/in").await;
+}
+
+/// Where a file is being sent while its session is deleted.
+pub(crate) async fn nothing_comes_late_into_a_session(
+    service: &Service,
+    agent: &str,
+    session: &str,
+    path: &str,
+) {
+    let owner = format!("/v1/sessions/{}", session.replace(' ', "%20"));
+    for begins_anew in [false, true] {
+        let (more, rest) = tokio::sync::oneshot::channel::<&str>();
+        let pieces = stream::once(async { Ok("first ") })
+            .chain(stream::once(async move { rest.await.map_err(std::io::Error::other) }));
+        let put = service.request(Method::PUT, &format!("{owner}/files/{path}"));
+        let put = tokio::spawn(put.body(reqwest::Body::wrap_stream(pieces)).send());
+        let staged = service.dir.path().join("workspace/default");
+        while !std::fs::read_dir(&staged)
+            .unwrap()
+            .any(|entry| entry.unwrap().file_name().to_string_lossy().starts_with(".toolloop-"))
+        {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+        assert_eq!(service.delete(&owner).await.status, 204);
+        let body = json!({"session_id": session, "inputs": {"line": "new"}});
+        if begins_anew {
+            service.run(agent, &body).await;
+        }
+        more.send("last").unwrap();
+        assert_eq!(put.await.unwrap().unwrap().status(), 404, "{begins_anew}");
+        service.run(agent, &body).await;
+        assert_eq!(service.get(&format!("{owner}/files/{path}")).await.status, 404);
+    }
+}
+
+/// A file can be put where a directory was whose last file was deleted on another replica.
+pub(crate) async fn an_emptied_directory_is_gone(one: &Service, other: &Service, files: &str) {
+    let directory = format!("{files}/dir");
+    for path in ["dir/a/b", "dir/c"] {
+        assert_eq!(put(one, &format!("{files}/{path}"), &[], b"x").await.status, 201, "{path}");
+    }
+    assert_eq!(other.delete(&format!("{directory}/a/b")).await.status, 204);
+    assert_eq!(put(one, &directory, &[], b"x").await.json()["code"], "FILE_CONFLICT");
+    assert_eq!(put(one, &format!("{directory}/a"), &[], b"x").await.status, 201);
+    for path in ["dir/a", "dir/c"] {
+        assert_eq!(other.delete(&format!("{files}/{path}")).await.status, 204, "{path}");
+    }
+    assert_eq!(put(one, &directory, &[], b"x").await.status, 201);
+    assert_eq!(other.delete(&directory).await.status, 204);
 }
 
 async fn rules_and_tenants_hide_files(db: Db) {

@@ -21,11 +21,13 @@ use std::path::{Path, PathBuf};
 
 use reqwest::Method;
 use serde_json::{Value, json};
+use sqlx::{Connection as _, Executor as _};
 use tempfile::TempDir;
 use uuid::Uuid;
 
 use crate::claims::change;
 use crate::file_stores::doctor;
+use crate::files::{an_emptied_directory_is_gone, nothing_comes_late_into_a_session};
 use crate::installing::Workshop;
 use crate::service::{Answer, Db, Service, Setup, answer, on_both_stores};
 
@@ -697,6 +699,7 @@ async fn what_is_deleted_is_kept_no_more(db: Db) {
     let body = json!({"inputs": {"line": "new\n"}, "session_id": "s1"});
     service.run("talker", &body).await;
     assert_eq!(content(&service, "/v1/sessions/s1", "talk.txt").await, "new\n");
+    nothing_comes_late_into_a_session(&service, "talker", "s1", "late.txt").await;
 }
 
 async fn quotas_hold_for_what_is_kept(db: Db) {
@@ -714,6 +717,16 @@ async fn quotas_hold_for_what_is_kept(db: Db) {
     let results = results(&service, &path_of(&run)).await;
     assert!(results[0].starts_with("Error:"), "{results:#?}");
     assert_eq!(listed(&service, owner).await, ["a"]);
+}
+
+/// A file of that content beneath a directory.
+fn with_content(directory: &Path, content: &[u8]) -> Option<PathBuf> {
+    std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).find_map(|path| {
+        if path.is_dir() {
+            return with_content(&path, content);
+        }
+        (std::fs::read(&path).unwrap() == content).then_some(path)
+    })
 }
 
 /// An entry of that name beneath a directory.
@@ -747,6 +760,63 @@ async fn files_of_callers_are_the_same_on_all_replicas() {
     assert_eq!(first.delete(&format!("{owner}/files/a.txt")).await.status, 204);
     assert_eq!(second.get(&format!("{owner}/files/a.txt")).await.status, 404);
     assert_eq!(listed(&second, owner).await, Vec::<String>::new());
+    an_emptied_directory_is_gone(&first, &second, &format!("{owner}/files")).await;
+
+    // A file, and one beneath it, at the same moment.
+    for round in 0..6 {
+        let (path, beneath) = (format!("k{round}"), format!("k{round}/l"));
+        let sent = tokio::join!(
+            put(&first, owner, &path, "file"),
+            put(&second, owner, &beneath, "beneath")
+        );
+        let kept = match [sent.0.status.as_u16(), sent.1.status.as_u16()] {
+            [201, 409] => path,
+            [409, 201] => beneath,
+            other => panic!("{other:?} {:#} {:#}", sent.0.body, sent.1.body),
+        };
+        for service in [&first, &second] {
+            assert_eq!(listed(service, owner).await, [kept.as_str()]);
+        }
+        assert_eq!(first.delete(&format!("{owner}/files/{kept}")).await.status, 204);
+    }
+}
+
+#[tokio::test]
+async fn files_that_cannot_be_brought_keep_no_caller() {
+    let objects = place();
+    let mut first = kept(&objects).start(Db::Postgres).await;
+    let owner = "/v1/agents/shared";
+    for path in ["k", "j/l"] {
+        assert_eq!(put(&first, owner, path, "x").await.status, 201);
+    }
+    let mut database = sqlx::PgConnection::connect(&first.database_url).await.unwrap();
+    // As databases of earlier versions may hold it.
+    let bury = "UPDATE workspace_files SET path = 'shared/k/l' WHERE path = 'shared/j/l'";
+    database.execute(bury).await.unwrap();
+    first.kill().await;
+    first.restart().await;
+    assert_eq!(listed(&first, owner).await, ["k"]);
+    let second = kept(&objects).start_on(first.database_url.clone()).await;
+    assert_eq!(listed(&second, owner).await, ["k"]);
+    first.until_logged("lay beneath another file").await;
+    assert_eq!(first.delete(&format!("{owner}/files/k")).await.status, 204);
+    assert_eq!(put(&second, owner, "k/l", "x").await.status, 201);
+    assert_eq!(listed(&first, owner).await, ["k/l"]);
+
+    // A caller waits for the files no longer than it says.
+    assert_eq!(put(&first, owner, "new", "not here yet").await.status, 201);
+    let there = with_content(objects.path(), b"not here yet").unwrap();
+    let aside = objects.path().join("aside");
+    std::fs::rename(&there, &aside).unwrap();
+    let since = std::time::Instant::now();
+    let start = second.request(Method::POST, "/v1/agents/shared/invoke-iterative");
+    let start = start.header("prefer", "wait=1").json(&json!({"inputs": {"line": "x"}}));
+    let started = answer(start).await;
+    assert_eq!(started.status, 202, "{:#}", started.body);
+    assert!(since.elapsed().as_secs() < 10, "{:?}", since.elapsed());
+    std::fs::rename(&aside, &there).unwrap();
+    let ended = second.until(&path_of(&started.body), has_ended).await;
+    assert_eq!(ended["status"], "completed", "{ended:#}");
 }
 
 #[tokio::test]

@@ -22,6 +22,7 @@ use crate::bounds::text::{MAX_REPEATED, shortened};
 use crate::event::ValidationError;
 use crate::runtime::{AnswerError, FilesError, StartError, UploadError};
 use crate::store::{RateLimit, StoreError};
+use crate::tools::keeping::NotKept;
 use crate::tools::stored_files::ChangeError;
 
 /// Stable error codes. Clients can rely on them; messages may change.
@@ -424,6 +425,7 @@ impl From<ChangeError> for Problem {
             ChangeError::Condition => Code::PreconditionFailed,
             ChangeError::Quota(_) => Code::PayloadTooLarge,
             ChangeError::InTheWay(..) => Code::FileConflict,
+            ChangeError::NotKept(NotKept::Orphaned) => return Self::not_found("workspace"),
             ChangeError::NotKept(error) => return std::io::Error::other(error).into(),
             ChangeError::Io(error) => return error.into(),
         };

@@ -279,7 +279,7 @@ macro_rules! files_of {
         #[utoipa::path(
             delete, path = $file, tag = $tag, security(("bearer" = ["files:write"])),
             summary = concat!("Delete a file of ", $what),
-            description = "With `If-Match` only where it is the one that the client knows. A directory is not deleted (409): it is there as long as it has files, which are deleted one by one.",
+            description = "With `If-Match` only where it is the one that the client knows. A directory is not deleted (409): it is there as long as it has files, which are deleted one by one. Those that are empty then go with the last one.",
             params(
                 ($id = $kind, Path, description = $about),
                 ("path" = String, Path, description = "The file's path in the workspace."),

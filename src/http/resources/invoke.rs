@@ -11,6 +11,7 @@ use axum::http::header::LOCATION;
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
+use tokio::time::Instant;
 
 use super::dry_run::DryRun;
 use super::invocation::{CallToolRequest, Invocation, InvokeIterativeRequest, InvokeRequest};
@@ -215,6 +216,7 @@ fn request(
         webhook,
         uploads: has_files.then(|| Arc::new(Uploads::new(received, files))),
         queue,
+        until: None,
     })
 }
 
@@ -233,10 +235,12 @@ async fn invoke(
     let kind = RunKind::parse(route).unwrap_or(RunKind::Iterative);
     let invocation = Invocation::read(kind, body)?;
     let is_dry = invocation.dry_run;
+    let until = headers.until();
     let request = StartRequest {
         mode: headers.mode(),
         idempotency,
         traceparent: headers.traceparent.clone(),
+        until: headers.takes_accepted().then_some(until),
         ..request(caller, agent, kind, invocation, uploads)?
     };
     if is_dry {
@@ -256,7 +260,7 @@ async fn invoke(
         stream::response(app, viewer, run_id, 0, follower, cancel)
     } else {
         let answer = tokio::select! {
-            answer = outcome(app, caller, headers, accepted) => answer,
+            answer = outcome(app, caller, headers, until, accepted) => answer,
             () = credential_lost(app, &caller.credential) => Err(refused_key().of_run(run_id)),
         };
         CancelOnDrop::disarm(cancel);
@@ -274,9 +278,9 @@ async fn outcome(
     app: &App,
     caller: &Caller,
     headers: &InvocationHeaders,
+    until: Instant,
     accepted: Accepted,
 ) -> Result<Response, Problem> {
-    let until = headers.until();
     let is_queued = matches!(accepted, Accepted::Queued(_)) && headers.mode() == Mode::Queued;
     let (Accepted::Queued(run_id)
     | Accepted::Known(run_id)

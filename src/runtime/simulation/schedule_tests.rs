@@ -335,6 +335,7 @@ impl Schedule<'_> {
             webhook: None,
             uploads: None,
             queue: QueuePlace { available_at, ..QueuePlace::default() },
+            until: None,
         };
         let (runtime, acknowledged) = (process.runtime.clone(), Arc::clone(&self.acknowledged));
         process.spawn(async move {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use chrono::{SubsecRound, TimeDelta};
 use serde_json::Value;
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::StartRequest;
@@ -38,6 +39,7 @@ pub(in crate::runtime) struct Checked {
     /// The runs of its session before it, the oldest first.
     pub(in crate::runtime) earlier: Vec<Uuid>,
     pub(in crate::runtime) uploads: Option<Arc<Uploads>>,
+    pub(in crate::runtime) until: Option<Instant>,
 }
 
 impl Checked {
@@ -110,6 +112,7 @@ impl Runtime {
             plan: Arc::new(plan),
             earlier: Vec::new(),
             uploads: request.uploads,
+            until: request.until,
         })
     }
 }

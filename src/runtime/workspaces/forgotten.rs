@@ -5,7 +5,7 @@
 //! empties. Where replicas have directories of their own, each deletes what it has when it is the one
 //! that forgets.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,10 +13,12 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use serde::Deserialize;
+use tokio::sync::Mutex as AsyncMutex;
 use tokio_util::sync::CancellationToken;
 
 use super::super::retention;
 use super::Workspaces;
+use super::change_locks::{ChangeLock, ChangeLocks};
 use crate::agents::directories::left_alone;
 use crate::store::{DeletedRun, LeftFiles};
 use crate::tools::{Workspace, quarantine};
@@ -27,15 +29,40 @@ struct DefinedWorkspace {
     workspace: String,
 }
 
+/// The locks of the tenants whose directories were taken out of their places, to be held until that is
+/// committed.
+#[derive(Debug, Default)]
+pub(in crate::runtime) struct Throwing(AsyncMutex<BTreeMap<String, ChangeLock>>);
+
+impl Throwing {
+    /// Waits until no file of these tenants is being changed.
+    async fn lock(&self, locks: &ChangeLocks, tenants: BTreeSet<String>) {
+        let mut held = self.0.lock().await;
+        for tenant in tenants {
+            if held.contains_key(&tenant) {
+                continue;
+            }
+            match locks.lock(&tenant).await {
+                Ok(lock) => drop(held.insert(tenant, lock)),
+                Err(error) => {
+                    tracing::warn!(%error, "files are deleted while others may be changing them");
+                }
+            }
+        }
+    }
+}
+
 impl Workspaces {
     /// Takes the directories of runs out of their places.
     pub(in crate::runtime) fn throw_away(
         &self,
         runs: &[DeletedRun],
+        throwing: &Arc<Throwing>,
     ) -> BoxFuture<'static, LeftFiles> {
         let directories: BTreeSet<(String, String)> =
             runs.iter().filter_map(|run| Some((run.tenant.clone(), left_by(run)?))).collect();
         let directories: Vec<(String, String)> = directories.into_iter().collect();
+        let tenants = directories.iter().map(|(tenant, _)| tenant.clone()).collect();
         let (root, files) = (self.root.clone(), self.kept_files().cloned());
         let kept = if files.is_some() { directories.clone() } else { Vec::new() };
         let throw = move || {
@@ -48,7 +75,9 @@ impl Workspaces {
             });
             thrown.count()
         };
-        async {
+        let (changes, throwing) = (self.changes(), Arc::clone(throwing));
+        async move {
+            throwing.lock(&changes, tenants).await;
             let thrown = tokio::task::spawn_blocking(throw).await.unwrap_or_else(|error| {
                 tracing::error!(%error, "files of deleted runs could not be removed");
                 0

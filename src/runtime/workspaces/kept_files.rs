@@ -109,8 +109,17 @@ struct Scope {
 /// Who keeps the files of a scope, for a run or for callers.
 struct ScopeKeeper {
     scope: Arc<Scope>,
-    run: Option<(Uuid, i64)>,
+    writer: Writer,
     user: User,
+}
+
+/// For whom files are kept.
+#[derive(Debug, Clone, Copy)]
+enum Writer {
+    /// A run, under an epoch.
+    Run(Uuid, i64),
+    /// A caller, while that run is there.
+    Caller(Option<Uuid>),
 }
 
 /// Why something is tried again, or not.
@@ -127,6 +136,8 @@ enum Failure {
     Overtaken(String),
     #[error("another replica owns the run")]
     Fenced,
+    #[error("the run or session of the files was deleted")]
+    Orphaned,
     /// It can only be done while no call changes files here.
     #[error("others are changing files of the workspace")]
     NotAlone,
@@ -232,7 +243,11 @@ impl KeptFiles {
         directory: &str,
         user: User,
     ) -> Arc<dyn Keeper> {
-        Arc::new(ScopeKeeper { scope: self.scope(tenant, directory), run: None, user })
+        Arc::new(ScopeKeeper {
+            scope: self.scope(tenant, directory),
+            writer: Writer::Caller(None),
+            user,
+        })
     }
 
     fn scope(self: &Arc<Self>, name: &str, directory: &str) -> Arc<Scope> {
@@ -276,8 +291,9 @@ impl KeptFiles {
         }
         let is_passing = match failure {
             Failure::Store(error) => error.is_transient(),
-            Failure::Objects(_) | Failure::Io(_) | Failure::Overtaken(_) => true,
-            Failure::Fenced | Failure::NotAlone => false,
+            Failure::Io(error) => !is_layout(error),
+            Failure::Objects(_) | Failure::Overtaken(_) => true,
+            Failure::Fenced | Failure::Orphaned | Failure::NotAlone => false,
         };
         if !is_passing || since.elapsed() >= self.patience {
             tracing::warn!(error = %failure, "workspace files could not be synchronised with the object store");
@@ -294,6 +310,14 @@ impl Scope {
     fn overlaps(&self, directory: &str) -> bool {
         contains(&self.directory, directory) || contains(directory, &self.directory)
     }
+}
+
+/// Whether something else is at a path or above it, which trying again does not change.
+fn is_layout(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind as Kind;
+    let kinds =
+        [Kind::NotADirectory, Kind::IsADirectory, Kind::InvalidInput, Kind::InvalidFilename];
+    kinds.contains(&error.kind())
 }
 
 /// Whether a path is that directory or lies beneath it.
@@ -395,8 +419,13 @@ impl ScopeKeeper {
 #[async_trait]
 impl Keeper for ScopeKeeper {
     fn of_run(&self, run: Uuid, epoch: i64) -> Arc<dyn Keeper> {
-        let (scope, run) = (Arc::clone(&self.scope), Some((run, epoch)));
-        Arc::new(Self { scope, run, user: User::Run })
+        let (scope, writer) = (Arc::clone(&self.scope), Writer::Run(run, epoch));
+        Arc::new(Self { scope, writer, user: User::Run })
+    }
+
+    fn while_there(&self, run: Uuid) -> Arc<dyn Keeper> {
+        let (scope, writer) = (Arc::clone(&self.scope), Writer::Caller(Some(run)));
+        Arc::new(Self { scope, writer, user: self.user })
     }
 
     async fn refresh(&self) -> Result<(), NotKept> {
@@ -415,6 +444,6 @@ impl Keeper for ScopeKeeper {
     }
 
     async fn keep(&self, touched: Touched) -> Result<Vec<String>, NotKept> {
-        self.in_time(self.scope.keep(self.run, touched)).await
+        self.in_time(self.scope.keep(self.writer, touched)).await
     }
 }

@@ -3,7 +3,8 @@
 
 use chrono::TimeDelta;
 use toolloop::store::{
-    KeptContent, KeptFile, ObjectClaim, Ownership, PathWrite, PathsChanged, PathsWritten,
+    FileWriter, KeptContent, KeptFile, ObjectClaim, Ownership, PathWrite, PathsChanged,
+    PathsWritten,
 };
 
 use super::*;
@@ -14,6 +15,7 @@ on_both! {
     what_has_changed_is_found_by_its_version,
     contents_go_when_no_path_has_them,
     two_that_write_at_once_have_one_after_the_other,
+    nothing_lies_beneath_a_file,
 }
 
 fn later() -> DateTime<Utc> {
@@ -40,7 +42,7 @@ async fn stored(db: &Db, hash: &str) -> String {
 }
 
 async fn done(db: &Db, writes: &[PathWrite]) -> (i64, Vec<String>) {
-    match db.store.write_files(TENANT, None, writes).await.unwrap() {
+    match db.store.write_files(TENANT, FileWriter::Caller(None), writes).await.unwrap() {
         PathsWritten::Done { version, changed_by_others } => (version, changed_by_others),
         other => panic!("{other:?}"),
     }
@@ -78,14 +80,52 @@ async fn a_run_of_another_owner_writes_nothing(db: Db) {
     db.commit("me", &script.start()).await;
     let writes = [write("x", 0, Some(KeptContent::Directory))];
     for (owner, epoch, is_written) in [("me", 1, true), ("other", 1, false), ("me", 2, false)] {
-        let by = Some((script.id, Ownership { owner, epoch }));
+        let by = FileWriter::Run(script.id, Ownership { owner, epoch });
         let written = db.store.write_files(TENANT, by, &writes).await.unwrap();
         assert_eq!(written != PathsWritten::Fenced, is_written, "{owner} {epoch}");
     }
     db.commit("me", &script.write(vec![completed(json!(1))])).await;
-    let by = Some((script.id, Ownership { owner: "me", epoch: 1 }));
+    let by = FileWriter::Run(script.id, Ownership { owner: "me", epoch: 1 });
     let written = db.store.write_files(TENANT, by, &writes).await.unwrap();
     assert_eq!(written, PathsWritten::Fenced, "it has ended");
+}
+
+async fn nothing_lies_beneath_a_file(db: Db) {
+    let a = stored(&db, "aa11").await;
+    let file = || Some(file(&a, "aa11"));
+    let directory = || Some(KeptContent::Directory);
+    let refused = async |writes: &[PathWrite]| done(&db, writes).await.1;
+    assert!(refused(&[write("w/k", 0, file()), write("w/d/e/f", 0, file())]).await.is_empty());
+    let writes = [
+        write("w/d", 0, file()),
+        write("w/d/e", 0, Some(KeptContent::Link("x".to_owned()))),
+        write("w/d/g", 0, file()),
+        write("w/k/l/m", 0, directory()),
+        write("w/k0", 0, file()),
+    ];
+    assert_eq!(refused(&writes).await, ["w/d", "w/d/e", "w/d/g", "w/k/l/m"]);
+    let at = db.store.files_at(TENANT, &["w/k".to_owned(), "w/d/e/f".to_owned()]).await.unwrap();
+    let base = |path: &str| at.iter().find(|it| it.path == path).unwrap().version;
+    // What changes places in one step.
+    let writes = [
+        write("w/d", 0, file()),
+        write("w/d/e/f", base("w/d/e/f"), None),
+        write("w/k", base("w/k"), directory()),
+        write("w/k/l", 0, file()),
+    ];
+    assert!(refused(&writes).await.is_empty());
+    db.execute("UPDATE workspace_files SET path = 'w/d/x' WHERE path = 'w/k0'").await;
+    let paths = ["w/d", "w/d/x", "w/k/l", "w/none"].map(str::to_owned);
+    let deleted = db.store.delete_buried_files(TENANT, &paths).await.unwrap();
+    assert_eq!(deleted.into_iter().collect::<Vec<_>>(), ["w/d/x"]);
+    let there = beneath(&db, "w", None).await.paths;
+    let there: Vec<&str> = there.iter().map(|it| it.path.as_str()).collect();
+    assert_eq!(there, ["w/d", "w/k", "w/k/l"]);
+    // A caller writes while the run is there of which the files are.
+    let writes = [write("late", 0, directory())];
+    let by = FileWriter::Caller(Some(Uuid::now_v7()));
+    let written = db.store.write_files(TENANT, by, &writes).await.unwrap();
+    assert_eq!(written, PathsWritten::Orphaned);
 }
 
 async fn what_has_changed_is_found_by_its_version(db: Db) {
@@ -138,7 +178,7 @@ async fn contents_go_when_no_path_has_them(db: Db) {
     assert_eq!(db.store.unused_objects(later(), 10).await.unwrap(), [a.as_str()]);
     // What is being deleted is neither referred to nor put again under the same name.
     let late = [write("z", 0, Some(file(&a, "aa11")))];
-    let written = db.store.write_files(TENANT, None, &late).await.unwrap();
+    let written = db.store.write_files(TENANT, FileWriter::Caller(None), &late).await.unwrap();
     assert_eq!(written, PathsWritten::Lost);
     let again = stored(&db, "aa11").await;
     assert_ne!(again, a);
@@ -158,7 +198,7 @@ async fn two_that_write_at_once_have_one_after_the_other(db: Db) {
                 write(&path, 0, Some(KeptContent::Directory)),
                 write("same", 0, Some(KeptContent::Link(path.clone()))),
             ];
-            match store.write_files(TENANT, None, &writes).await.unwrap() {
+            match store.write_files(TENANT, FileWriter::Caller(None), &writes).await.unwrap() {
                 PathsWritten::Done { version, changed_by_others } => (version, changed_by_others),
                 other => panic!("{other:?}"),
             }

@@ -14,7 +14,9 @@ use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 
 use super::directory_locks::ExclusiveLock;
-use super::{FIRST_PAUSE, Failure, KeptFiles, Known, Scope, contains, has_beneath, known_beneath};
+use super::{
+    FIRST_PAUSE, Failure, KeptFiles, Known, Scope, contains, has_beneath, is_layout, known_beneath,
+};
 use crate::objects::ObjectsError;
 use crate::store::{KeptContent, KeptFile, KeptPath};
 use crate::tools::Workspace;
@@ -40,11 +42,17 @@ impl Scope {
     pub(super) async fn refresh(&self) -> Result<(), NotKept> {
         *self.used.lock() = Instant::now();
         let (since, mut pause) = (Instant::now(), FIRST_PAUSE);
-        let mut exclusive = None;
+        let (mut exclusive, mut is_cleared) = (None, false);
         loop {
             let mut turn = self.turn.lock().await;
             match self.bring(&mut turn, exclusive.as_ref()).await {
                 Ok(()) => return Ok(()),
+                // Something is in the way that is not known here.
+                Err(Failure::Io(error)) if is_layout(&error) && !is_cleared => {
+                    tracing::debug!(%error, "workspace files are in the way of what is brought");
+                    is_cleared = true;
+                    self.is_tainted.store(true, Ordering::SeqCst);
+                }
                 Err(Failure::NotAlone) => {
                     let is_complete = turn.is_some();
                     drop(turn); // those that are waited for need it
@@ -115,6 +123,7 @@ impl Scope {
                 due.entry(path.clone()).or_insert_with_key(as_kept);
             }
         }
+        self.refuse_buried(&due).await?;
         let forced: BTreeSet<String> = undone.union(&behind).cloned().collect();
         let has_changed = self.bring_all(due, &forced, exclusive).await?;
         if undoes {
@@ -128,6 +137,21 @@ impl Scope {
             let _ = tokio::task::spawn_blocking(move || kept.remeasure(&tenant, &directory)).await;
         }
         Ok(())
+    }
+
+    /// Files that lie beneath other files, which no directory can hold: they are deleted, so that the
+    /// others can be brought.
+    async fn refuse_buried(&self, due: &BTreeMap<String, KeptPath>) -> Result<(), Failure> {
+        let tenant = &self.tenant;
+        let buried = buried(&tenant.known.lock(), due, &self.directory);
+        if buried.is_empty() {
+            return Ok(());
+        }
+        let deleted = self.kept.store.delete_buried_files(&tenant.name, &buried).await?;
+        for path in deleted {
+            tracing::warn!(path, "a workspace file lay beneath another file and was deleted");
+        }
+        Err(Failure::Overtaken("files lay beneath other files".to_owned()))
     }
 
     /// Paths that are not as they are kept.
@@ -301,6 +325,31 @@ fn remove_emptied(
             tracing::warn!(%error, "an emptied directory of a workspace is left");
         }
     }
+}
+
+/// The paths of a workspace that would lie beneath a file or a link of it.
+fn buried(
+    known: &BTreeMap<String, Known>,
+    due: &BTreeMap<String, KeptPath>,
+    workspace: &str,
+) -> Vec<String> {
+    let is_closed = |path: &str| {
+        let content = match due.get(path) {
+            Some(due) => due.content.as_ref(),
+            None => known.get(path).map(|known| &known.content),
+        };
+        content.is_some_and(|content| !matches!(content, KeptContent::Directory))
+    };
+    let brought = || due.iter().filter(|(_, due)| due.content.is_some()).map(|(path, _)| path);
+    let is_buried = |path: &&String| {
+        let mut above = directories_of(path).filter(|above| *above != workspace);
+        above.any(|above| contains(workspace, above) && is_closed(above))
+    };
+    let beneath = brought()
+        .filter(|path| is_closed(path))
+        .flat_map(|path| known_beneath(known, path))
+        .filter(|path| !due.contains_key(path));
+    brought().filter(is_buried).cloned().chain(beneath).collect()
 }
 
 fn gone(path: &str) -> KeptPath {

@@ -10,12 +10,13 @@ use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
-use uuid::Uuid;
 
-use super::{FIRST_PAUSE, Failure, KeptFiles, Known, Scope, contains, known_beneath};
+use super::{FIRST_PAUSE, Failure, KeptFiles, Known, Scope, Writer, contains, known_beneath};
 use crate::objects::PART;
 use crate::store::writer::crash;
-use crate::store::{KeptContent, KeptFile, ObjectClaim, Ownership, PathWrite, PathsWritten};
+use crate::store::{
+    FileWriter, KeptContent, KeptFile, ObjectClaim, Ownership, PathWrite, PathsWritten,
+};
 use crate::tools::keeping::{NotKept, Touched};
 use crate::tools::layout::{self, Found, FoundFile, Stamp};
 
@@ -45,16 +46,17 @@ impl Scope {
     /// undone, and those that cannot be kept.
     pub(super) async fn keep(
         &self,
-        run: Option<(Uuid, i64)>,
+        writer: Writer,
         touched: Touched,
     ) -> Result<Vec<String>, NotKept> {
         let mut turn = self.turn.lock().await;
         *self.used.lock() = Instant::now();
         let (since, mut pause) = (Instant::now(), FIRST_PAUSE);
         loop {
-            match self.try_to_keep(&mut turn, run, &touched).await {
+            match self.try_to_keep(&mut turn, writer, &touched).await {
                 Ok(refused) => return Ok(refused),
                 Err(Failure::Fenced) => return Err(NotKept::Fenced),
+                Err(Failure::Orphaned) => return Err(NotKept::Orphaned),
                 Err(failure) if self.kept.may_retry(since, &mut pause, &failure).await => {}
                 Err(_) => return Err(NotKept::Unavailable),
             }
@@ -64,7 +66,7 @@ impl Scope {
     async fn try_to_keep(
         &self,
         turn: &mut Option<i64>,
-        run: Option<(Uuid, i64)>,
+        writer: Writer,
         touched: &Touched,
     ) -> Result<Vec<String>, Failure> {
         let (kept, tenant) = (&self.kept, &self.tenant);
@@ -87,10 +89,16 @@ impl Scope {
             return Ok(refused);
         }
         crash::point("after_contents");
-        let by = run.map(|(run, epoch)| (run, Ownership { owner: &kept.owner, epoch }));
+        let by = match writer {
+            Writer::Run(run, epoch) => {
+                FileWriter::Run(run, Ownership { owner: &kept.owner, epoch })
+            }
+            Writer::Caller(run) => FileWriter::Caller(run),
+        };
         let (version, others) = match kept.store.write_files(&tenant.name, by, &writes).await? {
             PathsWritten::Done { version, changed_by_others } => (version, changed_by_others),
             PathsWritten::Fenced => return Err(Failure::Fenced),
+            PathsWritten::Orphaned => return Err(Failure::Orphaned),
             PathsWritten::Lost => {
                 return Err(Failure::Overtaken("the object is being garbage-collected".to_owned()));
             }

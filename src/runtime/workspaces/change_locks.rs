@@ -1,0 +1,140 @@
+//! Who changes files of a tenant for a caller, or deletes workspaces of it, is alone: what is looked at
+//! before a change is so until the change is made.
+//!
+//! On a volume that replicas share the lock is one of the file system, so that it holds for all of them.
+//! Where the volume has no locks, it holds within this replica only.
+
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions, TryLockError, create_dir};
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
+use tokio::task::spawn_blocking;
+use tokio::time::{sleep, timeout};
+
+/// Where the files lie that are locked; no tenant can have its name.
+const DIRECTORY: &str = ".locks";
+/// How long others may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The pause between two tries.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// The locks of all tenants.
+#[derive(Debug, Default)]
+pub(in crate::runtime) struct ChangeLocks {
+    tenants: Mutex<HashMap<String, Arc<AsyncMutex<()>>>>,
+    /// The directory of all workspaces, where other replicas see it.
+    volume: Option<PathBuf>,
+    has_no_locks: AtomicBool,
+}
+
+/// Held while files are changed.
+#[derive(Debug)]
+pub(in crate::runtime) struct ChangeLock {
+    _volume: Option<File>,
+    _here: OwnedMutexGuard<()>,
+}
+
+impl ChangeLocks {
+    pub(super) fn on_volume(root: PathBuf) -> Self {
+        Self { volume: Some(root), ..Self::default() }
+    }
+
+    /// Waits until no other changes files of a tenant.
+    ///
+    /// # Errors
+    /// It takes too long, or the volume cannot be used.
+    pub(in crate::runtime) async fn lock(&self, tenant: &str) -> io::Result<ChangeLock> {
+        let locked = timeout(PATIENCE, self.locked(tenant)).await;
+        locked.unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()))
+    }
+
+    async fn locked(&self, tenant: &str) -> io::Result<ChangeLock> {
+        let here = Arc::clone(self.tenants.lock().entry(tenant.to_owned()).or_default());
+        let here = here.lock_owned().await;
+        let Some(root) = &self.volume else {
+            return Ok(ChangeLock { _volume: None, _here: here });
+        };
+        let (root, name) = (root.clone(), tenant.to_owned());
+        // What hangs keeps the lock, so that no other hangs beside it.
+        let opened = spawn_blocking(move || (opened(&root, &name), here)).await;
+        let (file, here) = opened.map_err(io::Error::other)?;
+        let mut held = (file?, here);
+        loop {
+            let tried = spawn_blocking(move || (held.0.try_lock(), held)).await;
+            let (taken, back) = tried.map_err(io::Error::other)?;
+            held = back;
+            match taken {
+                Ok(()) => return Ok(ChangeLock { _volume: Some(held.0), _here: held.1 }),
+                Err(TryLockError::WouldBlock) => sleep(PAUSE).await,
+                Err(TryLockError::Error(error)) if is_unsupported(&error) => {
+                    if !self.has_no_locks.swap(true, Ordering::Relaxed) {
+                        tracing::warn!(
+                            %error,
+                            "the workspace volume has no file locks: conditional changes of files \
+                             are not atomic between replicas"
+                        );
+                    }
+                    return Ok(ChangeLock { _volume: None, _here: held.1 });
+                }
+                Err(TryLockError::Error(error)) => return Err(error),
+            }
+        }
+    }
+}
+
+fn opened(root: &Path, tenant: &str) -> io::Result<File> {
+    let directory = root.join(DIRECTORY);
+    let open = || {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
+        options.open(directory.join(tenant))
+    };
+    match open() {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            match create_dir(&directory) {
+                Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
+                _ => {}
+            }
+            open()
+        }
+        opened => opened,
+    }
+}
+
+fn is_unsupported(error: &io::Error) -> bool {
+    error.kind() == ErrorKind::Unsupported
+        || error.raw_os_error() == Some(Errno::NOLCK.raw_os_error())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn one_at_a_time_changes_files_of_a_tenant_on_all_replicas() {
+        let root = tempfile::tempdir().unwrap();
+        let replica = || ChangeLocks::on_volume(root.path().to_owned());
+        let (one, other) = (replica(), replica());
+        let waits = async |locks: &ChangeLocks, tenant: &str| {
+            timeout(Duration::from_millis(200), locks.lock(tenant)).await.is_err()
+        };
+        let lock = one.lock("t").await.unwrap();
+        assert!(waits(&one, "t").await);
+        assert!(waits(&other, "t").await);
+        assert!(!waits(&other, "u").await);
+        drop(lock);
+        assert!(!waits(&other, "t").await);
+        let elsewhere = ChangeLocks::on_volume(root.path().join("missing"));
+        assert!(elsewhere.lock("t").await.is_err());
+        let own = ChangeLocks::default();
+        let _lock = own.lock("t").await.unwrap();
+        assert!(waits(&own, "t").await);
+    }
+}

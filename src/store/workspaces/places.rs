@@ -1,0 +1,137 @@
+//! At which paths there can be nothing because of what others have put above or beneath them: nothing
+//! lies beneath a file or a link.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::super::backend::{Transaction, Work};
+use super::super::conflict::anew;
+use super::super::sql::Query;
+use super::super::{Store, StoreError};
+use super::{
+    CHUNK, Due, KeptContent, PAGE, PathWrite, at_paths, let_go, next_version, object_of, upsert,
+};
+
+/// What writes make of paths: `None` where they delete, else whether something can lie beneath.
+type Written<'a> = BTreeMap<&'a str, Option<bool>>;
+
+impl Store {
+    /// Deletes those of some paths that lie beneath a file or a link, where nothing can be laid out;
+    /// which those are.
+    pub async fn delete_buried_files(
+        &self,
+        tenant: &str,
+        paths: &[String],
+    ) -> Result<BTreeSet<String>, StoreError> {
+        anew(|| self.try_to_delete_buried(tenant, paths)).await
+    }
+
+    async fn try_to_delete_buried(
+        &self,
+        tenant: &str,
+        paths: &[String],
+    ) -> Result<BTreeSet<String>, StoreError> {
+        let mut tx = self.backend.begin(Work::Data).await?;
+        let version = next_version(&mut *tx, tenant).await?;
+        let all = paths.iter().map(String::as_str);
+        let buried = buried(&mut *tx, tenant, all, &Written::new()).await?;
+        let paths: Vec<String> = buried.iter().cloned().collect();
+        for some in paths.chunks(CHUNK) {
+            let there = at_paths(&mut *tx, tenant, some).await?;
+            let objects: Vec<String> =
+                there.iter().filter_map(|there| object_of(there.content.as_ref())).collect();
+            let deletes: Vec<PathWrite> = some
+                .iter()
+                .map(|path| PathWrite { path: path.clone(), base: 0, content: None })
+                .collect();
+            let deletes: Vec<&PathWrite> = deletes.iter().collect();
+            tx.run(upsert(tenant, version, &deletes)).await?;
+            let_go(&mut *tx, &objects).await?;
+        }
+        tx.commit().await?;
+        Ok(buried)
+    }
+}
+
+/// The paths of writes at which there cannot be what is written. The tenant's files are locked.
+pub(super) async fn impossible(
+    tx: &mut dyn Transaction,
+    tenant: &str,
+    due: &[Due<'_>],
+) -> Result<BTreeSet<String>, StoreError> {
+    let written: Written<'_> = due
+        .iter()
+        .map(|due| (due.write.path.as_str(), due.write.content.as_ref().map(can_hold)))
+        .collect();
+    let is_new = |due: &&Due<'_>| due.write.content.is_some() && due.before.is_none();
+    let new = due.iter().filter(is_new).map(|due| due.write.path.as_str());
+    let mut impossible = buried(tx, tenant, new, &written).await?;
+    // What lay beneath a file or a link before was found when it was written.
+    let closing: Vec<&str> = due
+        .iter()
+        .filter(|due| due.write.content.as_ref().is_some_and(|content| !can_hold(content)))
+        .filter(|due| due.before.as_ref().is_none_or(can_hold))
+        .map(|due| due.write.path.as_str())
+        .collect();
+    for some in closing.chunks(CHUNK) {
+        let beneath = beneath(tx, tenant, some).await?;
+        for path in beneath.iter().filter(|path| written.get(path.as_str()) != Some(&None)) {
+            let closed = directories_of(path).filter(|above| some.contains(above));
+            impossible.extend(closed.map(str::to_owned));
+        }
+    }
+    Ok(impossible)
+}
+
+/// Of some paths, those that lie beneath a file or a link once the writes are done.
+async fn buried<'p>(
+    tx: &mut dyn Transaction,
+    tenant: &str,
+    paths: impl Iterator<Item = &'p str>,
+    written: &Written<'_>,
+) -> Result<BTreeSet<String>, StoreError> {
+    let paths: Vec<&str> = paths.collect();
+    let above: BTreeSet<&str> = paths.iter().flat_map(|path| directories_of(path)).collect();
+    let unwritten = above.into_iter().filter(|path| !written.contains_key(*path));
+    let unwritten: Vec<String> = unwritten.map(str::to_owned).collect();
+    let mut closed: BTreeSet<String> = written
+        .iter()
+        .filter(|(_, holds)| **holds == Some(false))
+        .map(|(path, _)| (*path).to_owned())
+        .collect();
+    for some in unwritten.chunks(PAGE as usize) {
+        let there = at_paths(tx, tenant, some).await?;
+        let holds_nothing = |content: &KeptContent| !can_hold(content);
+        let there = there.into_iter().filter(|it| it.content.as_ref().is_some_and(holds_nothing));
+        closed.extend(there.map(|it| it.path));
+    }
+    let is_buried = |path: &&str| directories_of(path).any(|above| closed.contains(above));
+    Ok(paths.into_iter().filter(is_buried).map(str::to_owned).collect())
+}
+
+/// Whether something can lie beneath.
+fn can_hold(content: &KeptContent) -> bool {
+    matches!(content, KeptContent::Directory)
+}
+
+fn directories_of(path: &str) -> impl Iterator<Item = &str> {
+    path.match_indices('/').map(|(end, _)| &path[..end])
+}
+
+/// What lies beneath some paths.
+async fn beneath(
+    tx: &mut dyn Transaction,
+    tenant: &str,
+    paths: &[&str],
+) -> Result<Vec<String>, StoreError> {
+    let look = "SELECT path FROM workspace_files WHERE tenant = :tenant AND kind <> 'gone' AND (";
+    let mut look = Query::new(look).bind("tenant", tenant);
+    for (number, path) in paths.iter().enumerate() {
+        let or = if number == 0 { "" } else { " OR " };
+        look = look
+            .push(&format!("{or}(path > :above{number} AND path < :below{number})"))
+            .bind(format!("above{number}"), format!("{path}/"))
+            .bind(format!("below{number}"), format!("{path}0")); // the character after the slash
+    }
+    let rows = tx.run(look.push(")")).await?;
+    rows.iter().map(|row| row.read("path")).collect()
+}

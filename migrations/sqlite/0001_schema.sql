@@ -281,14 +281,15 @@ CREATE TABLE approvals (
     decided_at      INTEGER,
     decided_by      TEXT,
     decision_reason TEXT,
-    -- What can be large comes last, so that nothing is read behind it. First what a tool asks for in
-    -- the middle of a call, without what it wants to have back.
+    -- What can be large comes last, so that nothing is read behind it, and the table has row ids:
+    -- without them a search reads whole rows to compare their keys.
+    -- What a tool asks for in the middle of a call, without what it wants to have back.
     input           TEXT,
     resolution      TEXT,
     arguments       TEXT    NOT NULL,
     PRIMARY KEY (run_id, seq),
     CONSTRAINT answer_fits CHECK ((status IN ('pending', 'void')) = (resolution IS NULL))
-) STRICT, WITHOUT ROWID;
+) STRICT;
 CREATE INDEX approvals_listed ON approvals (tenant, status, at DESC, call_id DESC);
 CREATE INDEX approvals_due ON approvals (expires_at) WHERE status = 'pending';
 CREATE INDEX approvals_of_parents ON approvals (child_run_id) WHERE status = 'pending' AND child_run_id IS NOT NULL;

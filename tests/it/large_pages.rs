@@ -87,7 +87,7 @@ async fn pages_of_large_items_are_bounded_and_together_have_all(db: Db) {
         assert!(call["result"].is_string(), "{:.300}", call.to_string());
     }
     let (_, some) = pages(&service, &format!("{run}/messages?")).await;
-    assert_eq!(some.len(), 2 + 2 * CALLS);
+    assert_eq!(some.len(), 3 + 2 * CALLS, "prompt, inputs, calls and results, answer");
     assert_eq!(pages(&service, &format!("{run}/iterations?")).await.1.len(), CALLS + 1);
     assert_eq!(pages(&service, &format!("{run}/changes?")).await.1.len(), CALLS);
     waiting_calls_are_bounded(&service).await;

@@ -194,6 +194,22 @@ fn fault(plan: &str) -> Option<String> {
     lines.iter().enumerate().find(is_bad).map(|(_, line)| (*line).to_owned())
 }
 
+/// What runs wait for, by a filter and by the runs of a page.
+async fn ask_for_approvals(
+    db: &Db,
+    filter: &ApprovalFilter,
+    page: &Page<RunCursor>,
+    plans: &parking_lot::Mutex<Vec<String>>,
+) {
+    db.store.approvals(TENANT, filter, page).await.unwrap();
+    db.store.approval_piece(TENANT, filter, page, 1 << 20).await.unwrap();
+    if filter.run_id.is_some() {
+        let runs = [Uuid::from_u128(1), Uuid::from_u128(2)];
+        db.store.pending(TENANT, &runs, 0).await.unwrap();
+        of_one_run(&plans.lock());
+    }
+}
+
 /// What belongs to runs that are known is found by them, and not among all that have the status.
 fn of_one_run(plans: &[String]) {
     let wrong = ["approvals_listed", "approvals_due", "approvals_of_parents"];
@@ -334,17 +350,9 @@ async fn no_list_sorts_or_looks_through_a_table(mut db: Db) {
             found(format!("{filter:?} {after:?}"));
         }
         for filter in approval_filters() {
-            db.store.approvals(TENANT, &filter, &page).await.unwrap();
-            db.store.approval_piece(TENANT, &filter, &page, 1 << 20).await.unwrap();
-            if filter.run_id.is_some() {
-                of_one_run(&plans.lock());
-            }
+            ask_for_approvals(&db, &filter, &page, &plans).await;
             found(format!("{filter:?} {after:?}"));
         }
-        let runs = [Uuid::from_u128(1), Uuid::from_u128(2)];
-        db.store.pending(TENANT, &runs, 0).await.unwrap();
-        of_one_run(&plans.lock());
-        found("what runs wait for".into());
         let of_memory = page_of_memory(&page);
         for filter in memory_filters() {
             db.store.memory(TENANT, &filter, &of_memory).await.unwrap();

@@ -15,7 +15,7 @@ use utoipa::ToSchema;
 use crate::bounds::glob::means;
 use crate::bounds::yaml;
 use crate::run::{
-    Autonomy, Budget, Delegation, FlowRule, GovernanceMode, Limits, OnInjection, OnLimit,
+    Autonomy, Budget, Delegation, FlowRule, GovernanceMode, Labels, Limits, OnInjection, OnLimit,
     OnSessionBusy, Period, Sampling, Thinking, ToolChoicePolicy,
 };
 
@@ -179,6 +179,15 @@ impl Definition {
     pub fn calls_per_minute(&self, tool: &str) -> Option<u32> {
         let options = options_of(&self.tool_options, tool);
         options.iter().find_map(|options| options.rate_limit_per_minute)
+    }
+
+    /// What the results of a tool that the caller executes label the run.
+    pub fn client_tool_yields(&self, tool: &str) -> Labels {
+        let options = options_of(&self.tool_options, tool);
+        let declared = options.iter().find_map(|options| options.yields.as_deref());
+        let sanitized = options.iter().flat_map(|options| options.sanitizes.iter().copied());
+        let yields = declared.map_or(Labels::UNTRUSTED, Labels::yielded);
+        yields.without(sanitized.collect::<Vec<_>>().into())
     }
 
     /// A model and those that take over, each once.

@@ -118,7 +118,7 @@ fn error_text(error: &ApiError) -> String {
             "  Give a key with --key or in TOOLLOOP_KEY; `toolloop keys create` creates one."
                 .to_owned()
         }
-        "FORBIDDEN" => {
+        "FORBIDDEN" if error.detail.contains("scope") => {
             "  Use a key with that scope: `toolloop keys create --name … --scope …`.".to_owned()
         }
         "RATE_LIMITED" | "OVERLOADED" | "DRAINING" | "STORE_UNAVAILABLE" => {

@@ -48,10 +48,7 @@ impl ClientTools {
         for (index, tool) in wanted.iter().enumerate() {
             let ClientTool { name, input_schema, .. } = tool;
             let at = |field: &str| format!("/client_tools/{index}/{field}");
-            let is_word = name
-                .bytes()
-                .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-');
-            if !is_word || !(1..=64).contains(&name.len()) {
+            if !Self::is_name(name) {
                 return Err(wrong(
                     at("name"),
                     format!("{} does not match ^[A-Za-z0-9_-]{{1,64}}$", quoted(name)),
@@ -68,6 +65,12 @@ impl ClientTools {
             tools.insert(name.clone(), Compiled { tool: tool.clone(), arguments: schema });
         }
         Ok(Self(tools))
+    }
+
+    /// Whether such a tool may have this name.
+    pub fn is_name(name: &str) -> bool {
+        let is_part = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
+        (1..=64).contains(&name.len()) && name.bytes().all(is_part)
     }
 
     /// Whether there are none.

@@ -101,8 +101,10 @@ impl Plan {
         check_selected_model(overrides, definition)?;
         let parallel_tool_calls = overrides.parallel_tool_calls.or(definition.parallel_tool_calls);
         let infos = || executor.infos();
-        let concurrent =
-            infos().filter(|tool| parallel_tool_calls == Some(true) && tool.may_be_concurrent());
+        let concurrent = infos().filter(|tool| {
+            let narrows_others = tool.name == use_skill::NAME;
+            parallel_tool_calls == Some(true) && tool.may_be_concurrent() && !narrows_others
+        });
         let bounds: Vec<SkillActivated> = active.iter().map(|skill| skill.bounds.clone()).collect();
         let mut warnings = unknown_tools(wanted.unwrap_or_default(), executor);
         let client_tools = client_tools(overrides, executor, definition)?;

@@ -348,11 +348,10 @@ impl Run {
     fn record_all(&mut self, events: Vec<RunEvent>) -> Result<(), FoldError> {
         for mut event in events {
             if let RunEvent::ToolCallCompleted(call) = &mut event {
-                let yields = Self::yields_from_outside(call);
-                if !yields.are_none() {
+                if Self::is_from_outside(call) {
                     self.revise(call);
+                    self.label(call, self.yields_from_outside(&call.tool))?;
                 }
-                self.label(call, yields)?;
                 let warned = self.scanned(call); // a result that came from outside
                 warned.into_iter().try_for_each(|warned| self.record(warned))?;
                 self.note_lost(&event); // results of what was executed here are recorded one by one

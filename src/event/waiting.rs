@@ -167,6 +167,10 @@ pub enum Resolution {
         #[serde(default, skip_serializing_if = "Labels::are_none")]
         #[schema(value_type = Vec<Label>)]
         clears: Labels,
+        /// What the call does with the replaced arguments, as the gate judged it then.
+        #[serde(default, skip_serializing_if = "super::is_unknown")]
+        #[schema(value_type = Vec<Action>)]
+        actions: Arc<[Action]>,
     },
     Denied,
     /// Not answered in time.

@@ -432,6 +432,14 @@ impl Gate {
         paths.may_read(directory, path) || paths.may_write(directory, path)
     }
 
+    /// Whether the rules say something else to a call than they would if the run had these labels.
+    pub fn judges_otherwise(&self, scopes: &[String], call: &Call<'_>, labels: Labels) -> bool {
+        let said = |call: &Call<'_>| {
+            strictest(&Question { policy: &self.policy, scopes, call }, RULES.iter())
+        };
+        said(call) != said(&Call { labels, ..call.clone() })
+    }
+
     /// Judges a call of a run that was started with these scopes.
     pub fn judge(&self, scopes: &[String], call: Call<'_>) -> Verdict {
         let question = Question { policy: &self.policy, scopes, call: &call };

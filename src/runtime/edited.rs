@@ -14,7 +14,7 @@ use super::workspaces::User;
 use crate::clock;
 use crate::engine::{RunControl, State};
 use crate::event::{RunEvent, ValidationError, WaitKind};
-use crate::run::Caller;
+use crate::run::{Action, Caller};
 use crate::store::{ApprovalRecord, ClaimedRun, RunRecord, StoreError};
 use crate::tools::approval::Granted;
 use crate::tools::client_calls::ClientCall;
@@ -23,7 +23,7 @@ use crate::tools::results::Finished;
 
 impl Runtime {
     /// Checks edited arguments: the approver may execute the tool, and the tool, the interceptors,
-    /// the gate and the budget let the call pass.
+    /// the gate and the budget let the call pass. What it does then, as far as that is kept.
     ///
     /// # Errors
     /// [`AnswerError`], with the reason for the approver.
@@ -33,7 +33,7 @@ impl Runtime {
         run: &RunRecord,
         asked: &ApprovalRecord,
         arguments: &Value,
-    ) -> Result<(), AnswerError> {
+    ) -> Result<Arc<[Action]>, AnswerError> {
         if asked.kind == WaitKind::Escalation {
             return Err(refused("an escalation has no arguments".to_owned()));
         }
@@ -92,7 +92,7 @@ impl Runtime {
                 Some(granted),
             );
             return match judged {
-                ClientCall::Permitted(..) => Ok(()),
+                ClientCall::Permitted(permit) => Ok(Arc::clone(&permit.actions)),
                 ClientCall::Escalated(escalated) => Err(refused(escalated.reason)),
                 ClientCall::Answered(finished) => Err(refused(reason(*finished))),
             };
@@ -102,7 +102,7 @@ impl Runtime {
         match prepared {
             Ok(Prepared::Ready(ready)) => {
                 match state.over_budget_with(&ready.started().consumes, clock::now()) {
-                    None => Ok(()),
+                    None => Ok(Arc::clone(&ready.started().actions)),
                     Some(_) => Err(refused("the call would exceed the run's budget".to_owned())),
                 }
             }

@@ -21,7 +21,9 @@ use crate::agents::definition::{
 use crate::agents::{Agent, Catalogue, Definition, DefinitionError, Skills};
 use crate::bounds::glob::{self, Glob};
 use crate::bounds::json::unescaped_key;
+use crate::bounds::nearest::nearest;
 use crate::bounds::text::quoted;
+use crate::engine::client_tools::ClientTools;
 use crate::governance::{self, FLOW, Gate, Policy, PolicyError, ToolPolicy};
 use crate::run::{Autonomy, Delegation, Effect, GovernanceMode, Labels};
 use crate::store::DefinitionSnapshot;
@@ -296,7 +298,8 @@ fn check_tool_settings(
         let key = format!("tool_options.{name}");
         let glob = Glob::of_names(name).map_err(|e| at(&key, e.to_string()))?;
         let mut meant = tools.iter().filter(|tool| glob.is_match(&tool.info().name));
-        if !names().any(|tool| glob.is_match(tool)) {
+        let is_idle = !names().any(|tool| glob.is_match(tool));
+        if is_idle && !may_be_of_caller(registry, name) {
             let there = names().collect::<Vec<_>>().join(", ");
             return Err(at(
                 &key,
@@ -327,6 +330,17 @@ fn check_tool_settings(
         }
     }
     Ok(())
+}
+
+/// Whether a name that means none of an agent's tools can mean one that a caller brings along: it is
+/// neither that of another tool nor much like it.
+fn may_be_of_caller(registry: &Registry, name: &str) -> bool {
+    let known = registry.tools();
+    let mut names = known.iter().map(|tool| tool.info().name.as_str());
+    ClientTools::is_name(name)
+        && Delegation::of_tool(name).is_none()
+        && !names.clone().any(|known| known == name)
+        && nearest(name, &mut names).is_none()
 }
 
 /// Whether there are commands that only read.

@@ -288,7 +288,9 @@ impl Runtime {
         }
         if recovered.state.waiting().next().is_some() {
             for answer in self.answers_to(row, &recovered.state).await? {
-                recovered.audit.extend(expiry(&answer));
+                let labels = recovered.state.labels();
+                let expired = expiry(&answer).map(|record| AuditRecord { labels, ..record });
+                recovered.audit.extend(expired);
                 if let Some(mut resolved) = answer.resolved() {
                     if resolved.resolution == Resolution::ChildEnded {
                         resolved.child_duration_ms = self.duration_of_child(row, &answer).await?;

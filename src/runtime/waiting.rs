@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 use serde_json::Value;
 use uuid::Uuid;
@@ -178,9 +179,10 @@ impl Runtime {
         let (run, asked) = self.awaited(&caller.tenant, place, WaitKind::DECISIONS).await?;
         self.check_approver(caller, &run).await?;
         let arguments = arguments.map(|edited| secrets::restored(edited, &asked.arguments));
-        if let Some(arguments) = &arguments {
-            self.check_edited(caller, &run, &asked, arguments).await?;
-        }
+        let actions = match &arguments {
+            Some(arguments) => self.check_edited(caller, &run, &asked, arguments).await?,
+            None => Arc::default(),
+        };
         let shown = arguments.as_ref().unwrap_or(&asked.arguments).clone();
         let edited =
             if arguments.is_some() { "Approved with edited arguments" } else { "Approved" };
@@ -189,7 +191,7 @@ impl Runtime {
             let _ = write!(why, " (clears {})", clears.names().join(" and "));
         }
         let audit = decided(place.call, &asked.tool, &shown, asked.kind.as_str(), true, why);
-        let resolution = Resolution::Approved { arguments, clears };
+        let resolution = Resolution::Approved { arguments, clears, actions };
         let answer = Answer { reason, ..Answer::to(asked.seq, resolution, caller, audit) };
         self.take(&run, place.call, answer).await
     }
@@ -470,14 +472,24 @@ fn status_of_parked(waits_for: &[WaitKind]) -> RunStatus {
     }
 }
 
-/// The audit record of a decision that was not made in time, which is a decision, too.
+/// The audit record of an answer that was not given in time: a decision, too, or the end of a call
+/// that the caller was to execute.
 pub(super) fn expiry(answer: &ApprovalRecord) -> Option<AuditRecord> {
-    let has_expired =
-        answer.status == ApprovalStatus::Expired && WaitKind::DECISIONS.contains(&answer.kind);
-    has_expired.then(|| {
-        let (why, kind) = ("Nobody decided in time.".to_owned(), answer.kind.as_str());
-        decided(answer.call_id, &answer.tool, &answer.arguments, kind, false, why)
-    })
+    if answer.status != ApprovalStatus::Expired {
+        return None;
+    }
+    let record = |passes: bool, why: &str| {
+        let (tool, arguments, kind) = (&answer.tool, &answer.arguments, answer.kind.as_str());
+        decided(answer.call_id, tool, arguments, kind, passes, why.to_owned())
+    };
+    match answer.kind {
+        WaitKind::Approval | WaitKind::Escalation => Some(record(false, "Nobody decided in time.")),
+        WaitKind::Client if answer.input.is_none() => {
+            let expired = record(true, "The caller gave no result in time.");
+            Some(AuditRecord { outcome: "timed_out".to_owned(), ..expired })
+        }
+        WaitKind::Client | WaitKind::Review | WaitKind::Child => None,
+    }
 }
 
 /// A decision in words, for the audit log.

@@ -14,7 +14,7 @@ use super::audit_arguments::shown;
 use super::interrupted::Interrupted;
 use crate::clock;
 use crate::event::{ApprovalBasis, AuditRecord, InputGiven};
-use crate::governance::Decision;
+use crate::governance::{Call, Decision, Gate};
 use crate::message::canonical_json;
 use crate::run::{Action, Labels};
 
@@ -27,7 +27,7 @@ pub struct Granted<'a> {
     pub arguments: Option<&'a Value>,
     /// What the approver was shown.
     pub basis: &'a ApprovalBasis,
-    /// What the call would have done then; empty where that was not kept.
+    /// What the call would have done then, with these arguments; empty where that was not kept.
     pub actions: &'a [Action],
 }
 
@@ -51,27 +51,38 @@ impl<'a> From<Option<Granted<'a>>> for Decided<'a> {
 }
 
 impl Granted<'_> {
-    /// Why the approval does not hold any more, as a sentence for the person who is asked again.
-    pub(super) fn lapsed(&self, tool_hash: Option<&str>, labels: Labels) -> Option<String> {
+    /// Why the approval does not hold for the tool as it is declared now, as a sentence for the
+    /// person who is asked again.
+    pub(super) fn outdated(&self, tool_hash: Option<&str>) -> Option<String> {
         let approved = self.basis.tool_hash.as_deref();
-        if approved.is_some() && approved != tool_hash {
-            return Some("An earlier approval lapsed: the tool's declaration has changed.".into());
+        (approved.is_some() && approved != tool_hash)
+            .then(|| "An earlier approval lapsed: the tool's declaration has changed.".to_owned())
+    }
+
+    /// The same, where the call would now do something else than was approved, or where the run has
+    /// read more since and its rules judge the call otherwise for that.
+    pub(super) fn lapsed(&self, gate: &Gate, scopes: &[String], call: &Call<'_>) -> Option<String> {
+        let (actions, approved) = (&*call.actions, self.actions);
+        let goes_beyond = actions.len() != approved.len()
+            || actions.iter().zip(approved).any(|(now, approved)| now.goes_beyond(approved));
+        if !approved.is_empty() && goes_beyond {
+            let why = "An earlier approval lapsed: the call would now do something else.";
+            return Some(why.to_owned());
         }
-        let new = labels.without(self.basis.labels);
-        (!new.are_none()).then(|| {
+        let new = call.labels.without(self.basis.labels);
+        (!new.are_none() && gate.judges_otherwise(scopes, call, self.basis.labels)).then(|| {
             let read = new.names().join(" and ");
             format!("An earlier approval lapsed: the run has since read {read} data.")
         })
     }
 
-    /// The same, where the call would now do something else than the approver was shown. Who edits
-    /// arguments decides on those, and not on what was shown.
-    pub(super) fn outgrown_by(&self, actions: &[Action]) -> Option<String> {
-        let known = !self.actions.is_empty() && self.arguments.is_none();
-        let goes_beyond = actions.len() != self.actions.len()
-            || actions.iter().zip(self.actions).any(|(now, shown)| now.goes_beyond(shown));
-        (known && goes_beyond)
-            .then(|| "An earlier approval lapsed: the call would now do something else.".to_owned())
+    /// What is said of a call that passes without the approval.
+    pub(super) fn not_needed(&self) -> String {
+        let why = match self.arguments {
+            Some(_) => "with arguments that need no approval",
+            None => "which the call does not need any more",
+        };
+        format!("Approved by {}, {why}.", self.by)
     }
 }
 

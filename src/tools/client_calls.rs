@@ -38,6 +38,8 @@ pub struct ClientPermit {
     pub arguments: Value,
     /// What the gate judged.
     pub actions: Arc<[Action]>,
+    /// Why it may be executed, in words.
+    pub reason: String,
     /// What the audit log keeps of the decision.
     pub audit: AuditRecord,
 }
@@ -58,10 +60,24 @@ impl Executor {
         scope: &RunScope,
         approval: Option<Granted<'_>>,
     ) -> ClientCall {
-        let lapsed = approval.and_then(|granted| granted.lapsed(None, scope.labels));
         let actions: Arc<[Action]> = [tool.action()].into();
-        let lapsed = lapsed.or_else(|| approval.and_then(|it| it.outgrown_by(&actions)));
-        let approval = approval.filter(|_| lapsed.is_none());
+        let question = Call {
+            tool: &call.name,
+            effect: tool.effect.unwrap_or(Effect::Once),
+            is_undeclared: false,
+            actions: Arc::clone(&actions),
+            approved_by: None,
+            labels: scope.labels,
+            skills: &scope.skills,
+            directory: scope.workspace.directory(),
+        };
+        let own_tools = [format!("tools:{}", call.name)];
+        let lapsed = approval.and_then(|granted| {
+            let outdated = granted.outdated(None);
+            outdated.or_else(|| granted.lapsed(&self.gate, &own_tools, &question))
+        });
+        let held = approval.filter(|_| lapsed.is_none());
+        let approval = held.or(approval.map(|granted| Granted { arguments: None, ..granted }));
         let edited = approval.and_then(|granted| granted.arguments).cloned();
         let mut arguments = edited.unwrap_or(arguments);
         for interceptor in self.interceptors.before(&call.name) {
@@ -83,18 +99,8 @@ impl Executor {
                 }
             }
         }
-        let question = Call {
-            tool: &call.name,
-            effect: tool.effect.unwrap_or(Effect::Once),
-            is_undeclared: false,
-            actions: Arc::clone(&actions),
-            approved_by: approval.map(|granted| granted.by),
-            labels: scope.labels,
-            skills: &scope.skills,
-            directory: scope.workspace.directory(),
-        };
+        let question = Call { approved_by: held.map(|granted| granted.by), ..question };
         let shown_arguments = shown(&arguments, canonical_json(arguments.clone()));
-        let own_tools = [format!("tools:{}", call.name)];
         match self.judge(&own_tools, question) {
             Verdict::Pass { decision, rule, pattern, reason, allowance, .. } => {
                 let (rule, pattern) = match (decision, allowance) {
@@ -102,10 +108,13 @@ impl Executor {
                     (Decision::Allowed, None) => ("client_tools", None),
                     _ => (rule, pattern),
                 };
-                let reason = reason.unwrap_or_else(|| "The caller executes this tool.".to_owned());
+                let reason = reason
+                    .or_else(|| approval.map(|granted| granted.not_needed()))
+                    .unwrap_or_else(|| "The caller executes this tool.".to_owned());
                 let why = Objection { decision, rule, pattern, reason };
+                let reason = why.reason.clone();
                 let audit = not_executed(call, why, shown_arguments);
-                ClientCall::Permitted(Box::new(ClientPermit { arguments, actions, audit }))
+                ClientCall::Permitted(Box::new(ClientPermit { arguments, actions, reason, audit }))
             }
             Verdict::Stop(objection) if objection.decision == Decision::Escalated => {
                 let objection = objection.with(lapsed);

@@ -15,30 +15,29 @@ use serde_json::Value;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::approval::{Decided, Escalated};
+use super::approval::{Decided, Escalated, Granted};
 use super::arguments;
 use super::audit_arguments::shown;
 pub use super::call_options::CallOptions;
 use super::changed::Changes;
-use super::declared_paths::actions_of;
 use super::guarded::{Failure, audited, guarded};
 use super::interceptors::{Intercepted, Interceptors, Returned, Seen};
 use super::mcp::Unlisted;
+use super::offered::{Asked, Considered, Offered, Unprepared};
 pub use super::ready::Ready;
 use super::results::{
-    FatalToolError, Finished, awaiting_child, awaiting_input, blocked, blocking, error_text,
-    escalated, fatal, fault, finished, intercepted, refused,
+    FatalToolError, Finished, awaiting_child, awaiting_input, blocked, error_text, escalated,
+    fatal, fault, finished, intercepted, refused,
 };
-use super::run_scope::effect_key;
 pub use super::run_scope::{RunScope, Slot};
-use super::{Tool, ToolContext, ToolInfo};
+use super::{Tool, ToolInfo};
 use crate::bounds::schema::Schema;
 use crate::bounds::text::shortened;
 use crate::event::{
-    CallFailure, Circumstances, InputGiven, ToolCallCompleted, ToolCallStarted, ValidationError,
+    CallFailure, Circumstances, ToolCallCompleted, ToolCallStarted, ValidationError,
 };
-use crate::governance::{Action, Allowance, Call, Decision, Gate, Verdict};
-use crate::message::{CallTarget, ToolCall, canonical_json};
+use crate::governance::{Action, Call, Decision, Gate, Verdict};
+use crate::message::{CallTarget, ToolCall};
 use crate::run::{Consumption, Delegation, Effect, Labels};
 use reconciling::unsettled;
 
@@ -51,35 +50,15 @@ const EARLIER_DECISION: &str = "the decision with which it was started";
 /// What is said in addition of a call that cannot be made again.
 const GONE_MEANWHILE: &str =
     "; the call was started before, and it is unknown whether it took effect";
-/// What allows a call that no rule names: the tool was offered.
-const LISTED: &str = "tools";
 /// The longest wait that a service may ask for; where it asks for more, its answer is the result.
 const LONGEST_ASKED: Duration = Duration::from_secs(10);
 
 /// The tools of an agent behind its gate. Made once for a definition, shared by all its runs.
 pub struct Executor {
     tools: Vec<Offered>,
-    gate: Gate,
+    pub(super) gate: Gate,
     pub(super) interceptors: Interceptors,
     unlisted: Vec<Unlisted>,
-}
-
-struct Offered {
-    tool: Arc<dyn Tool>,
-    /// Identifies what a model and an approver read about it.
-    hash: String,
-    arguments: Schema,
-    options: CallOptions,
-    /// The entry of the definition's list of tools that means it.
-    entry: Option<String>,
-}
-
-impl Offered {
-    /// What allows a call of it; where no list names it, that it was offered.
-    fn allowance(&self, decision: Decision, named: Option<Allowance>) -> Option<Allowance> {
-        let listed = || Allowance { rule: LISTED, pattern: self.entry.clone() };
-        (decision == Decision::Allowed).then(|| named.unwrap_or_else(listed))
-    }
 }
 
 /// A tool's input schema is invalid.
@@ -103,103 +82,11 @@ pub enum Prepared {
     Ready(Ready),
 }
 
-/// A call that is asked for.
-struct Asked<'a> {
-    call: &'a ToolCall,
-    slot: Slot,
-    scope: &'a RunScope,
-    offered: &'a Offered,
-    has_network: bool,
-    was_started: bool,
-    input: Option<&'a InputGiven>,
-}
-
-/// What a call would do with its arguments.
-struct Considered {
-    /// The arguments as canonical JSON.
-    canonical: String,
-    context: ToolContext,
-    actions: Vec<Action>,
-}
-
-/// A call that cannot be prepared.
-enum Unprepared {
-    Answered(Box<Finished>),
-    Fatal(FatalToolError),
-}
-
-impl From<Finished> for Unprepared {
-    fn from(finished: Finished) -> Self {
-        Self::Answered(Box::new(finished))
-    }
-}
-
-impl Asked<'_> {
-    fn context(&self, canonical_arguments: &str) -> ToolContext {
-        let Self { call, slot, scope, .. } = self;
-        let key = effect_key(scope.run_id, *slot, &call.name, canonical_arguments);
-        let context = scope.context_of(call.id, key);
-        let input = self.input.cloned().map(Arc::new);
-        ToolContext { has_network: self.has_network, input, ..context }
-    }
-
-    /// Whether arguments match the tool's schema, which may be another one than when the call was
-    /// started.
-    fn check(&self, arguments: &Value) -> Result<(), String> {
-        if self.was_started { Ok(()) } else { arguments::check(&self.offered.arguments, arguments) }
-    }
-
-    /// The arguments that match the tool's schema, or the call's result.
-    fn arguments(&self, edited: Option<&Value>) -> Result<Value, Box<Finished>> {
-        let call = self.call;
-        let arguments =
-            edited.map_or_else(|| arguments::parse(&call.arguments), |edited| Ok(edited.clone()));
-        let checked = arguments.and_then(|arguments| self.check(&arguments).map(|()| arguments));
-        checked.map_err(|message| Box::new(refused(call, CallFailure::InvalidArguments, &message)))
-    }
-
-    /// What the call would do with these arguments, which the interceptor of that place may have
-    /// changed; or the call's result.
-    async fn actions(
-        &self,
-        arguments: &Value,
-        changed_by: Option<usize>,
-    ) -> Result<Considered, Unprepared> {
-        let Self { call, scope, offered, .. } = self;
-        if let Some(place) = changed_by {
-            self.check(arguments).map_err(|message| {
-                let message = format!("Interceptor {place} changed the arguments. {message}");
-                refused(call, CallFailure::InvalidArguments, &message)
-            })?;
-        }
-        let canonical = canonical_json(arguments.clone());
-        let context = self.context(&canonical);
-        let acts = actions_of(&*offered.tool, &offered.options.paths, arguments, &context);
-        match guarded(scope.timeout, acts).await {
-            Ok(actions) => Ok(Considered { canonical, context, actions }),
-            // What a call would do is unknown, so it cannot be judged: a check that cannot
-            // decide blocks.
-            Err(Failure::Told(CallFailure::ToolError, message)) => {
-                if self.are_mistaken(arguments).await {
-                    return Err(refused(call, CallFailure::InvalidArguments, &message).into());
-                }
-                let undecided = blocking("actions", message);
-                Err(blocked(call, undecided, shown(arguments, canonical), Arc::default()).into())
-            }
-            Err(Failure::Told(failure, message)) => Err(refused(call, failure, &message).into()),
-            Err(failure) => {
-                let (message, fault) = (failure.into_message(), fault(call.id, &call.name));
-                Err(Unprepared::Fatal(fatal(&call.name, message, fault, None)))
-            }
-        }
-    }
-
-    /// Whether the tool would refuse the arguments whatever there is to work on: no rule is asked then.
-    async fn are_mistaken(&self, arguments: &Value) -> bool {
-        let (tool, arguments) = (Arc::clone(&self.offered.tool), arguments.clone());
-        let mistakes = tokio::task::spawn_blocking(move || tool.mistakes(&arguments));
-        mistakes.await.is_ok_and(|mistakes| !mistakes.is_empty())
-    }
+/// A call that has been judged.
+struct Judged {
+    prepared: Prepared,
+    /// Why its approval does not hold any more.
+    lapsed: Option<String>,
 }
 
 impl Executor {
@@ -288,6 +175,12 @@ impl Executor {
         self.named(tool).and_then(|offered| offered.options.per_minute)
     }
 
+    /// What the result of a call labels a run that did not see the call end.
+    pub fn yields_of_reported(&self, tool: &str) -> Labels {
+        let Some(Offered { options, .. }) = self.named(tool) else { return Labels::UNTRUSTED };
+        options.yields.without(options.sanitizes)
+    }
+
     /// Checks arguments against a tool's schema. Those of an unknown tool are not judged.
     ///
     /// # Errors
@@ -311,45 +204,66 @@ impl Executor {
         scope: &RunScope,
         Decided { approval, was_started, input, .. }: Decided<'_>,
     ) -> Result<Prepared, FatalToolError> {
-        let Some((index, offered)) = self.offered(&call.name, scope) else {
+        let Some((place, offered)) = self.offered(&call.name, scope) else {
             return Ok(Prepared::Answered(self.unknown(call, was_started)));
         };
-        let may_lapse = approval.filter(|_| !was_started);
-        let lapsed = may_lapse.and_then(|it| it.lapsed(Some(&offered.hash), scope.labels));
-        let approval = approval.filter(|_| lapsed.is_none());
-        let edited = approval.and_then(|granted| granted.arguments);
         let has_network = self.gate.has_network();
-        let asked = Asked { call, slot, scope, offered, has_network, was_started, input };
-        let arguments = match asked.arguments(edited) {
-            Ok(arguments) => arguments,
-            Err(finished) => return Ok(Prepared::Answered(*finished)),
+        let asked = Asked { call, slot, scope, offered, place, has_network, was_started, input };
+        let may_lapse = approval.filter(|_| !was_started);
+        let outdated = may_lapse.and_then(|it| it.outdated(Some(&offered.hash)));
+        let judged = match self.judge_with(&asked, approval, outdated).await {
+            // What the approver has edited lapses with the approval.
+            Ok(Judged { lapsed: Some(why), .. })
+                if approval.is_some_and(|it| it.arguments.is_some()) =>
+            {
+                self.judge_with(&asked, approval, Some(why)).await
+            }
+            judged => judged,
         };
-        let (arguments, Considered { canonical, context, actions }) =
-            match self.intercept(&asked, arguments).await {
-                Ok(intercepted) => intercepted,
-                Err(Unprepared::Answered(finished)) => return Ok(Prepared::Answered(*finished)),
-                Err(Unprepared::Fatal(error)) => return Err(error),
-            };
-        let lapsed = lapsed.or_else(|| may_lapse.and_then(|it| it.outgrown_by(&actions)));
-        let approval = approval.filter(|_| lapsed.is_none());
+        match judged {
+            Ok(judged) => Ok(judged.prepared),
+            Err(Unprepared::Answered(finished)) => Ok(Prepared::Answered(*finished)),
+            Err(Unprepared::Fatal(error)) => Err(error),
+        }
+    }
+
+    /// Judges a call, with the arguments of an approval unless that is outdated.
+    async fn judge_with(
+        &self,
+        asked: &Asked<'_>,
+        approval: Option<Granted<'_>>,
+        outdated: Option<String>,
+    ) -> Result<Judged, Unprepared> {
+        let (call, scope, offered) = (asked.call, asked.scope, asked.offered);
+        let held = approval.filter(|_| outdated.is_none());
+        let arguments = asked.arguments(held.and_then(|granted| granted.arguments));
+        let arguments = arguments.map_err(Unprepared::Answered)?;
+        let (arguments, considered) = self.intercept(asked, arguments).await?;
+        let Considered { canonical, context, actions } = considered;
         let (tool, options) = (&offered.tool, &offered.options);
         let declared = tool.info().effect;
         let effect = actions.iter().map(|action| action.effect).max().unwrap_or(declared);
         let (consumes, shown_arguments) = (Consumption::of(&actions), shown(&arguments, canonical));
         let actions: Arc<[Action]> = actions.into();
-        let judged = Action::recorded(&actions);
-        let earlier = was_started.then_some(EARLIER_DECISION);
+        let recorded = Action::recorded(&actions);
+        let scopes = &scope.caller.scopes;
         let question = Call {
             tool: &call.name,
             effect: declared,
             is_undeclared: tool.is_undeclared(),
             actions,
-            approved_by: approval.map(|granted| granted.by).or(earlier),
+            approved_by: None,
             skills: &scope.skills,
             labels: scope.labels,
             directory: scope.workspace.directory(),
         };
-        Ok(match self.gate.judge(&scope.caller.scopes, question) {
+        let may_lapse = held.filter(|_| !asked.was_started);
+        let lapsed = may_lapse.and_then(|it| it.lapsed(&self.gate, scopes, &question));
+        let held = held.filter(|_| lapsed.is_none());
+        let earlier = asked.was_started.then_some(EARLIER_DECISION);
+        let approved_by = held.map(|granted| granted.by).or(earlier);
+        let approval = held.or(approval.map(|granted| Granted { arguments: None, ..granted }));
+        let prepared = match self.gate.judge(scopes, Call { approved_by, ..question }) {
             Verdict::Pass { permit, decision, rule, pattern, reason, allowance } => {
                 let started = ToolCallStarted {
                     call_id: call.id,
@@ -357,8 +271,8 @@ impl Executor {
                     effect,
                     effect_key: context.effect_key.clone(),
                     decision: decision.as_str().to_owned(),
-                    reason,
-                    actions: judged,
+                    reason: reason.or_else(|| approval.map(|granted| granted.not_needed())),
+                    actions: recorded,
                     consumes,
                     on_unknown_outcome: options.on_unknown_outcome,
                     sandbox: tool.sandbox_level(),
@@ -368,7 +282,7 @@ impl Executor {
                 let is_concurrent = effect == Effect::Read || tool.info().concurrent;
                 Prepared::Ready(Ready {
                     started,
-                    tool: index,
+                    tool: asked.place,
                     permit,
                     arguments,
                     context,
@@ -381,15 +295,16 @@ impl Executor {
                 })
             }
             Verdict::Stop(objection) if objection.decision == Decision::Escalated => {
-                let objection = objection.with(lapsed);
-                let escalated = escalated(call, objection, arguments, shown_arguments, judged);
+                let objection = objection.with(outdated.or_else(|| lapsed.clone()));
+                let escalated = escalated(call, objection, arguments, shown_arguments, recorded);
                 let tool_hash = Some(offered.hash.clone());
                 Prepared::Escalated(Escalated { tool_hash, ..escalated })
             }
             Verdict::Stop(objection) => {
-                Prepared::Answered(blocked(call, objection, shown_arguments, judged))
+                Prepared::Answered(blocked(call, objection, shown_arguments, recorded))
             }
-        })
+        };
+        Ok(Judged { prepared, lapsed })
     }
 
     fn named(&self, tool: &str) -> Option<&Offered> {

@@ -17,11 +17,11 @@ use super::*;
 use crate::event::{ApprovalBasis, AuditRecord, Circumstances, RunEvent, ToolCallBlocked};
 use crate::governance::{Action, ActionKind, Permit, Policy, ToolPolicy, ToolRule};
 use crate::message::tool_schema::ToolSchema;
-use crate::run::{Autonomy, Caller, Labels};
+use crate::run::{Autonomy, Caller, FlowDecision, FlowRule, GovernanceMode, Labels};
 use crate::tools::lease::Lease;
 use crate::tools::registry::Registry;
 use crate::tools::requests::RequestsLeft;
-use crate::tools::{Listener, Standing, ToolError, Workspace};
+use crate::tools::{Listener, Standing, ToolContext, ToolError, Workspace};
 
 /// What a probe does, by its argument `do`.
 struct Probe(ToolInfo);
@@ -279,8 +279,10 @@ async fn an_approval_answers_the_question_and_nothing_else() {
 
     let basis = ApprovalBasis { tool_hash: escalated.tool_hash, labels: Labels::default() };
     let shown = escalated.actions;
-    let granted =
-        |arguments| Some(Granted { by: "ann", arguments, basis: &basis, actions: &shown });
+    let granted = |arguments| {
+        let actions: &[Action] = if Option::is_none(&arguments) { &shown } else { &[] };
+        Some(Granted { by: "ann", arguments, basis: &basis, actions })
+    };
     let approved =
         bench.executor.prepare(&destroy, SLOT, &bench.scope, granted(None)).await.unwrap();
     let Prepared::Ready(ready) = approved else { panic!("{approved:?}") };
@@ -302,33 +304,22 @@ async fn an_approval_answers_the_question_and_nothing_else() {
     let Prepared::Answered(finished) = missed else { panic!("{missed:?}") };
     assert_eq!(outcome(finished).1, Some(CallFailure::InvalidArguments));
 
-    // An approval holds for the tool as it was shown, and for what the run had read.
+    // An approval holds for the tool as it was shown, and for what the call would have done.
     let other_tool = ApprovalBasis { tool_hash: Some("other".into()), ..basis.clone() };
-    let read = RunScope { labels: Labels::UNTRUSTED, ..bench.scope.clone() };
-    for (basis, scope, why) in [
-        (
-            &other_tool,
-            &bench.scope,
-            "An earlier approval lapsed: the tool's declaration has changed.",
-        ),
-        (&basis, &read, "An earlier approval lapsed: the run has since read untrusted data."),
+    let other = [Action::new(ActionKind::Call { tool: "other".into() }, Effect::Once)];
+    let changed = "An earlier approval lapsed: the tool's declaration has changed.";
+    let does_more = "An earlier approval lapsed: the call would now do something else.";
+    for (arguments, basis, actions, why) in [
+        (Some(&look), &other_tool, &[][..], changed),
+        (None, &basis, other.as_slice(), does_more),
+        (Some(&look), &basis, other.as_slice(), does_more),
     ] {
-        let granted = Granted { by: "ann", arguments: Some(&look), basis, actions: &shown };
-        let again = bench.executor.prepare(&destroy, SLOT, scope, Some(granted)).await.unwrap();
-        let Prepared::Escalated(escalated) = again else { panic!("{again:?}") };
+        let granted = Granted { by: "ann", arguments, basis, actions };
+        let again = bench.executor.prepare(&destroy, SLOT, &bench.scope, Some(granted)).await;
+        let Prepared::Escalated(escalated) = again.unwrap() else { panic!("{why}") };
         assert!(escalated.reason.ends_with(why), "{}", escalated.reason);
         assert_eq!(escalated.arguments, json!({"do": "destroy"}), "the edit lapsed, too");
     }
-
-    // It holds for what the call would have done.
-    let other = [Action::new(ActionKind::Call { tool: "other".into() }, Effect::Once)];
-    let granted_then =
-        Granted { by: "ann", arguments: None, basis: &basis, actions: other.as_slice() };
-    let again =
-        bench.executor.prepare(&destroy, SLOT, &bench.scope, Some(granted_then)).await.unwrap();
-    let Prepared::Escalated(escalated) = again else { panic!("{again:?}") };
-    let why = "An earlier approval lapsed: the call would now do something else.";
-    assert!(escalated.reason.ends_with(why), "{}", escalated.reason);
 
     // What is blocked stays blocked.
     let scope =
@@ -339,6 +330,47 @@ async fn an_approval_answers_the_question_and_nothing_else() {
         matches!(blocked, Prepared::Answered(Finished { event: RunEvent::ToolCallBlocked(_), .. })),
         "{blocked:?}"
     );
+}
+
+/// What the run has read since counts where the rules say something else for it.
+#[tokio::test]
+async fn an_approval_outlives_labels_that_change_nothing() {
+    use FlowDecision::{Ask, Deny};
+    let basis = ApprovalBasis::default();
+    let rules = |rules: &[(&str, FlowDecision)]| -> Vec<FlowRule> {
+        let rule = |(when, decision): &(&str, FlowDecision)| FlowRule {
+            when: (*when).to_owned(),
+            r#do: *decision,
+            mode: GovernanceMode::Enforce,
+        };
+        rules.iter().map(rule).collect()
+    };
+    let (destructive, tainted) = ("action.destructive", "labels.untrusted");
+    let lapsed = "An earlier approval lapsed: the run has since read untrusted data.";
+    let look = json!({"do": "look"});
+    for (policy, flow, edited, expected) in [
+        (Policy::default(), rules(&[]), None, "ready"),
+        (Policy::default(), rules(&[(tainted, Ask)]), None, "ready"),
+        (full(), rules(&[(tainted, Ask), (destructive, Ask)]), None, lapsed),
+        (Policy::default(), rules(&[(tainted, Deny)]), None, "blocked"),
+        (Policy::default(), rules(&[]), Some(&look), "ready"),
+        (Policy::default(), rules(&[(tainted, Ask)]), Some(&look), lapsed),
+    ] {
+        let bench = bench(&Policy { flow: flow.clone(), ..policy });
+        let destroy = call("probe", r#"{"do": "destroy"}"#);
+        let granted = Granted { by: "ann", arguments: edited, basis: &basis, actions: &[] };
+        let scope = RunScope { labels: Labels::UNTRUSTED, ..bench.scope.clone() };
+        let found = match bench.executor.prepare(&destroy, SLOT, &scope, Some(granted)).await {
+            Ok(Prepared::Ready(_)) => "ready".to_owned(),
+            Ok(Prepared::Answered(_)) => "blocked".to_owned(),
+            Ok(Prepared::Escalated(escalated)) => {
+                assert_eq!(escalated.arguments, json!({"do": "destroy"}));
+                escalated.reason
+            }
+            Err(fault) => fault.to_string(),
+        };
+        assert!(found.ends_with(expected), "{flow:?}, {edited:?}: {found}");
+    }
 }
 
 #[tokio::test]
@@ -412,7 +444,7 @@ async fn effect_keys_are_equal_for_equal_calls_only() {
 #[test]
 fn the_audit_log_keeps_no_secret_and_no_novel() {
     let shown = |arguments: Value| {
-        let canonical = super::canonical_json(arguments.clone());
+        let canonical = crate::message::canonical_json(arguments.clone());
         super::shown(&arguments, canonical)
     };
     for (arguments, kept) in [

@@ -25,6 +25,7 @@ pub mod lease;
 pub mod listener;
 pub mod marker;
 pub mod mcp;
+mod offered;
 mod own_writes;
 pub mod pdf;
 mod programs;

@@ -652,35 +652,46 @@ async fn who_is_nobody_approves_nothing() {
     assert_eq!(service.get("/v1/approvals").await.body["data"].as_array().unwrap().len(), 1);
 }
 
-/// Two calls are approved; what the first one reads is not what the second one's approver knew.
+/// All calls are approved; what the first one reads changes what the rules say to some others.
 async fn an_approval_lapses_where_the_run_reads_more(db: Db) {
-    let reader = "
+    let reader = r#"
 model: scripted/reader
 tools: [file_ops]
 enable_double_confirmation: false
 owner: {team: desk, escalation_target: oncall}
 governance:
-  autonomy: full
   paths: {write: ['**'], private: [secret/**]}
-  tool_policies: {file_ops: ask}
-";
+  flow:
+    - {when: "labels.private && action.path == 'blocked.txt'", do: deny}
+    - {when: "labels.private && action.path in ['notes.txt', 'other.txt']", do: ask}
+    - {when: "action.kind in ['read', 'write']", do: ask}
+"#;
     let scenario = r#"
 steps:
   - tool_calls:
       - {tool: file_ops, arguments: {operation: read, path: secret/key.txt}}
       - {tool: file_ops, arguments: {operation: append, path: notes.txt, content: "more\n"}}
+      - {tool: file_ops, arguments: {operation: write, path: same.txt, content: "as before\n"}}
+      - {tool: file_ops, arguments: {operation: append, path: blocked.txt, content: "x"}}
+      - {tool: file_ops, arguments: {operation: append, path: model.txt, content: "x"}}
   - text: done
 "#;
     let setup = editor().agent("reader", reader).scenario("reader", scenario);
-    let mut service = setup.start(db).await;
+    let mut service = setup.file("same.txt", "old").file("edited.txt", "old").start(db).await;
     let asked = parked(&service, "reader").await;
     let (run, calls) = paths(&asked.body);
-    assert_eq!(calls.len(), 2, "{:#}", asked.body);
-    for call in &calls {
-        let edited =
-            json!({"arguments": {"operation": "append", "path": "other.txt", "content": "x"}});
-        let body = if *call == calls[1] { edited } else { json!({}) };
-        assert_eq!(service.post(&format!("{call}/approve"), &body).await.status, 200);
+    assert_eq!(calls.len(), 5, "{:#}", asked.body);
+    let edited = |operation: &str, path: &str| json!({"arguments": {"operation": operation, "path": path, "content": "x"}});
+    let bodies = [
+        json!({}),
+        edited("append", "other.txt"),
+        json!({"reason": null, "arguments": null, "clears": null}),
+        json!({}),
+        edited("write", "edited.txt"),
+    ];
+    for (call, body) in calls.iter().zip(&bodies) {
+        let taken = service.post(&format!("{call}/approve"), body).await;
+        assert_eq!(taken.status, 200, "{taken:?}");
     }
     let again = service
         .until(&run, |run| run["pending"].as_array().is_some_and(|pending| pending.len() == 1))
@@ -708,8 +719,12 @@ steps:
     assert_eq!(done["status"], "completed", "{done:#}");
     assert_eq!(file(&service, "notes.txt"), "old\nmore\n", "once, as the model wrote it");
     assert_eq!(file(&service, "other.txt"), "other\n");
-    let asks = types(&service, &run).await.iter().filter(|t| *t == "approval.requested").count();
-    assert_eq!(asks, 3);
+    // To the others the rules say what they said before, or that they are blocked now.
+    let written = ["same.txt", "blocked.txt", "edited.txt", "model.txt"];
+    assert_eq!(written.map(|name| file(&service, name)), ["as before\n", "", "x", ""]);
+    let happened = types(&service, &run).await;
+    let count = |kind: &str| happened.iter().filter(|known| *known == kind).count();
+    assert_eq!((count("approval.requested"), count("tool_call.blocked")), (6, 1), "{happened:?}");
 }
 
 /// What was approved created a file; by now it would overwrite one.
@@ -725,13 +740,19 @@ steps:
   - tool_calls:
       - {tool: file_ops, arguments: {operation: write, path: sub/new.txt, content: by the model}}
       - {tool: file_ops, arguments: {operation: write, path: sub/next.txt, content: as well}}
+      - {tool: file_ops, arguments: {operation: write, path: sub/third.txt, content: by the model}}
   - text: done
 ";
     let service = editor().agent("writer", writer).scenario("writer", scenario).start(db).await;
     let (run, calls) = paths(&parked(&service, "writer").await.body);
+    let edited = json!({"operation": "write", "path": "sub/edited.txt", "content": "by ann"});
+    let edited = json!({"arguments": edited});
+    assert_eq!(service.post(&format!("{}/approve", calls[2]), &edited).await.status, 200);
     std::fs::create_dir(service.dir.path().join("workspace/default/sub")).unwrap();
-    service.write("workspace/default/sub/new.txt", "by a person");
-    for call in &calls {
+    for name in ["new.txt", "edited.txt"] {
+        service.write(&format!("workspace/default/sub/{name}"), "by a person");
+    }
+    for call in &calls[..2] {
         assert_eq!(service.post(&format!("{call}/approve"), &json!({})).await.status, 200);
     }
     let lapsed = "An earlier approval lapsed: the call would now do something else.";
@@ -743,6 +764,11 @@ steps:
     assert_eq!(again["pending"].as_array().unwrap().len(), 1, "{again:#}");
     assert_eq!(file(&service, "sub/new.txt"), "by a person");
     assert_eq!(service.post(&format!("{}/approve", calls[0]), &json!({})).await.status, 200);
+    let last =
+        service.until(&run, |run| run["pending"][0]["arguments"]["path"] == "sub/third.txt").await;
+    assert!(text(&last["pending"][0], "reason").ends_with(lapsed), "{last:#}");
+    assert_eq!(file(&service, "sub/edited.txt"), "by a person");
+    assert_eq!(service.post(&format!("{}/approve", calls[2]), &json!({})).await.status, 200);
     assert_eq!(ended(&service, &run).await["status"], "completed");
     assert_eq!(file(&service, "sub/new.txt"), "by the model");
     assert_eq!(file(&service, "sub/next.txt"), "as well", "that a directory is there is no more");

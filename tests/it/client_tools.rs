@@ -20,6 +20,7 @@ on_both_stores! {
     providers_see_a_tool_like_any_other,
     what_was_delivered_stays_when_the_run_is_cancelled,
     what_was_delivered_stays_when_another_call_has_failed,
+    the_definition_says_what_results_yield_and_what_it_thinks_of_calls,
 }
 
 pub const ASKER: &str = "
@@ -138,6 +139,10 @@ steps:
         service.post(&format!("{}/result", calls[0]), &json!({"content": "late"})).await.status,
         409
     );
+    let audit = service.get("/v1/audit?action=tool_call").await.body;
+    let told = audit["data"].as_array().unwrap().iter().map(|it| (&it["rule"], &it["outcome"]));
+    let told: Vec<_> = told.map(|(rule, outcome)| (rule.as_str().unwrap(), outcome)).collect();
+    assert!(told.contains(&("client", &json!("timed_out"))), "{audit:#}");
 }
 
 async fn large_arguments_are_not_in_lists(db: Db) {
@@ -169,9 +174,9 @@ governance: {paths: {write: ['**']}}
     let steps = "
 steps:
   - tool_calls:
-      - {tool: file_ops, arguments: {operation: write, path: notes.txt, content: new}}
       - {tool: ask_user, arguments: {question: why?}}
-  - text: '{{ results[1] }}'
+      - {tool: file_ops, arguments: {operation: write, path: notes.txt, content: new}}
+  - text: '{{ results[0] }}'
 ";
     let setup = Setup::new().agent("both", both).scenario("both", steps).file("notes.txt", "old");
     let service = setup.start(db).await;
@@ -181,10 +186,10 @@ steps:
         assert_eq!(parked["status"], "awaiting_approval");
         let kinds: Vec<&str> =
             parked["pending"].as_array().unwrap().iter().map(|p| text(p, "kind")).collect();
-        assert_eq!(kinds, ["approval", "client"]);
+        assert_eq!(kinds, ["client", "approval"]);
         let (run, calls) = paths(&parked);
-        let approve = (format!("{}/approve", calls[0]), json!({}));
-        let result = (format!("{}/result", calls[1]), json!({"content": "because"}));
+        let result = (format!("{}/result", calls[0]), json!({"content": "because"}));
+        let approve = (format!("{}/approve", calls[1]), json!({}));
         let in_order = if first == "result" { [result, approve] } else { [approve, result] };
         let waits = if first == "result" { "awaiting_approval" } else { "awaiting_tool_results" };
         for ((path, body), left) in in_order.into_iter().zip([Some(waits), None]) {
@@ -206,8 +211,10 @@ steps:
         let done = ended(&service, &run).await;
         assert_eq!(
             (&done["output"], file(&service, "notes.txt").as_str()),
-            (&json!({"result": "because"}), "new")
+            (&json!({"result": "because"}), "new"),
+            "that the result makes the run untrusted changes nothing about the approval"
         );
+        assert_eq!(done["labels"], json!(["untrusted"]), "{done:#}");
     }
 }
 
@@ -331,4 +338,52 @@ async fn what_was_delivered_stays_when_another_call_has_failed(db: Db) {
     assert_eq!(done["error"]["code"], "TOOL_FAILURE", "{done:#}");
     let expected = [(json!("failed"), json!("nobody")), (json!("succeeded"), json!("good"))];
     assert_eq!(calls_of(&service, &run).await, expected);
+}
+
+async fn the_definition_says_what_results_yield_and_what_it_thinks_of_calls(db: Db) {
+    let steps = "
+steps:
+  - tool_calls: [{tool: ask_user, arguments: {question: why?}}]
+  - text: done
+";
+    let asked = "ask_user: ask";
+    let cases = [
+        ("named", "{ask_user: {yields: [private]}}", asked, json!(["private"])),
+        ("by-glob", "{'*': {yields: [none]}}", asked, json!([])),
+        ("clean", "{'*': {sanitizes: [untrusted]}}", "x: ask", json!([])),
+        ("usual", "{}", "ask_user: {do: deny, mode: observe}", json!(["untrusted"])),
+    ];
+    let mut setup = Setup::new();
+    for (name, options, policy, _) in &cases {
+        let agent = format!(
+            "{}tools: [file_ops]\ntool_options: {options}\ngovernance: {{tool_policies: {{{policy}}}}}\n",
+            ASKER.replace("scripted/asker", &format!("scripted/{name}"))
+        );
+        setup = setup.agent(name, &agent).scenario(name, steps);
+    }
+    let service = setup.start(db).await;
+    for (name, _, policy, labels) in cases {
+        let mut run = parked(&service, name).await;
+        let (path, calls) = paths(&run);
+        if policy == asked {
+            assert_eq!(
+                service.post(&format!("{}/approve", calls[0]), &json!({})).await.status,
+                200
+            );
+            run = service.until(&path, |run| run["status"] == "awaiting_tool_results").await;
+        }
+        let expected = match policy {
+            "x: ask" => "The caller executes this tool.",
+            _ if policy == asked => "Approved by testadmin.",
+            _ => "would deny every call of ask_user, but only observes",
+        };
+        let row = &service.get(&format!("{path}/tool-calls")).await.body["data"][0];
+        for told in [&run["pending"][0], row] {
+            assert!(text(told, "reason").contains(expected), "{name}: {told:#}");
+        }
+        let given = json!({"content": "because"});
+        assert_eq!(service.post(&format!("{}/result", calls[0]), &given).await.status, 200);
+        let done = ended(&service, &path).await;
+        assert_eq!(done["labels"], labels, "{name}: {done:#}");
+    }
 }

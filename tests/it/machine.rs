@@ -108,7 +108,11 @@ impl Bench {
             choices: vec![],
             summary: "all fine",
             cancel_after: None,
-            answers: vec![Resolution::Approved { arguments: None, clears: Labels::default() }],
+            answers: vec![Resolution::Approved {
+                arguments: None,
+                clears: Labels::default(),
+                actions: [].into(),
+            }],
             patience: 1,
             parked: 0,
             answers_at_once: usize::MAX,
@@ -1229,7 +1233,8 @@ fn calls_that_may_not_be_executed_are_answered_so() {
 #[test]
 fn what_was_answered_is_kept_where_the_run_ends_before_all_answers_are_there() {
     let denied = Resolution::Denied;
-    let approved = Resolution::Approved { arguments: None, clears: Labels::default() };
+    let approved =
+        Resolution::Approved { arguments: None, clears: Labels::default(), actions: [].into() };
     let result = (None, "from the caller");
     let cancelled = (Some(CallFailure::NotExecuted), "not executed, the run was cancelled");
     let table = [
@@ -1515,7 +1520,11 @@ fn anything() -> impl Strategy<Value = Say> {
 
 fn any_answer() -> impl Strategy<Value = Resolution> {
     prop_oneof![
-        Just(Resolution::Approved { arguments: None, clears: Labels::default() }),
+        Just(Resolution::Approved {
+            arguments: None,
+            clears: Labels::default(),
+            actions: [].into()
+        }),
         Just(Resolution::Denied),
         Just(Resolution::Expired),
     ]

@@ -154,6 +154,31 @@ async fn a_stricter_policy_is_told_with_its_runs(db: Db) {
     let later = done["created_at"].clone();
     let none = self::replay(&service, "writer", &json!({"since": later})).await;
     assert_eq!(none["runs"], 0, "{none:#}");
+
+    // What an approver has edited is judged as it was made.
+    service.write("workspace/default/out/old.txt", "old\n");
+    let asked = service.post("/v1/agents/writer/invoke-iterative", &json!({})).await.body;
+    let (path, calls) = paths(&asked);
+    let edited = json!({"operation": "write", "path": "out/edited.txt", "content": "x"});
+    let approve = format!("{}/approve", calls[0]);
+    assert_eq!(service.post(&approve, &json!({"arguments": edited})).await.status, 200);
+    let done = ended(&service, &path).await;
+    let made = service.get(&format!("{path}/tool-calls")).await.body;
+    let made = made["data"].as_array().unwrap().iter().find(|call| call["edited"] == true).unwrap();
+    assert_eq!(
+        (&made["decision"], text(made, "reason")),
+        (&json!("allowed"), "Approved by testadmin, with arguments that need no approval.")
+    );
+    let deny = WRITER.replace("'secret/**'", "'secret/**', out/edited.txt");
+    let body = json!({"definition": format!("name: writer\n{deny}")});
+    let replay = self::replay(&service, "writer", &body).await;
+    assert_eq!(replay["newly"]["blocked"], 1, "{replay:#}");
+    let change = &replay["examples"][0];
+    assert_eq!(
+        (&change["run_id"], &change["was"], &change["would_be"], &change["rule"]),
+        (&done["run_id"], &json!("escalated"), &json!("blocked"), &json!("path"))
+    );
+    assert!(text(change, "reason").contains("out/edited.txt"), "{change:#}");
 }
 
 async fn budgets_and_tools_are_judged_too(db: Db) {

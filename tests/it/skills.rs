@@ -58,6 +58,15 @@ async fn a_skill_is_read_when_it_is_needed_and_narrows_from_then_on(db: Db) {
             "Never write anything.",
         )
         .skill("house-style", "", "Be brief.")
+        .agent("hasty", &agent("hasty", "skills: [blind]\nparallel_tool_calls: true"))
+        .scenario(
+            "hasty",
+            &format!(
+                "steps: [{{tool_calls: [{{tool: file_ops, arguments: {LIST}}}, {{tool: use_skill, \
+                 arguments: {{name: blind}}}}, {{tool: file_ops, arguments: {LIST}}}]}}, {{text: done}}]"
+            ),
+        )
+        .skill("blind", "disallowed_tools: [file_ops]\n", "Look at nothing.")
         .start(db)
         .await;
     let run = service.run("worker", &json!({})).await;
@@ -99,6 +108,12 @@ async fn a_skill_is_read_when_it_is_needed_and_narrows_from_then_on(db: Db) {
         (&before["type"], &before["data"]["tool"]),
         (&json!("tool_call.completed"), &json!("use_skill"))
     );
+
+    // It holds for the calls behind it, also where they could be made at the same time.
+    let run = service.run("hasty", &json!({})).await;
+    let made = part(&service, &run, "tool-calls").await;
+    let decisions: Vec<&Value> = made.iter().map(|call| &call["decision"]).collect();
+    assert_eq!(decisions, ["allowed", "allowed", "blocked"], "{made:#?}");
 }
 
 async fn skills_are_active_from_the_start_by_definition_and_request(db: Db) {

@@ -375,11 +375,18 @@ impl Run {
         self.record(RunEvent::LabelsChanged(changed))
     }
 
-    /// What a result gives that a caller or a reviewer brought.
-    pub(super) fn yields_from_outside(call: &ToolCallCompleted) -> Labels {
+    /// Whether a caller or a reviewer brought a result.
+    pub(super) fn is_from_outside(call: &ToolCallCompleted) -> bool {
         let is_of_tool = call.failure.is_none_or(CallFailure::is_of_tool);
-        let is_tool = call.target == CallTarget::Tool && is_of_tool;
-        if is_tool { Labels::UNTRUSTED } else { Labels::default() }
+        call.target == CallTarget::Tool && is_of_tool
+    }
+
+    /// What such a result gives.
+    pub(super) fn yields_from_outside(&self, tool: &str) -> Labels {
+        match self.plan.client_tools.tool(tool) {
+            Some(_) => self.plan.agent.definition.client_tool_yields(tool),
+            None => self.executor.yields_of_reported(tool),
+        }
     }
 
     /// Applies the definition's interceptors to such a result.

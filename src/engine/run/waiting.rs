@@ -71,8 +71,7 @@ impl Run {
         let Escalated { arguments, actions, reason, tool_hash, audit } = match need {
             ExternalInput::Approval(escalated) => *escalated,
             ExternalInput::Client(permit, _) => {
-                let ClientPermit { arguments, actions, audit } = *permit;
-                let reason = "The caller executes this tool.".to_owned();
+                let ClientPermit { arguments, actions, reason, audit } = *permit;
                 Escalated { arguments, actions, reason, tool_hash: None, audit }
             }
         };

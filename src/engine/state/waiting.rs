@@ -174,12 +174,12 @@ impl State {
             ToolCallCompleted::new(call.id, call.name.clone(), call.target, content, failure)
         };
         match &resolved.resolution {
-            Resolution::Approved { arguments, .. } => {
+            Resolution::Approved { arguments, actions: edited, .. } => {
                 let approval = Approval {
                     arguments: arguments.clone(),
                     by: resolved.decided_by.clone(),
                     basis: basis.clone(),
-                    actions: Arc::clone(actions),
+                    actions: Arc::clone(if arguments.is_some() { edited } else { actions }),
                 };
                 Step::CallTools(vec![self.pending(index, call, Some(approval))])
             }

@@ -120,8 +120,8 @@ pub(crate) struct ApproveRequest {
     #[schema(value_type = Option<Object>)]
     arguments: Option<Value>,
     /// Labels that the run no longer has, until it reads again what gives them.
-    #[schema(value_type = Vec<Label>, required = false)]
-    clears: Labels,
+    #[schema(value_type = Option<Vec<Label>>)]
+    clears: Option<Labels>,
 }
 
 /// The denial of a tool call.
@@ -169,7 +169,8 @@ pub(crate) async fn approve_tool_call(
     params.finish()?;
     refuse_anonymous(&app.auth)?;
     let ApproveRequest { reason, arguments, clears } = parse_answer(body)?;
-    let run = app.runtime.approve(&caller, place, reason, arguments, clears).await?;
+    let run =
+        app.runtime.approve(&caller, place, reason, arguments, clears.unwrap_or_default()).await?;
     answer_to(&app, &caller, run).await
 }
 

@@ -102,6 +102,14 @@ impl Differences {
             || !same_after(&then.interceptors, &now.interceptors, tool)
     }
 
+    /// The same of a tool that the caller executes.
+    pub(super) fn change_given_result(&self, tool: &str) -> bool {
+        let Some((then, now)) = self.different() else { return false };
+        let is_judged_by_labels = !now.governance.flow_rules().is_empty();
+        (is_judged_by_labels && then.client_tool_yields(tool) != now.client_tool_yields(tool))
+            || !same_after(&then.interceptors, &now.interceptors, tool)
+    }
+
     /// What the stop conditions that the run did not have do before an iteration. `met` has those
     /// that were met before, `delegates` says whether the run has started others.
     pub(super) fn stopping(

@@ -71,6 +71,8 @@ struct RunReplay<'r> {
     seen: HashSet<Uuid>,
     /// Calls that are asked about as before, and may be dispatched then.
     asked: HashSet<Uuid>,
+    /// Calls whose arguments an approver has replaced.
+    edited: HashSet<Uuid>,
     /// Calls that would not be asked about any more, and since when they were.
     released: HashMap<Uuid, DateTime<Utc>>,
     /// Whether the model would have read something else by now, or it is unknown.
@@ -95,6 +97,7 @@ impl<'r> RunReplay<'r> {
             ended_by: None,
             seen: HashSet::new(),
             asked: HashSet::new(),
+            edited: HashSet::new(),
             released: HashMap::new(),
             has_diverged: false,
             conditions_met: BTreeSet::new(),
@@ -108,10 +111,13 @@ impl<'r> RunReplay<'r> {
             if Instant::now() >= until {
                 return None;
             }
-            if let RunEvent::ApprovalResolved(resolved) = &event.what
-                && let Some(asked_at) = self.released.remove(&resolved.call_id)
-            {
-                replay.waited += (event.at - asked_at).to_std().unwrap_or_default();
+            if let RunEvent::ApprovalResolved(resolved) = &event.what {
+                if let Some(asked_at) = self.released.remove(&resolved.call_id) {
+                    replay.waited += (event.at - asked_at).to_std().unwrap_or_default();
+                }
+                if resolved.resolution.edited().is_some() {
+                    self.edited.insert(resolved.call_id);
+                }
             }
             let begins = matches!(event.what, RunEvent::IterationStarted { limit: None, .. });
             if begins && self.ended_by.is_none() {
@@ -122,6 +128,8 @@ impl<'r> RunReplay<'r> {
                 self.delegates |= starts_runs(recorded.tool);
                 if self.seen.insert(recorded.call_id) {
                     self.judge_one(replay, &recorded, event.at);
+                } else if matches!(event.what, RunEvent::ApprovalRequested(_)) {
+                    self.edited.remove(&recorded.call_id); // an approval has lapsed
                 } else if self.asked.remove(&recorded.call_id) {
                     self.judge_dispatch(replay, &recorded);
                 }
@@ -130,6 +138,11 @@ impl<'r> RunReplay<'r> {
                 let reads =
                     call.actions.iter().any(|it| matches!(it.what, ActionKind::Read { .. }));
                 self.has_diverged |= self.judged.differences.change_result(&call.tool, reads);
+            }
+            if let RunEvent::ToolCallAwaitingClient(call) = &event.what
+                && call.input.is_none()
+            {
+                self.has_diverged |= self.judged.differences.change_given_result(&call.tool);
             }
             if self.state.apply(event).is_err() {
                 break; // written by another version: what follows is not understood
@@ -184,12 +197,22 @@ impl<'r> RunReplay<'r> {
         self.change(replay, recorded, was, (would_be, rule, reason));
     }
 
-    /// A call that is asked about as before: whether the budget lets it be made after that.
+    /// A call that is asked about as before: whether the budget lets it be made after that, and the
+    /// rules what the approver has made of it.
     fn judge_dispatch(&mut self, replay: &mut Replay, recorded: &Recorded<'_>) {
-        let Some(over) = self.over_budget(recorded).filter(|_| !self.has_diverged) else { return };
+        let was_blocked = recorded.was == Some(Decision::Blocked.as_str());
+        if self.has_diverged || was_blocked {
+            return;
+        }
+        let refused = if self.edited.contains(&recorded.call_id) && !recorded.actions.is_empty() {
+            Some(self.decision(recorded)).filter(|(decision, ..)| *decision == Decision::Blocked)
+        } else {
+            self.over_budget(recorded)
+        };
+        let Some(refused) = refused else { return };
         replay.unchanged -= 1;
         self.has_diverged = true;
-        self.change(replay, recorded, Decision::Escalated.as_str(), over);
+        self.change(replay, recorded, Decision::Escalated.as_str(), refused);
     }
 
     fn change(

@@ -134,6 +134,7 @@ impl<'a> RunCalls<'a> {
         row.started_at = Some(at);
         row.effect = effect.map(|effect| effect.as_str().into());
         row.decision.clone_from(&awaited.decision);
+        row.reason = Some(awaited.reason.clone());
     }
 
     fn decide(&mut self, seq: i64, resolved: &Resolved) {

@@ -151,6 +151,7 @@ fn a_call_that_may_have_taken_effect_is_reviewed_with_what_was_executed() {
     let approved = Resolution::Approved {
         arguments: Some(json!({"path": "b"})),
         clears: toolloop::run::Labels::default(),
+        actions: [].into(),
     };
     let answer = |call_id, kind, resolution| {
         RunEvent::ApprovalResolved(Resolved {

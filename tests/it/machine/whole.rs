@@ -772,7 +772,8 @@ fn what_becomes_of_what_was_waited_for() {
     assert!(
         !outcomes(Resolution::Approved {
             arguments: None,
-            clears: toolloop::run::Labels::default()
+            clears: toolloop::run::Labels::default(),
+            actions: [].into(),
         })
         .0
     );

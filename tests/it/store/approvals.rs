@@ -72,6 +72,7 @@ fn approved() -> Answer {
         resolution: Resolution::Approved {
             arguments: None,
             clears: toolloop::run::Labels::default(),
+            actions: [].into(),
         },
         decided_by: "ann".into(),
         reason: Some("fine".into()),

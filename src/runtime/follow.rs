@@ -115,7 +115,8 @@ impl Follower {
     /// event that was handed out. May be dropped and called again at any time.
     ///
     /// # Errors
-    /// [`StoreError`] where the journal is needed and cannot be read; asking again is possible.
+    /// [`StoreError`] where the journal is needed and cannot be read; asking again is possible, and goes
+    /// on behind an event that cannot be read.
     pub async fn next(&mut self) -> Result<Option<Arc<Published>>, StoreError> {
         loop {
             if self.over {
@@ -167,7 +168,12 @@ impl Follower {
             self.caught_up = true;
             return Ok(());
         }
-        let page = self.runtime.inner.store.events(&self.tenant, self.run, self.seen, PAGE).await?;
+        let store = &self.runtime.inner.store;
+        let page = store.readable_events(&self.tenant, self.run, self.seen, PAGE).await;
+        if let Err(StoreError::UnreadableEvent { seq, .. }) = &page {
+            self.seen = *seq;
+        }
+        let page = page?;
         if page.is_empty() {
             // Something may have happened between reading and subscribing: read once more.
             self.caught_up = self.live.is_some();

@@ -6,7 +6,7 @@ use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use super::backend::Work;
-use super::projection::{attach_payloads, events_of};
+use super::projection::{attach_payloads, entries_of, events_of};
 use super::sql::{Query, Row};
 use super::tables::{JournalRow, Record};
 use super::{IdempotentRun, IterationRecord, Page, RunRecord, Store, StoreError, ToolCallRecord};
@@ -86,10 +86,29 @@ impl Store {
         let page = page.push(IS_OURS).push(" ORDER BY seq LIMIT :limit");
         let page = page.bind("tenant", tenant).bind("run", run);
         let page = page.bind("after", after).bind("limit", limit);
-        let mut events = journal(&self.backend.read(Work::Data, page).await?)?;
-        events.retain(|event| event.seq > after);
-        events.truncate(limit as usize);
-        Ok(events)
+        let mut entries = Vec::new();
+        for row in self.backend.read(Work::Data, page).await? {
+            entries.extend(entries_of(&JournalRow::read(&row)?));
+        }
+        let asked = entries.into_iter().filter(|(seq, _)| *seq > after).take(limit as usize);
+        asked.map(|(_, event)| event).collect()
+    }
+
+    /// As [`Self::events`], up to the first one that cannot be read; an error where it is the first.
+    pub async fn readable_events(
+        &self,
+        tenant: &str,
+        run: Uuid,
+        after: i64,
+        limit: u32,
+    ) -> Result<Vec<Event>, StoreError> {
+        match self.events(tenant, run, after, limit).await {
+            Err(StoreError::UnreadableEvent { seq, .. }) if seq > after + 1 => {
+                let readable = u32::try_from(seq - 1 - after).unwrap_or(limit);
+                self.events(tenant, run, after, readable).await
+            }
+            read => read,
+        }
     }
 
     /// The numbers of the newest events of these runs; those that do not exist have none.

@@ -57,6 +57,7 @@ pub(crate) enum Code {
     TooManyRuns,
     HeadersTooLarge,
     Internal,
+    JournalUnreadable,
     Overloaded,
     Draining,
     StoreUnavailable,
@@ -137,6 +138,9 @@ impl Code {
                 "Headers too large",
             ),
             Self::Internal => ("INTERNAL", StatusCode::INTERNAL_SERVER_ERROR, "Internal error"),
+            Self::JournalUnreadable => {
+                ("JOURNAL_UNREADABLE", StatusCode::INTERNAL_SERVER_ERROR, "Journal unreadable")
+            }
             Self::Overloaded => ("OVERLOADED", UNAVAILABLE, "Overloaded"),
             Self::Draining => ("DRAINING", UNAVAILABLE, "Shutting down"),
             Self::StoreUnavailable => ("STORE_UNAVAILABLE", UNAVAILABLE, "Store unavailable"),
@@ -383,6 +387,16 @@ impl From<StoreError> for Problem {
             StoreError::Unavailable(_) | StoreError::Conflict(_) | StoreError::Locked(_) => {
                 let detail = "The store is temporarily unavailable.";
                 Self { cause: Some(error.to_string()), ..Self::new(Code::StoreUnavailable, detail) }
+            }
+            StoreError::UnreadableEvent { run, seq, .. } => {
+                let detail = format!(
+                    "Event {seq} of the run {run} cannot be read; GET \
+                     /runs/{run}/events?after={seq} goes on behind it."
+                );
+                Self {
+                    cause: Some(error.to_string()),
+                    ..Self::new(Code::JournalUnreadable, detail)
+                }
             }
             StoreError::Failed(_) => Self::internal(error.to_string()),
         }

@@ -128,17 +128,20 @@ pub(crate) async fn list_events(
         return Err(invalid_parameter("after", "cannot be given together with `cursor`"));
     }
     params.finish()?;
-    existing(&app, &caller.tenant, id).await?;
-    let rows =
-        app.store.events(&caller.tenant, id, after.or(page.after).unwrap_or(0), page.limit).await?;
+    let newest = existing(&app, &caller.tenant, id).await?.last_seq();
+    let after = after.or(page.after).unwrap_or(0);
+    let mut rows = app.store.readable_events(&caller.tenant, id, after, page.limit).await?;
     let listing = move || {
-        let last = rows.iter().take(page.limit as usize - 1).next_back();
-        let last = number_position(last.map_or(0, |event| event.seq));
+        let size = page.limit as usize - 1;
+        let is_more = rows.len() > size;
+        rows.truncate(size);
+        // Behind a shorter page is one that cannot be read.
+        let last = rows.last().map(|event| event.seq).filter(|last| is_more || *last < newest);
         let entries = rows
             .iter()
             .map(|event| RawValue::from_string(redacted::event(event)?).map(JournalEntry));
         let entries: Vec<_> = entries.collect::<Result<_, serde_json::Error>>()?;
-        Ok::<_, serde_json::Error>(Listing::of(entries, &page, |_| last, |entry| entry))
+        Ok::<_, serde_json::Error>(Listing::until(entries, page.list, last.map(number_position)))
     };
     let listing = redacted::prepared(usize::MAX, listing).await?;
     Ok(Json(listing.map_err(|error| Problem::internal(error.to_string()))?).into_response())

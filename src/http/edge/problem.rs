@@ -473,7 +473,9 @@ impl From<StartError> for Problem {
             StartError::RunIdTaken(_) => Code::RunIdTaken,
             StartError::SessionBusy(_) => Code::SessionBusy,
             StartError::SessionOfOtherAgent(_) => Code::SessionOfOtherAgent,
-            StartError::IdempotencyMismatch => Code::IdempotencyMismatch,
+            StartError::IdempotencyMismatch | StartError::IdempotencyKeyOfOther => {
+                Code::IdempotencyMismatch
+            }
             StartError::WebhooksDisabled => Code::WebhooksDisabled,
             StartError::Overloaded | StartError::SessionContended => Code::Overloaded,
             StartError::TooManyRuns(_) => Code::TooManyRuns,

@@ -195,6 +195,11 @@ fn every_start_error_has_its_code() {
     assert_eq!(code(StartError::InvalidOverride(error)), Code::InvalidOverride);
     for (error, detail) in [
         (StartError::IdempotencyMismatch, "The idempotency key was used for another request."),
+        (
+            StartError::IdempotencyKeyOfOther,
+            "The idempotency key was used by another caller, whose run this one may not see without \
+             the scope runs:read.",
+        ),
         (StartError::Overloaded, "Too many runs are in progress or queued."),
     ] {
         assert_eq!(Problem::from(error).detail, detail);

@@ -12,7 +12,7 @@ use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Uri};
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
 use http_body_util::BodyExt;
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer};
@@ -319,6 +319,16 @@ impl Params {
         self.value(name, A_TIME, |text| time(&text.replace(' ', "+")))
     }
 
+    /// Takes the end of a period, or its beginning that belongs to it. Stored times are whole
+    /// microseconds: the next one means the same.
+    pub(crate) fn bound(&mut self, name: &str) -> Result<Option<DateTime<Utc>>, Problem> {
+        let up = |time: DateTime<Utc>| match time.trunc_subsecs(6) {
+            whole if whole < time => whole + TimeDelta::microseconds(1),
+            whole => whole,
+        };
+        Ok(self.time(name)?.map(up))
+    }
+
     pub(crate) fn uuid(&mut self, name: &str) -> Result<Option<Uuid>, Problem> {
         self.value(name, "a UUID", |text| Uuid::try_parse(text).ok())
     }
@@ -346,8 +356,14 @@ impl Params {
 }
 
 fn time(text: &str) -> Option<DateTime<Utc>> {
-    DateTime::parse_from_rfc3339(text).ok().map(|time| time.to_utc())
+    let time = DateTime::parse_from_rfc3339(text).ok()?.to_utc();
+    // A leap second is the first one of the next minute.
+    let nanos = time.timestamp_subsec_nanos();
+    DateTime::from_timestamp(time.timestamp() + i64::from(nanos / NANOS), nanos % NANOS)
 }
+
+/// Nanoseconds of a second.
+const NANOS: u32 = 1_000_000_000;
 
 /// A time in a body, with an error that says how one is written.
 pub(crate) fn optional_time<'de, D: Deserializer<'de>>(

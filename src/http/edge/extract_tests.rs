@@ -154,6 +154,15 @@ fn times_are_rfc_3339_also_with_an_unencoded_plus() {
         let time = Params::parse(&format!("t={text}")).unwrap().time("t").unwrap().unwrap();
         assert_eq!(time.to_rfc3339(), "2026-01-31T12:00:00+00:00", "{text}");
     }
+    for (text, until) in [
+        ("2026-06-30T23:59:60Z", "2026-07-01T00:00:00+00:00"),
+        ("2026-06-30T23:59:60.5Z", "2026-07-01T00:00:00.500+00:00"),
+        ("2026-01-31T12:00:00.000001Z", "2026-01-31T12:00:00.000001+00:00"),
+        ("2026-01-31T12:00:00.000001001Z", "2026-01-31T12:00:00.000002+00:00"),
+    ] {
+        let bound = Params::parse(&format!("t={text}")).unwrap().bound("t").unwrap().unwrap();
+        assert_eq!(bound.to_rfc3339(), until, "{text}");
+    }
     for text in ["yesterday", "2026-01-31", "1769860800", ""] {
         assert!(Params::parse(&format!("t={text}")).unwrap().time("t").is_err(), "{text}");
     }

@@ -69,6 +69,7 @@ pub(crate) enum Code {
 impl Code {
     /// Name, status and title.
     fn meaning(self) -> (&'static str, StatusCode, &'static str) {
+        const UNPROCESSABLE: StatusCode = StatusCode::UNPROCESSABLE_ENTITY;
         const UNAVAILABLE: StatusCode = StatusCode::SERVICE_UNAVAILABLE;
         match self {
             Self::MalformedJson => ("MALFORMED_JSON", StatusCode::BAD_REQUEST, "Malformed JSON"),
@@ -115,20 +116,12 @@ impl Code {
                 StatusCode::UNSUPPORTED_MEDIA_TYPE,
                 "Unsupported media type",
             ),
-            Self::InvalidInputs => {
-                ("INVALID_INPUTS", StatusCode::UNPROCESSABLE_ENTITY, "Invalid inputs")
-            }
-            Self::InvalidOverride => {
-                ("INVALID_OVERRIDE", StatusCode::UNPROCESSABLE_ENTITY, "Invalid override")
-            }
-            Self::PromptInjection => {
-                ("PROMPT_INJECTION", StatusCode::UNPROCESSABLE_ENTITY, "Prompt injection")
-            }
-            Self::WebhooksDisabled => {
-                ("WEBHOOKS_DISABLED", StatusCode::UNPROCESSABLE_ENTITY, "Webhooks disabled")
-            }
+            Self::InvalidInputs => ("INVALID_INPUTS", UNPROCESSABLE, "Invalid inputs"),
+            Self::InvalidOverride => ("INVALID_OVERRIDE", UNPROCESSABLE, "Invalid override"),
+            Self::PromptInjection => ("PROMPT_INJECTION", UNPROCESSABLE, "Prompt injection"),
+            Self::WebhooksDisabled => ("WEBHOOKS_DISABLED", UNPROCESSABLE, "Webhooks disabled"),
             Self::IdempotencyMismatch => {
-                ("IDEMPOTENCY_MISMATCH", StatusCode::UNPROCESSABLE_ENTITY, "Idempotency mismatch")
+                ("IDEMPOTENCY_MISMATCH", UNPROCESSABLE, "Idempotency mismatch")
             }
             Self::RateLimited => ("RATE_LIMITED", StatusCode::TOO_MANY_REQUESTS, "Rate limited"),
             Self::TooManyRuns => ("TOO_MANY_RUNS", StatusCode::TOO_MANY_REQUESTS, "Too many runs"),

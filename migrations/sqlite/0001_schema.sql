@@ -381,7 +381,7 @@ CREATE INDEX observations_by_agent ON observations (tenant, agent, at, run_id, s
 CREATE INDEX observations_by_session ON observations (tenant, session_id, at, run_id, seq) WHERE session_id IS NOT NULL;
 
 -- The index of words, which triggers keep.
-CREATE VIRTUAL TABLE observation_words USING fts5 (content, content = 'observations', content_rowid = 'id', tokenize = 'porter unicode61');
+CREATE VIRTUAL TABLE observation_words USING fts5 (content, content = 'observations', content_rowid = 'id', tokenize = 'porter unicode61 remove_diacritics 0');
 CREATE TRIGGER observation_added AFTER INSERT ON observations BEGIN
     INSERT INTO observation_words (rowid, content) VALUES (new.id, new.content);
 END;

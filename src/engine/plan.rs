@@ -20,7 +20,9 @@ pub use self::contract::Contract;
 use self::contract::{contract, tool_choice};
 use self::given::only_given;
 use self::models::check_selected_model;
-use self::narrowing::{CapsOfTree, narrowed_budget, narrowed_limits, not_widened};
+use self::narrowing::{
+    CapsOfTree, delegation_seconds, narrowed_budget, narrowed_limits, not_widened,
+};
 pub use self::rules::{Rules, Window};
 use self::tools::{check_tool_names, client_tools, degraded, tools_of_run, unknown_tools};
 use super::answer_call::AnswerCall;
@@ -32,9 +34,7 @@ use crate::agents::prompt::{self, ActiveSkill, Background, Opening, PromptError,
 use crate::event::{SkillActivated, ValidationError};
 use crate::providers::router::Router;
 use crate::providers::{ToolOffer, WireNames, estimate};
-use crate::run::{
-    Budget, Delegation, Limits, OnLimit, Overrides, RunKind, Sampling, Thinking, ToolChoicePolicy,
-};
+use crate::run::{Delegation, OnLimit, Overrides, RunKind, Sampling, Thinking, ToolChoicePolicy};
 use crate::tools::executor::Executor;
 use crate::tools::mcp::Unlisted;
 use crate::tools::use_skill;
@@ -119,7 +119,7 @@ impl Plan {
         }
         let tool_choice =
             tool_choice(overrides, &definition.tool_choice, &contract, &offers, kind, single_shot)?;
-        warnings.extend(not_widened(&definition.limits, &definition.governance.budget, overrides));
+        warnings.extend(not_widened(definition, infos(), overrides));
         let budget = narrowed_budget(definition.governance.budget.clone(), overrides)?;
         let first = overrides.model.as_ref().unwrap_or(&definition.model);
         let models = definition.models_from(first);
@@ -323,10 +323,6 @@ fn sampling(defined: &Sampling, overrides: &Overrides) -> Result<Sampling, PlanE
         return Err(refused("/temperature", "temperature must be between 0 and 2"));
     }
     Ok(Sampling { temperature, ..defined.clone() })
-}
-
-fn delegation_seconds(limits: &Limits, budget: &Budget) -> u64 {
-    limits.tool_call_timeout_seconds.unwrap_or(budget.max_duration_seconds)
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
 use super::*;
+use crate::run::{Budget, Limits};
 
 #[test]
 fn a_timeout_that_is_written_out_bounds_delegation_whatever_it_is() {

@@ -114,11 +114,14 @@ impl Runtime {
         overrides: &Overrides,
     ) -> Result<Vec<ActiveSkill>, SkillError> {
         let wanted = overrides.active_skills.as_deref().unwrap_or_default();
-        let refused = |message: String| {
-            SkillError::Refused(ValidationError { pointer: "/active_skills".to_owned(), message })
+        let refused = |number: usize, message: String| {
+            let pointer = format!("/active_skills/{number}");
+            SkillError::Refused(ValidationError { pointer, message })
         };
-        if let Some(foreign) = wanted.iter().find(|name| !definition.skills.contains(name)) {
-            return Err(refused(format!("{} is not one of this agent's skills", quoted(foreign))));
+        let foreign = wanted.iter().enumerate().find(|(_, name)| !definition.skills.contains(name));
+        if let Some((number, name)) = foreign {
+            let why = format!("{} is not one of this agent's skills", quoted(name));
+            return Err(refused(number, why));
         }
         let mut names: Vec<&String> = Vec::new();
         for name in definition.active_skills.iter().chain(wanted) {
@@ -130,10 +133,10 @@ impl Runtime {
             Some(Skill { bounds, instructions, .. }) => {
                 Ok(ActiveSkill { bounds: bounds.clone(), instructions: instructions.clone() })
             }
-            None if wanted.contains(name) => {
-                Err(refused(format!("the file of the skill {name:?} is gone")))
-            }
-            None => Err(SkillError::Missing(name.clone())),
+            None => match wanted.iter().position(|wanted| wanted == name) {
+                Some(at) => Err(refused(at, format!("the file of the skill {name:?} is gone"))),
+                None => Err(SkillError::Missing(name.clone())),
+            },
         };
         names.into_iter().map(skill).collect()
     }

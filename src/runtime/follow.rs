@@ -118,7 +118,8 @@ impl Follower {
     /// event that was handed out. May be dropped and called again at any time.
     ///
     /// # Errors
-    /// [`StoreError`] where the journal is needed and cannot be read; asking again is possible.
+    /// [`StoreError`] where the journal is needed and cannot be read; asking again is possible, and goes
+    /// on behind an event that cannot be read.
     pub async fn next(&mut self) -> Result<Option<Arc<Published>>, StoreError> {
         loop {
             if self.over {
@@ -185,7 +186,11 @@ impl Follower {
             return Ok(());
         };
         let _turn = journals::turn(next.bytes).await;
-        let page = store.events_until(tenant, run, self.seen, next.until).await?;
+        let page = store.readable_until(tenant, run, self.seen, next.until).await;
+        if let Err(StoreError::UnreadableEvent { seq, .. }) = &page {
+            self.seen = *seq;
+        }
+        let page = page?;
         let page = page.into_iter().filter(|event| until.is_none_or(|until| event.seq <= until));
         self.ready.extend(page.map(|event| Arc::new(Published::new(StreamItem::Event(event)))));
         Ok(())

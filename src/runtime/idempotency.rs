@@ -44,7 +44,9 @@ impl IdempotencyKeys {
         }
         // The answer shows the run, which only its caller may see without the scope for it.
         let may_see = known.subject == caller.subject || caller.has("runs:read");
-        if known.request_hash == idempotency.request_hash && may_see {
+        if !may_see {
+            Err(StartError::IdempotencyKeyOfOther)
+        } else if known.request_hash == idempotency.request_hash {
             Ok(Some(known.id))
         } else {
             Err(StartError::IdempotencyMismatch)

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use uuid::Uuid;
 
 use super::backend::Work;
-use super::projection::events_of;
+use super::projection::{entries_of, events_of};
 use super::sql::{Query, Row};
 use super::tables::{JournalRow, Record};
 use super::{Store, StoreError, ToolCallRecord};
@@ -129,15 +129,48 @@ impl Store {
         after: i64,
         until: i64,
     ) -> Result<Vec<Event>, StoreError> {
+        let mut events = journal(&self.rows_until(tenant, run, after, until).await?)?;
+        events.retain(|event| event.seq > after);
+        Ok(events)
+    }
+
+    /// As [`Self::events_until`], up to the first one that cannot be read; an error where it is the first.
+    pub async fn readable_until(
+        &self,
+        tenant: &str,
+        run: Uuid,
+        after: i64,
+        until: i64,
+    ) -> Result<Vec<Event>, StoreError> {
+        let mut events = Vec::new();
+        for row in self.rows_until(tenant, run, after, until).await? {
+            for (_, event) in
+                entries_of(&JournalRow::read(&row)?).into_iter().filter(|(seq, _)| *seq > after)
+            {
+                match event {
+                    Ok(event) => events.push(event),
+                    Err(error) if events.is_empty() => return Err(error),
+                    Err(_) => return Ok(events),
+                }
+            }
+        }
+        Ok(events)
+    }
+
+    async fn rows_until(
+        &self,
+        tenant: &str,
+        run: Uuid,
+        after: i64,
+        until: i64,
+    ) -> Result<Vec<Row>, StoreError> {
         let rows = Query::new(
             "SELECT * FROM run_events WHERE run_id = :run AND seq > :after AND seq <= :until AND ",
         );
         let rows = rows.push(IS_OURS).push(" ORDER BY seq");
         let rows = rows.bind("tenant", tenant).bind("run", run);
         let rows = rows.bind("after", after).bind("until", until);
-        let mut events = journal(&self.backend.read(Work::Data, rows).await?)?;
-        events.retain(|event| event.seq > after);
-        Ok(events)
+        self.backend.read(Work::Data, rows).await
     }
 
     /// The journals of these runs, one after the other.

@@ -110,6 +110,16 @@ pub enum StoreError {
     /// A statement was refused or a row cannot be read; trying again will not help.
     #[error("the store failed: {0}")]
     Failed(String),
+    /// An entry of a journal is damaged, or of a version that this one does not know.
+    #[error("event {seq} of run {run} cannot be read: {why}")]
+    UnreadableEvent {
+        /// The run.
+        run: Uuid,
+        /// The number of the event.
+        seq: i64,
+        /// What is wrong with it.
+        why: String,
+    },
 }
 
 impl StoreError {

@@ -17,8 +17,8 @@ use uuid::Uuid;
 
 use self::calls::RunCalls;
 pub use self::calls::{CallChange, attach_payloads};
-pub(super) use self::journal::events_of;
 use self::journal::journal_row;
+pub(super) use self::journal::{entries_of, events_of};
 pub use self::run::RunChange;
 use self::run::run_change;
 use super::observations::observation;

@@ -205,6 +205,8 @@ async fn a_repeated_request_of_another_key_shows_it_no_run(db: Db) {
     assert_eq!(first.status, 200, "{first:?}");
     let stranger = send(&other).await;
     assert_eq!(refusal(&stranger), (422, "IDEMPOTENCY_MISMATCH"), "{:#}", stranger.body);
+    let why = stranger.body["detail"].as_str().unwrap();
+    assert!(why.contains("by another caller") && why.contains("runs:read"), "{why}");
     for key in [&own, &reader] {
         let again = send(key).await;
         assert_eq!((again.status.as_u16(), &again.body["run_id"]), (200, &first.body["run_id"]));

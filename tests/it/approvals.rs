@@ -228,6 +228,12 @@ async fn a_denied_call_is_told_to_the_model(db: Db) {
         service.get("/v1/approvals?status=denied").await.body["data"].as_array().unwrap().len(),
         1
     );
+    let (run, calls) = paths(&parked(&service, "editor").await.body);
+    let nothing = json!({"reason": " ", "arguments": null});
+    let denied = service.post(&format!("{}/deny", calls[0]), &nothing).await;
+    assert_eq!(denied.status, 200, "{:#}", denied.body);
+    let done = ended(&service, &run).await.to_string();
+    assert!(done.contains("testadmin denied this call. Do not"), "{done}");
 }
 
 async fn nobody_decides_in_time(db: Db) {

@@ -164,6 +164,7 @@ async fn a_journal_that_cannot_be_read_fails_its_run_and_no_other(db: Db) {
     assert_eq!(failed["error"]["code"], "INTERRUPTED", "{failed:#}");
     let message = text(&failed["error"], "message");
     assert!(message.contains("journal cannot be read") && message.contains("from.the_future"));
+    what_can_be_read_of_a_journal_is_shown(&service, &runs[0]).await;
     for run in &runs[1..] {
         let resumed = format!("{run}/events?limit=200");
         let is_resumed = |page: &Value| page.to_string().contains("run.resumed");
@@ -175,6 +176,35 @@ async fn a_journal_that_cannot_be_read_fails_its_run_and_no_other(db: Db) {
     assert_eq!(cancel.status, 202, "{:#}", cancel.body);
     let failed = is(&service, &parked, "failed").await;
     assert_eq!(failed["error"]["code"], "INTERRUPTED", "{failed:#}");
+}
+
+/// Its events but the one that cannot be read.
+async fn what_can_be_read_of_a_journal_is_shown(service: &Service, run: &str) {
+    let (mut seen, mut refused, mut after) = (Vec::new(), 0, 0);
+    loop {
+        let page = service.get(&format!("{run}/events?after={after}")).await;
+        if page.status == 500 {
+            assert_eq!(page.body["code"], "JOURNAL_UNREADABLE", "{:#}", page.body);
+            let told = format!("Event {} of the run", after + 1);
+            assert!(text(&page.body, "detail").starts_with(&told), "{:#}", page.body);
+            (refused, after) = (refused + 1, after + 1);
+            continue;
+        }
+        let events = page.body["data"].as_array().unwrap();
+        seen.extend(events.iter().map(|event| text(event, "type").to_owned()));
+        after += i64::try_from(events.len()).unwrap();
+        if page.body["next_cursor"].is_null() {
+            break;
+        }
+    }
+    assert_eq!((refused, &*seen[seen.len() - 1]), (1, "run.failed"), "{seen:?}");
+    let stream = service.request(Method::GET, &format!("{run}/events"));
+    let stream = stream.header("accept", "text/event-stream").send().await.unwrap();
+    let stream = stream.text().await.unwrap();
+    for kind in seen {
+        assert!(stream.contains(&format!("event: {kind}\n")), "{kind}: {stream}");
+    }
+    assert!(stream.contains("cannot be read\n"), "{stream}");
 }
 
 /// One run kills its process each time it goes on; beside it, others wait for their model.

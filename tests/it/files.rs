@@ -460,6 +460,8 @@ async fn a_repeated_or_refused_invocation_replaces_no_file(db: Db) {
     let first = invoke(&service, "remembers", key, &sent(b"first", &request)).await;
     assert_eq!(first.status, 200, "{:?}", first.bytes);
     let file = "/v1/sessions/s/files/in/data.csv";
+    let part = put(&service, file, &[("content-range", "bytes 0-3/9")], b"part").await;
+    assert_eq!((part.status, &part.json()["code"]), (400, &json!("INVALID_PARAMETER")));
     assert_eq!(put(&service, file, &[], b"changed since").await.status, 204);
     let again = invoke(&service, "remembers", key, &sent(b"first", &request)).await;
     assert_eq!((again.status, again.header("idempotency-replayed")), (200, "true"));

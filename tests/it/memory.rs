@@ -223,6 +223,7 @@ async fn memory_is_listed_and_forgotten(db: Db) {
     assert_eq!(memory(&service, "?agent=fish&q=PELICANS").await.len(), 1);
     assert!(memory(&service, "?q=pelican%20tiger").await.is_empty());
     assert!(memory(&service, "?q=%27%29%20OR%20the").await.is_empty());
+    assert_eq!(memory(&service, "?q=").await.len(), 6, "no words");
     let newest = &memory(&service, "?limit=1").await[0];
     assert_eq!(
         (&newest["run_id"], &newest["agent"], &newest["session_id"], &newest["kind"]),
@@ -264,6 +265,9 @@ async fn memory_is_listed_and_forgotten(db: Db) {
     assert_eq!(of_session, json!({"deleted": 2}));
     assert_eq!(service.delete("/v1/memory?agent=bird").await.body, json!({"deleted": 2}));
     assert!(memory(&service, "?agent=bird").await.is_empty());
+    service.run("bird", &say("from Zürich")).await;
+    assert_eq!(memory(&service, "?q=z%C3%BCrich").await.len(), 1);
+    assert!(memory(&service, "?q=zurich").await.is_empty(), "another word, in both stores");
     let records = service.get("/v1/audit?action=memory.deleted").await.body;
     let deleted: Vec<_> =
         records["data"].as_array().unwrap().iter().map(|row| &row["arguments"]).collect();

@@ -332,6 +332,7 @@ async fn what_a_request_cannot_widen_is_told(db: Db) {
         "budget": {"max_tool_calls": 9999, "max_total_tokens": 200_000, "max_lines_changed": 10}});
     let told = json!([
         "max_iterations: the agent allows 5, which holds, and not 999.",
+        "tool_call_timeout_seconds: the agent allows 60, which holds, and not 90.",
         "error_threshold: the agent allows 3, which holds, and not 4.",
         "budget.max_tool_calls: the agent allows 7, which holds, and not 9999.",
         "budget.max_total_tokens: the agent allows 100000, which holds, and not 200000.",

@@ -150,14 +150,17 @@ async fn skills_are_active_from_the_start_by_definition_and_request(db: Db) {
 
     for route in ["invoke", "invoke-iterative"] {
         let foreign = service
-            .post(&format!("/v1/agents/worker/{route}"), &json!({"active_skills": ["other"]}))
+            .post(
+                &format!("/v1/agents/worker/{route}"),
+                &json!({"active_skills": ["careful", "other"]}),
+            )
             .await;
         assert_eq!(
             (foreign.status.as_u16(), &foreign.body["code"]),
             (422, &json!("INVALID_OVERRIDE")),
             "{foreign:?}"
         );
-        assert_eq!(foreign.body["errors"][0]["pointer"], "/active_skills");
+        assert_eq!(foreign.body["errors"][0]["pointer"], "/active_skills/1");
     }
     let ask = json!({"name": "ask", "input_schema": {"type": "object"}});
     for (agent, skills, tools) in [

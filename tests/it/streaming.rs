@@ -156,9 +156,11 @@ async fn an_invocation_streams_its_events_and_ends_with_the_answer(db: Db) {
         [("invoke-iterative", false), ("invoke-iterative", true), ("invoke", false)]
     {
         let request = service.request(Method::POST, &format!("/v1/agents/worker/{path}"));
-        let request = request.header("accept", "text/event-stream");
+        let request = request.header("accept", if queued { "text/*" } else { "text/event-stream" });
         let request = if queued { request.header("prefer", "respond-async") } else { request };
         let response = request.json(&json!({"metadata": {"a": "b"}})).send().await.unwrap();
+        let applied = response.headers().get("preference-applied").map(|it| it.to_str().unwrap());
+        assert_eq!(applied, queued.then_some("respond-async"));
         let run = response.headers()["x-run-id"].to_str().unwrap().to_owned();
         let mut frames = Reader::of(response).rest().await;
 

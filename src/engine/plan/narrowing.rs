@@ -5,7 +5,9 @@ use std::fmt::Display;
 use serde::{Deserialize, Serialize};
 
 use super::{Plan, PlanError, Rules, refused};
+use crate::agents::Definition;
 use crate::run::{Budget, Limits, Overrides, Usd};
+use crate::tools::ToolInfo;
 
 /// Which caps of a run are what the run that started it had left of its own.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,7 +61,12 @@ pub(super) fn narrowed_limits(limits: Limits, o: &Overrides) -> Result<Limits, P
 }
 
 /// What a request asks for beyond what the definition allows, which holds.
-pub(super) fn not_widened(limits: &Limits, budget: &Budget, o: &Overrides) -> Vec<String> {
+pub(super) fn not_widened<'t>(
+    definition: &Definition,
+    tools: impl Iterator<Item = &'t ToolInfo>,
+    o: &Overrides,
+) -> Vec<String> {
+    let (limits, budget) = (&definition.limits, &definition.governance.budget);
     let of_budget = o.budget.clone().unwrap_or_default();
     let counts = [
         ("max_attempts", o.max_attempts.map(u64::from), limits.max_attempts.into()),
@@ -74,11 +81,7 @@ pub(super) fn not_widened(limits: &Limits, budget: &Budget, o: &Overrides) -> Ve
             o.max_tool_calls_per_iteration.map(u64::from),
             limits.max_tool_calls_per_iteration.into(),
         ),
-        (
-            "tool_call_timeout_seconds",
-            o.tool_call_timeout_seconds,
-            limits.tool_call_timeout_seconds.unwrap_or(u64::MAX),
-        ),
+        ("tool_call_timeout_seconds", o.tool_call_timeout_seconds, longest_call(definition, tools)),
         ("error_threshold", o.error_threshold.map(u64::from), limits.error_threshold.into()),
         ("budget.max_iterations", of_budget.max_iterations, budget.max_iterations),
         (
@@ -106,6 +109,25 @@ pub(super) fn not_widened(limits: &Limits, budget: &Budget, o: &Overrides) -> Ve
     counts
         .chain(cost.map(|(asked, allowed)| told("budget.max_cost_usd", &asked, &allowed)))
         .collect()
+}
+
+/// Seconds that the longest of the agent's calls may take.
+fn longest_call<'t>(definition: &Definition, tools: impl Iterator<Item = &'t ToolInfo>) -> u64 {
+    let limits = &definition.limits;
+    let options = definition.tool_options.values().filter_map(|options| options.timeout_seconds);
+    let longest = options.fold(limits.call_seconds(), u64::max);
+    if limits.tool_call_timeout_seconds.is_some() {
+        return longest;
+    }
+    let delegation = delegation_seconds(limits, &definition.governance.budget);
+    let delegation = definition.delegates().next().map(|_| delegation);
+    let own = tools.filter_map(|tool| tool.defaults.timeout).map(|timeout| timeout.as_secs());
+    own.chain(delegation).fold(longest, u64::max)
+}
+
+/// Seconds that a call may take which leaves work to another agent.
+pub(super) fn delegation_seconds(limits: &Limits, budget: &Budget) -> u64 {
+    limits.tool_call_timeout_seconds.unwrap_or(budget.max_duration_seconds)
 }
 
 pub(super) fn narrowed_budget(budget: Budget, o: &Overrides) -> Result<Budget, PlanError> {

@@ -270,7 +270,8 @@ fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
         Some("redeliver_webhook") => codes.push(Code::WebhooksDisabled),
         Some("delete_session") => codes.push(Code::SessionBusy),
         Some("revoke_key") => codes.push(Code::ProtectedKey),
-        Some("list_events") => codes.push(Code::NotAcceptable),
+        Some("list_events") => codes.extend([Code::NotAcceptable, Code::JournalUnreadable]),
+        Some("list_tool_calls" | "list_messages") => codes.push(Code::JournalUnreadable),
         Some("create_token" | "get_metrics") => codes.push(Code::NotFound),
         _ => {}
     }

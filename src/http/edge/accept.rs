@@ -28,8 +28,8 @@ impl FromRequestParts<App> for MediaType {
     }
 }
 
-/// The media type with the higher quality value. An event stream must be named explicitly. On a tie it
-/// wins over a wildcard; where JSON is named as well, the first wins: clients that are generated from
+/// The media type with the higher quality value. An event stream must be named, or all text. On a tie
+/// it wins over a wildcard; where JSON is named as well, the first wins: clients that are generated from
 /// the document name all that an operation answers, and read the first.
 pub(super) fn preferred(headers: &HeaderMap) -> Option<MediaType> {
     let mut given = headers.get_all(ACCEPT).iter().peekable();
@@ -48,6 +48,7 @@ pub(super) fn preferred(headers: &HeaderMap) -> Option<MediaType> {
             "application/*" => json.note(2, weight, place),
             "*/*" => json.note(1, weight, place),
             "text/event-stream" => stream.note(3, weight, place),
+            "text/*" => stream.note(2, weight, place),
             _ => {}
         }
     }
@@ -101,7 +102,10 @@ mod tests {
             (&["text/event-stream;q=0, */*"], Some(MediaType::Json)),
             (&["application/json;q=0, */*"], None),
             (&["text/html"], None),
-            (&["text/*"], None),
+            (&["text/*"], Some(MediaType::EventStream)),
+            (&["text/*, application/json"], Some(MediaType::EventStream)),
+            (&["application/json, text/*"], Some(MediaType::Json)),
+            (&["text/*;q=0.5, text/event-stream;q=0, */*"], Some(MediaType::Json)),
             (&[""], None),
         ];
         for (accept, expected) in cases {

@@ -12,17 +12,20 @@ use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Uri};
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
 use http_body_util::BodyExt;
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 use strum::VariantNames;
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::Schema;
+use utoipa::{Number, PartialSchema};
 use uuid::Uuid;
 
 use super::cursor::{Filters, ListId};
 use super::problem::{Code, Problem};
-use crate::bounds::json::{self, Unreadable, escaped_key};
+use crate::bounds::json::{self, Unreadable, escaped_key, unescaped_key};
 use crate::bounds::memory;
 use crate::bounds::text::{quoted, shortened};
 use crate::event::ValidationError;
@@ -151,10 +154,11 @@ fn escapes_nul(json: &[u8]) -> bool {
 }
 
 /// Deserializes an object; the error's pointer names the offending field, also if it is unknown.
-pub(crate) fn fields<T: DeserializeOwned>(
-    object: Map<String, Value>,
+pub(crate) fn fields<T: DeserializeOwned + PartialSchema>(
+    mut object: Map<String, Value>,
 ) -> Result<T, ValidationError> {
-    serde_path_to_error::deserialize(Value::Object(object)).map_err(|error| {
+    object.values_mut().for_each(as_whole);
+    let read = serde_path_to_error::deserialize(Value::Object(object)).map_err(|error| {
         let pointer = pointer(error.path());
         let said = error.into_inner().to_string();
         match said.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`')) {
@@ -164,19 +168,67 @@ pub(crate) fn fields<T: DeserializeOwned>(
             },
             None => ValidationError { pointer, message: shortened(&in_words(said)) },
         }
-    })
+    });
+    read.map_err(|error| in_range::<T>("", error))
 }
+
+/// Makes an integer of what JSON Schema takes for one: `5.0` is 5.
+pub(crate) fn as_whole(value: &mut Value) {
+    const EXACT: f64 = 9_007_199_254_740_992.0;
+    let number = value.as_f64().filter(|_| value.is_f64());
+    let whole = number.filter(|number| number.fract() == 0.0 && number.abs() <= EXACT);
+    #[expect(clippy::cast_possible_truncation, reason = "exact below 2^53")]
+    if let Some(whole) = whole {
+        *value = (whole as i64).into();
+    }
+}
+
+/// Says the range of a number where the schema of the object at `place` has one.
+pub(crate) fn in_range<T: PartialSchema>(
+    place: &str,
+    mut error: ValidationError,
+) -> ValidationError {
+    if error.message != format!("must be {WHOLE}") {
+        return error;
+    }
+    let field = error.pointer.strip_prefix(place).and_then(|rest| rest.strip_prefix('/'));
+    let RefOr::T(Schema::Object(object)) = T::schema() else { return error };
+    let field = field.and_then(|field| object.properties.get(&unescaped_key(field)));
+    let Some(RefOr::T(Schema::Object(number))) = field else { return error };
+    let text = |number: &Number| match number {
+        Number::Int(number) => number.to_string(),
+        Number::UInt(number) => number.to_string(),
+        Number::Float(number) => number.to_string(),
+    };
+    let range = match (number.minimum.as_ref().map(text), number.maximum.as_ref().map(text)) {
+        (Some(least), Some(most)) => format!(" from {least} to {most}"),
+        (Some(least), None) => format!(" of at least {least}"),
+        (None, _) => String::new(),
+    };
+    error.message.push_str(&range);
+    error
+}
+
+/// What is said of a value that is no whole number.
+const WHOLE: &str = "a whole number";
 
 /// What serde says of a value, without names of Rust's types.
 fn in_words(said: String) -> String {
     if said.starts_with("UUID parsing failed") {
         return "must be a UUID".to_owned();
     }
-    let is_wrong = ["invalid type: ", "invalid value: "].iter().any(|kind| said.starts_with(kind));
+    let kinds = ["invalid type: ", "invalid value: ", "unknown variant "];
+    let is_wrong = kinds.iter().any(|kind| said.starts_with(kind));
     let Some((_, expected)) = said.rsplit_once(", expected ").filter(|_| is_wrong) else {
         return said;
     };
-    let whole = |least: i64, most: u64| format!("a whole number from {least} to {most}");
+    let given = said.split('`').nth(1).and_then(|value| value.parse::<f64>().ok());
+    #[expect(clippy::cast_precision_loss, reason = "what is compared is far from the largest")]
+    let whole = |least: i64, most: u64| match given {
+        Some(given) if given > most as f64 => format!("{WHOLE} of at most {most}"),
+        Some(given) if least < 0 && given < least as f64 => format!("{WHOLE} of at least {least}"),
+        _ => WHOLE.to_owned(),
+    };
     let expected = match expected {
         "a map" => "an object".to_owned(),
         "a sequence" => "a list".to_owned(),
@@ -190,6 +242,8 @@ fn in_words(said: String) -> String {
         "i16" => whole(i16::MIN.into(), 32_767),
         "i32" => whole(i32::MIN.into(), 2_147_483_647),
         "i64" | "isize" => whole(i64::MIN, 9_223_372_036_854_775_807),
+        "map with a single key" => "an object with one field".to_owned(),
+        "string or map" => "a string or an object".to_owned(),
         other if other.starts_with("struct ") => "an object".to_owned(),
         other => other.to_owned(),
     };
@@ -319,6 +373,16 @@ impl Params {
         self.value(name, A_TIME, |text| time(&text.replace(' ', "+")))
     }
 
+    /// Takes the end of a period, or its beginning that belongs to it. Stored times are whole
+    /// microseconds: the next one means the same.
+    pub(crate) fn bound(&mut self, name: &str) -> Result<Option<DateTime<Utc>>, Problem> {
+        let up = |time: DateTime<Utc>| match time.trunc_subsecs(6) {
+            whole if whole < time => whole + TimeDelta::microseconds(1),
+            whole => whole,
+        };
+        Ok(self.time(name)?.map(up))
+    }
+
     pub(crate) fn uuid(&mut self, name: &str) -> Result<Option<Uuid>, Problem> {
         self.value(name, "a UUID", |text| Uuid::try_parse(text).ok())
     }
@@ -346,8 +410,14 @@ impl Params {
 }
 
 fn time(text: &str) -> Option<DateTime<Utc>> {
-    DateTime::parse_from_rfc3339(text).ok().map(|time| time.to_utc())
+    let time = DateTime::parse_from_rfc3339(text).ok()?.to_utc();
+    // A leap second is the first one of the next minute.
+    let nanos = time.timestamp_subsec_nanos();
+    DateTime::from_timestamp(time.timestamp() + i64::from(nanos / NANOS), nanos % NANOS)
 }
+
+/// Nanoseconds of a second.
+const NANOS: u32 = 1_000_000_000;
 
 /// A time in a body, with an error that says how one is written.
 pub(crate) fn optional_time<'de, D: Deserializer<'de>>(

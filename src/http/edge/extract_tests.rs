@@ -3,6 +3,7 @@
 use futures::stream;
 use proptest::prelude::*;
 use serde_json::json;
+use utoipa::ToSchema;
 
 use super::*;
 use crate::run::Overrides;
@@ -85,36 +86,48 @@ fn an_invalid_field_is_reported_with_its_pointer() {
 
 #[test]
 fn what_is_wrong_with_a_field_is_said_without_names_of_types() {
-    #[derive(Debug, Deserialize)]
+    #[derive(Debug, Deserialize, ToSchema)]
     #[serde(deny_unknown_fields)]
     #[expect(dead_code, reason = "only what is refused is looked at")]
     struct Outer {
         tool: String,
         inner: Option<Inner>,
         count: Option<u32>,
+        #[schema(minimum = -9, maximum = 9)]
         rank: Option<i16>,
+        choice: Option<Choice>,
         share: Option<f64>,
         id: Option<Uuid>,
         list: Option<Vec<Inner>>,
         map: Option<std::collections::BTreeMap<String, bool>>,
     }
-    #[derive(Debug, Deserialize)]
+    #[derive(Debug, Deserialize, ToSchema)]
     #[expect(dead_code, reason = "only what is refused is looked at")]
     struct Inner {
         url: String,
     }
+    #[derive(Debug, Deserialize, ToSchema)]
+    #[serde(rename_all = "snake_case")]
+    #[expect(dead_code, reason = "only what is refused is looked at")]
+    enum Choice {
+        A,
+        B,
+        Tool(String),
+    }
     for (field, value, pointer, message) in [
         ("inner", json!("x"), "/inner", "must be an object"),
         ("inner", json!({}), "/inner/url", "is required"),
-        ("count", json!("many"), "/count", "must be a whole number from 0 to 4294967295"),
-        ("count", json!(-1), "/count", "must be a whole number from 0 to 4294967295"),
+        ("count", json!("many"), "/count", "must be a whole number of at least 0"),
+        ("count", json!(-1), "/count", "must be a whole number of at least 0"),
         (
             "count",
             json!(4_294_967_296_u64),
             "/count",
-            "must be a whole number from 0 to 4294967295",
+            "must be a whole number of at most 4294967295",
         ),
-        ("rank", json!(1.5), "/rank", "must be a whole number from -32768 to 32767"),
+        ("rank", json!(1.5), "/rank", "must be a whole number from -9 to 9"),
+        ("choice", json!("c"), "/choice", "must be one of `a`, `b`, `tool`"),
+        ("choice", json!({"tool": "x", "y": 1}), "/choice", "must be an object with one field"),
         ("share", json!([]), "/share", "must be a number"),
         ("id", json!(7), "/id", "must be a UUID"),
         ("id", json!("x, expected y"), "/id", "must be a UUID"),
@@ -153,6 +166,15 @@ fn times_are_rfc_3339_also_with_an_unencoded_plus() {
     {
         let time = Params::parse(&format!("t={text}")).unwrap().time("t").unwrap().unwrap();
         assert_eq!(time.to_rfc3339(), "2026-01-31T12:00:00+00:00", "{text}");
+    }
+    for (text, until) in [
+        ("2026-06-30T23:59:60Z", "2026-07-01T00:00:00+00:00"),
+        ("2026-06-30T23:59:60.5Z", "2026-07-01T00:00:00.500+00:00"),
+        ("2026-01-31T12:00:00.000001Z", "2026-01-31T12:00:00.000001+00:00"),
+        ("2026-01-31T12:00:00.000001001Z", "2026-01-31T12:00:00.000002+00:00"),
+    ] {
+        let bound = Params::parse(&format!("t={text}")).unwrap().bound("t").unwrap().unwrap();
+        assert_eq!(bound.to_rfc3339(), until, "{text}");
     }
     for text in ["yesterday", "2026-01-31", "1769860800", ""] {
         assert!(Params::parse(&format!("t={text}")).unwrap().time("t").is_err(), "{text}");

@@ -58,6 +58,7 @@ pub(crate) enum Code {
     TooManyRuns,
     HeadersTooLarge,
     Internal,
+    JournalUnreadable,
     Overloaded,
     Draining,
     StoreUnavailable,
@@ -69,6 +70,7 @@ pub(crate) enum Code {
 impl Code {
     /// Name, status and title.
     fn meaning(self) -> (&'static str, StatusCode, &'static str) {
+        const UNPROCESSABLE: StatusCode = StatusCode::UNPROCESSABLE_ENTITY;
         const UNAVAILABLE: StatusCode = StatusCode::SERVICE_UNAVAILABLE;
         match self {
             Self::MalformedJson => ("MALFORMED_JSON", StatusCode::BAD_REQUEST, "Malformed JSON"),
@@ -115,20 +117,12 @@ impl Code {
                 StatusCode::UNSUPPORTED_MEDIA_TYPE,
                 "Unsupported media type",
             ),
-            Self::InvalidInputs => {
-                ("INVALID_INPUTS", StatusCode::UNPROCESSABLE_ENTITY, "Invalid inputs")
-            }
-            Self::InvalidOverride => {
-                ("INVALID_OVERRIDE", StatusCode::UNPROCESSABLE_ENTITY, "Invalid override")
-            }
-            Self::PromptInjection => {
-                ("PROMPT_INJECTION", StatusCode::UNPROCESSABLE_ENTITY, "Prompt injection")
-            }
-            Self::WebhooksDisabled => {
-                ("WEBHOOKS_DISABLED", StatusCode::UNPROCESSABLE_ENTITY, "Webhooks disabled")
-            }
+            Self::InvalidInputs => ("INVALID_INPUTS", UNPROCESSABLE, "Invalid inputs"),
+            Self::InvalidOverride => ("INVALID_OVERRIDE", UNPROCESSABLE, "Invalid override"),
+            Self::PromptInjection => ("PROMPT_INJECTION", UNPROCESSABLE, "Prompt injection"),
+            Self::WebhooksDisabled => ("WEBHOOKS_DISABLED", UNPROCESSABLE, "Webhooks disabled"),
             Self::IdempotencyMismatch => {
-                ("IDEMPOTENCY_MISMATCH", StatusCode::UNPROCESSABLE_ENTITY, "Idempotency mismatch")
+                ("IDEMPOTENCY_MISMATCH", UNPROCESSABLE, "Idempotency mismatch")
             }
             Self::RateLimited => ("RATE_LIMITED", StatusCode::TOO_MANY_REQUESTS, "Rate limited"),
             Self::TooManyRuns => ("TOO_MANY_RUNS", StatusCode::TOO_MANY_REQUESTS, "Too many runs"),
@@ -138,6 +132,9 @@ impl Code {
                 "Headers too large",
             ),
             Self::Internal => ("INTERNAL", StatusCode::INTERNAL_SERVER_ERROR, "Internal error"),
+            Self::JournalUnreadable => {
+                ("JOURNAL_UNREADABLE", StatusCode::INTERNAL_SERVER_ERROR, "Journal unreadable")
+            }
             Self::Overloaded => ("OVERLOADED", UNAVAILABLE, "Overloaded"),
             Self::Draining => ("DRAINING", UNAVAILABLE, "Shutting down"),
             Self::StoreUnavailable => ("STORE_UNAVAILABLE", UNAVAILABLE, "Store unavailable"),
@@ -385,6 +382,16 @@ impl From<StoreError> for Problem {
                 let detail = "The store is temporarily unavailable.";
                 Self { cause: Some(error.to_string()), ..Self::new(Code::StoreUnavailable, detail) }
             }
+            StoreError::UnreadableEvent { run, seq, .. } => {
+                let detail = format!(
+                    "Event {seq} of the run {run} cannot be read; GET \
+                     /runs/{run}/events?after={seq} goes on behind it."
+                );
+                Self {
+                    cause: Some(error.to_string()),
+                    ..Self::new(Code::JournalUnreadable, detail)
+                }
+            }
             StoreError::Failed(_) => Self::internal(error.to_string()),
         }
     }
@@ -458,7 +465,9 @@ impl From<StartError> for Problem {
             StartError::RunIdTaken(_) => Code::RunIdTaken,
             StartError::SessionBusy(_) => Code::SessionBusy,
             StartError::SessionOfOtherAgent(_) => Code::SessionOfOtherAgent,
-            StartError::IdempotencyMismatch => Code::IdempotencyMismatch,
+            StartError::IdempotencyMismatch | StartError::IdempotencyKeyOfOther => {
+                Code::IdempotencyMismatch
+            }
             StartError::WebhooksDisabled => Code::WebhooksDisabled,
             StartError::Overloaded | StartError::SessionContended => Code::Overloaded,
             StartError::TooManyRuns(_) => Code::TooManyRuns,

@@ -7,7 +7,7 @@ use utoipa::PartialSchema;
 
 use super::*;
 
-const ALL: [Code; 35] = [
+const ALL: [Code; 36] = [
     Code::MalformedJson,
     Code::InvalidParameter,
     Code::Unauthenticated,
@@ -37,6 +37,7 @@ const ALL: [Code; 35] = [
     Code::TooManyRuns,
     Code::HeadersTooLarge,
     Code::Internal,
+    Code::JournalUnreadable,
     Code::Overloaded,
     Code::Draining,
     Code::StoreUnavailable,
@@ -96,6 +97,7 @@ fn codes_statuses_and_titles_are_a_contract() {
     429 TOO_MANY_RUNS Too many runs retry 1
     431 HEADERS_TOO_LARGE Headers too large
     500 INTERNAL Internal error
+    500 JOURNAL_UNREADABLE Journal unreadable
     503 OVERLOADED Overloaded retry 1
     503 DRAINING Shutting down retry 5
     503 STORE_UNAVAILABLE Store unavailable retry 2
@@ -193,6 +195,11 @@ fn every_start_error_has_its_code() {
     assert_eq!(code(StartError::InvalidOverride(error)), Code::InvalidOverride);
     for (error, detail) in [
         (StartError::IdempotencyMismatch, "The idempotency key was used for another request."),
+        (
+            StartError::IdempotencyKeyOfOther,
+            "The idempotency key was used by another caller, whose run this one may not see without \
+             the scope runs:read.",
+        ),
         (StartError::Overloaded, "Too many runs are in progress or queued."),
     ] {
         assert_eq!(Problem::from(error).detail, detail);

@@ -7,9 +7,10 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
 use chrono::{DateTime, Utc};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use utoipa::ToSchema;
+use utoipa::{PartialSchema, ToSchema};
 
 use super::page::{LISTS, ListParams, Listing, MAX_PAGE, by_time, time_position};
 use super::pending_views::Pending;
@@ -134,7 +135,9 @@ pub(crate) struct DenyRequest {
 }
 
 /// Parses an answer and checks the length of its reason.
-fn parse_answer<T: for<'de> Deserialize<'de>>(body: Map<String, Value>) -> Result<T, Problem> {
+fn parse_answer<T: DeserializeOwned + PartialSchema>(
+    body: Map<String, Value>,
+) -> Result<T, Problem> {
     if body
         .get("reason")
         .and_then(Value::as_str)
@@ -143,6 +146,11 @@ fn parse_answer<T: for<'de> Deserialize<'de>>(body: Map<String, Value>) -> Resul
         return Err(Problem::at(Code::InvalidInputs, "/reason", "must be at most 1000 characters"));
     }
     fields(body).map_err(|error| Problem::invalid(Code::InvalidInputs, vec![error]))
+}
+
+/// A reason that says something.
+fn given(reason: Option<String>) -> Option<String> {
+    reason.filter(|reason| !reason.trim().is_empty())
 }
 
 /// Approve a tool call
@@ -169,8 +177,8 @@ pub(crate) async fn approve_tool_call(
     params.finish()?;
     refuse_anonymous(&app.auth)?;
     let ApproveRequest { reason, arguments, clears } = parse_answer(body)?;
-    let run =
-        app.runtime.approve(&caller, place, reason, arguments, clears.unwrap_or_default()).await?;
+    let clears = clears.unwrap_or_default();
+    let run = app.runtime.approve(&caller, place, given(reason), arguments, clears).await?;
     answer_to(&app, &caller, run).await
 }
 
@@ -192,12 +200,14 @@ pub(crate) async fn deny_tool_call(
     caller: Scoped<RunsApprove>,
     CallId(place): CallId,
     params: Params,
-    JsonObject(body): JsonObject,
+    JsonObject(mut body): JsonObject,
 ) -> Result<Json<RunAnswer>, Problem> {
     params.finish()?;
     refuse_anonymous(&app.auth)?;
+    // What an approval may have besides.
+    body.retain(|field, value| !(["arguments", "clears"].contains(&&**field) && value.is_null()));
     let DenyRequest { reason } = parse_answer(body)?;
-    let run = app.runtime.deny(&caller, place, reason).await?;
+    let run = app.runtime.deny(&caller, place, given(reason)).await?;
     answer_to(&app, &caller, run).await
 }
 

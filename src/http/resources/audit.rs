@@ -146,7 +146,7 @@ pub(crate) async fn list_audit(
         subject: params.text("subject"),
         outcome: params.value("outcome", "an outcome", one_of(CallOutcome::WORDS))?,
         created_after: params.time("created_after")?,
-        created_before: params.time("created_before")?,
+        created_before: params.bound("created_before")?,
     };
     let page = by_time(&mut params, &caller.tenant, LISTS)?;
     params.finish()?;

@@ -149,7 +149,7 @@ async fn events_from(
         return Ok(Json(Listing::<JournalEntry>::whole(Vec::new())).into_response());
     };
     let turn = journals::turn(next.bytes).await;
-    let events = app.store.events_until(&run.tenant, run.id, after, next.until).await?;
+    let events = app.store.readable_until(&run.tenant, run.id, after, next.until).await?;
     let listing = move || {
         let _turn = turn;
         let unwritable = |error: serde_json::Error| Problem::internal(error.to_string());

@@ -388,6 +388,10 @@ async fn put(
 ) -> Result<Response, Problem> {
     let (parts, body) = request.into_parts();
     refuse_encoding(&parts.headers)?;
+    if parts.headers.contains_key(CONTENT_RANGE) {
+        let why = "The header Content-Range is not taken: the body is the whole file.";
+        return Err(Problem::new(Code::InvalidParameter, why)); // RFC 9110, section 14.5
+    }
     let condition = Preconditions::read(&parts.headers).of_change();
     let files = app.runtime.files_of(&caller.tenant, &owner).await?;
     let pace = Pace::default();

@@ -15,11 +15,12 @@ use uuid::Uuid;
 
 use super::uploads::MAX_FILES;
 use crate::bounds::json::escaped_key;
+use crate::event::ValidationError;
 use crate::http::document::openapi::{one_object, properties};
 use crate::http::document::vocabulary::{RunInputs, RunMetadata};
-use crate::http::edge::extract::{fields, optional_time};
+use crate::http::edge::extract::{as_whole, fields, in_range, optional_time};
 use crate::http::edge::problem::{Code, Problem};
-use crate::run::{GivenCall, Overrides, RunKind};
+use crate::run::{BudgetOverrides, GivenCall, Overrides, RunKind};
 use crate::runtime::{FileCopy, FileOwner};
 use crate::store::QueuePlace;
 
@@ -155,7 +156,11 @@ impl Invocation {
                 ));
             }
         };
-        let invalid = |error| Problem::invalid(Code::InvalidOverride, vec![error]);
+        let invalid = |error: ValidationError| {
+            let is_of_files = error.pointer.starts_with("/files");
+            let code = if is_of_files { Code::InvalidInputs } else { Code::InvalidOverride };
+            Problem::invalid(code, vec![error])
+        };
         let mut envelope = Map::new();
         for name in
             ["run_id", "session_id", "metadata", "priority", "available_at", "files", "dry_run"]
@@ -217,7 +222,7 @@ fn given(body: &mut Map<String, Value>) -> Result<GivenCall, Problem> {
     Ok(GivenCall { tool, arguments })
 }
 
-fn overrides(kind: RunKind, body: Map<String, Value>) -> Result<Overrides, Problem> {
+fn overrides(kind: RunKind, mut body: Map<String, Value>) -> Result<Overrides, Problem> {
     let refused = |name: &str, why: &str| {
         Problem::at(Code::InvalidOverride, format!("/{}", escaped_key(name)), why)
     };
@@ -229,11 +234,14 @@ fn overrides(kind: RunKind, body: Map<String, Value>) -> Result<Overrides, Probl
     if let Some(name) = body.keys().find(|name| !is_taken(name)) {
         return Err(refused(name, "is not a field of this request"));
     }
-    // serde would read a list as the fields in order.
-    if body.get("budget").is_some_and(Value::is_array) {
-        return Err(refused("budget", "must be an object"));
+    match body.get_mut("budget") {
+        Some(Value::Object(budget)) => budget.values_mut().for_each(as_whole),
+        // serde would read a list as the fields in order.
+        Some(Value::Array(_)) => return Err(refused("budget", "must be an object")),
+        _ => {}
     }
-    fields(body).map_err(|mut error| {
+    fields(body).map_err(|error| {
+        let mut error = in_range::<BudgetOverrides>("/budget", error);
         if error.message.starts_with("unknown field") {
             error.message = "is not a field of this request".into();
         }

@@ -52,11 +52,37 @@ fn null_means_absent() {
 }
 
 #[test]
+fn a_whole_number_may_be_written_with_a_fraction_of_zero() {
+    let body = json!({"max_iterations": 5.0, "priority": -2.0, "temperature": 1.0,
+        "budget": {"max_tool_calls": 1e2, "max_cost_usd": 2.0}});
+    let Invocation { overrides, queue, .. } = read(RunKind::Iterative, &body).unwrap();
+    let budget = overrides.budget.unwrap();
+    assert_eq!((overrides.max_iterations, queue.priority), (Some(5), -2));
+    assert_eq!((overrides.temperature, budget.max_tool_calls), (Some(1.0), Some(100)));
+}
+
+#[test]
+fn a_wrong_number_is_told_its_range() {
+    for (body, message) in [
+        (json!({"max_iterations": "2"}), "must be a whole number of at least 1"),
+        (json!({"max_iterations": 1e12}), "must be a whole number of at most 4294967295"),
+        (json!({"budget": {"max_total_tokens": -1}}), "must be a whole number of at least 1"),
+        (json!({"budget": {"max_tool_calls": 0.5}}), "must be a whole number of at least 0"),
+        (json!({"priority": "high"}), "must be a whole number from -100 to 100"),
+    ] {
+        let refusal = refusal(RunKind::Iterative, &body);
+        assert!(refusal.contains(&format!("message: \"{message}\"")), "{body}: {refusal}");
+    }
+}
+
+#[test]
 fn invalid_fields_are_rejected_with_a_pointer() {
     let cases = [
         (json!({"inputs": []}), "InvalidInputs", "\"/inputs\""),
         (json!({"inputs": "x"}), "InvalidInputs", "\"/inputs\""),
         (json!({"input": {}}), "InvalidOverride", "\"/input\""),
+        (json!({"files": [5]}), "InvalidInputs", "\"/files/0\""),
+        (json!({"files": [{"path": "a", "from": {}}]}), "InvalidInputs", "\"/files/0/from/path\""),
         (json!({"dry_run": "no"}), "InvalidOverride", "\"/dry_run\""),
         (json!({"webhook": {"url": 7}}), "InvalidOverride", "\"/webhook/url\""),
         (json!({"max_iterations": "2"}), "InvalidOverride", "\"/max_iterations\""),

@@ -35,6 +35,7 @@ use crate::store::RunRecord;
 
 const IDEMPOTENCY_REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
+const RESPOND_ASYNC: HeaderValue = HeaderValue::from_static("respond-async");
 
 /// Invoke an agent once
 ///
@@ -252,12 +253,17 @@ async fn invoke(
         Accepted::Queued(run_id) => (*run_id, false, None),
         Accepted::Known(run_id) => (*run_id, true, None),
     };
+    let is_queued = matches!(accepted, Accepted::Queued(_)) && headers.mode() == Mode::Queued;
     let cancel = (headers.cancel_on_disconnect && !is_replayed)
         .then(|| CancelOnDrop::new(app.runtime.clone(), caller, run_id));
     let mut response = if headers.wants_events() {
         let follower = follower.unwrap_or_else(|| app.runtime.follow(&caller.tenant, run_id, 0));
         let viewer = Viewer { tenant: &caller.tenant, credential: &caller.credential };
-        stream::response(app, viewer, run_id, 0, follower, cancel)
+        let mut response = stream::response(app, viewer, run_id, 0, follower, cancel);
+        if is_queued {
+            response.headers_mut().insert(PREFERENCE_APPLIED, RESPOND_ASYNC);
+        }
+        response
     } else {
         let answer = tokio::select! {
             answer = outcome(app, caller, headers, until, accepted) => answer,
@@ -336,9 +342,7 @@ async fn answer_with(
                 (StatusCode::ACCEPTED, Json(detail(app, run).await?)).into_response();
             response.headers_mut().extend(location.map(|location| (LOCATION, location)));
             if headers.takes_accepted() {
-                response
-                    .headers_mut()
-                    .insert(PREFERENCE_APPLIED, HeaderValue::from_static("respond-async"));
+                response.headers_mut().insert(PREFERENCE_APPLIED, RESPOND_ASYNC);
             }
             Ok(response)
         }

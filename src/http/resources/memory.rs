@@ -86,7 +86,7 @@ pub(crate) async fn list_memory(
     let filter = MemoryFilter {
         agent: params.text("agent"),
         session_id: params.text("session_id"),
-        text: params.text("q"),
+        text: params.text("q").filter(|text| !text.trim().is_empty()),
     };
     let page =
         by_time_and(&mut params, &caller.tenant, LISTS, |id| ObservationId::parse(id).is_some())?;

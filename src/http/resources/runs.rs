@@ -176,7 +176,7 @@ fn run_filter(params: &mut Params) -> Result<RunFilter, Problem> {
             .one_of::<TerminationReason>("termination_reason")?
             .map(|reason| reason.as_str().to_owned()),
         created_after: params.time("created_after")?,
-        created_before: params.time("created_before")?,
+        created_before: params.bound("created_before")?,
         metadata,
     })
 }

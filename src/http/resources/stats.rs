@@ -86,7 +86,7 @@ impl From<UsageStats> for UsageStatsView {
 }
 
 fn filter(params: &mut Params) -> Result<StatsFilter, Problem> {
-    let (since, until) = (params.time("since")?, params.time("until")?);
+    let (since, until) = (params.bound("since")?, params.bound("until")?);
     let now = clock::now();
     let until = until.unwrap_or_else(|| clock::beginning(now + TimeDelta::days(2), DAY)); // another replica's clock may be ahead
     let since = since.unwrap_or_else(|| {

@@ -156,6 +156,10 @@ impl Reader {
             None => self.interrupted("the API key or token is revoked or has expired"),
             Some(Ok(Some(published))) => self.framed(&published).await,
             Some(Ok(None)) => self.interrupted("the service is shutting down"),
+            Some(Err(StoreError::UnreadableEvent { seq, .. })) => {
+                self.seen = seq;
+                format!(": event {seq} cannot be read\n\n").into()
+            }
             Some(Err(_)) => self.interrupted("the store is unavailable"),
         }
     }

@@ -38,6 +38,12 @@ pub enum StartError {
     /// The session was opened by another agent, which is named.
     #[error("the session belongs to the agent {0:?}")]
     SessionOfOtherAgent(String),
+    /// The idempotency key stands for a run that the caller may not see.
+    #[error(
+        "the idempotency key was used by another caller, whose run this one may not see without the \
+         scope runs:read"
+    )]
+    IdempotencyKeyOfOther,
     /// The idempotency key stands for another request.
     #[error("the idempotency key was used for another request")]
     IdempotencyMismatch,

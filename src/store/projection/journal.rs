@@ -49,21 +49,33 @@ struct StoredEvent<'t> {
     data: &'t RawValue,
 }
 
+/// The events of a row of the journal, with their numbers.
+pub(in crate::store) fn entries_of(row: &JournalRow) -> Vec<(i64, Result<Event, StoreError>)> {
+    let unreadable =
+        |seq, why: String| (seq, Err(StoreError::UnreadableEvent { run: row.run_id, seq, why }));
+    let stored = match serde_json::from_str::<Vec<StoredEvent<'_>>>(&row.events) {
+        Ok(stored) => stored,
+        Err(error) => {
+            let why = |seq| unreadable(seq, format!("its row cannot be read: {error}"));
+            return (row.first_seq..=row.seq).map(why).collect();
+        }
+    };
+    let entry = |(seq, StoredEvent { at, r#type: kind, data })| match serde_json::from_str(
+        &format!(r#"{{"type":"{kind}","data":{data}}}"#),
+    ) {
+        Ok(what) => {
+            let at = DateTime::from_timestamp_micros(at).unwrap_or(row.at);
+            (seq, Ok(Event { seq, at, run_id: row.run_id, what }))
+        }
+        Err(error) => unreadable(seq, format!("an entry of type {kind:?}: {error}")),
+    };
+    (row.first_seq..).zip(stored).map(entry).collect()
+}
+
 /// The events of a row of the journal.
 ///
 /// # Errors
-/// [`StoreError::Failed`] where an entry is not an event that this version knows.
+/// [`StoreError::UnreadableEvent`] where an entry is not an event that this version knows.
 pub(in crate::store) fn events_of(row: &JournalRow) -> Result<Vec<Event>, StoreError> {
-    let damaged = |what: &str, error: serde_json::Error| {
-        StoreError::Failed(format!("the journal of run {}: {what}: {error}", row.run_id))
-    };
-    let stored: Vec<StoredEvent<'_>> = serde_json::from_str(&row.events)
-        .map_err(|error| damaged("a row cannot be read", error))?;
-    let event = |(seq, StoredEvent { at, r#type: kind, data })| {
-        let what = serde_json::from_str(&format!(r#"{{"type":"{kind}","data":{data}}}"#))
-            .map_err(|error| damaged(&format!("an entry of type {kind:?}"), error))?;
-        let at = DateTime::from_timestamp_micros(at).unwrap_or(row.at);
-        Ok(Event { seq, at, run_id: row.run_id, what })
-    };
-    (row.first_seq..).zip(stored).map(event).collect()
+    entries_of(row).into_iter().map(|(_, event)| event).collect()
 }

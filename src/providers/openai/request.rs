@@ -288,6 +288,7 @@ fn as_sent(arguments: &str, how: Arguments) -> Cow<'_, str> {
         wrapped @ ArgumentsObject::Malformed { .. } if how == Arguments::Readable => {
             serde_json::to_string(&wrapped).map_or(Cow::Borrowed("{}"), Cow::Owned)
         }
+        _ if how == Arguments::Readable && arguments.trim().is_empty() => Cow::Borrowed("{}"),
         _ => Cow::Borrowed(arguments),
     }
 }

@@ -339,8 +339,7 @@ impl Executor {
         let (tool, options) = (&offered.tool, &offered.options);
         let declared = tool.info().effect;
         let effect = actions.iter().map(|action| action.effect).max().unwrap_or(declared);
-        let consumes = Consumption::of(&actions);
-        let shown_arguments = shown(&arguments, canonical);
+        let (shown_arguments, consumes) = (shown(&arguments, canonical), Consumption::of(&actions));
         let actions: Arc<[Action]> = actions.into();
         let judged = Action::recorded(&actions);
         let earlier = was_started.then_some(EARLIER_DECISION);

@@ -197,19 +197,7 @@ pub(super) fn describe(event: &Event) -> Option<String> {
             (None, Some(why)) => warning(why),
             (None, None) => return None,
         },
-        RunEvent::ToolCallCompleted(c) => {
-            let outcome = match c.failure {
-                None => "ok",
-                Some(CallFailure::Cancelled) => "cancelled",
-                Some(_) => "failed",
-            };
-            let tool = one_line(&c.tool, 60);
-            if was_executed(c) {
-                format!("  {tool}: {outcome}, {} ms", c.duration_ms)
-            } else {
-                format!("  {tool}: not executed")
-            }
-        }
+        RunEvent::ToolCallCompleted(call) => ended(call),
         RunEvent::ToolCallBlocked(c) => {
             format!("  {}: {}, {}", one_line(&c.tool, 60), c.decision, one_line(&c.reason, REASON))
         }
@@ -250,6 +238,20 @@ pub(super) fn describe(event: &Event) -> Option<String> {
         | RunEvent::OutputReflected { .. }
         | RunEvent::ConfirmationRequested { .. } => return None,
     })
+}
+
+fn ended(call: &ToolCallCompleted) -> String {
+    let outcome = match call.failure {
+        None => "ok",
+        Some(CallFailure::Cancelled) => "cancelled",
+        Some(_) => "failed",
+    };
+    let tool = one_line(&call.tool, 60);
+    if was_executed(call) {
+        format!("  {tool}: {outcome}, {} ms", call.duration_ms)
+    } else {
+        format!("  {tool}: not executed")
+    }
 }
 
 /// Whether a call began before the run ended.

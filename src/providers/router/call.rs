@@ -147,8 +147,10 @@ impl CallState<'_, '_> {
         self.report(route, tried, Some(&error), wait.is_none() && is_final(&error));
         if wait.is_none() {
             let (run_id, provider, model) = (run_id(self.request), route.provider, route.model);
-            let (tries, status) = (self.call.failed, error.status);
-            tracing::warn!(run_id, provider, model, status, %error, tries, "model call failed");
+            let (failed, status) = (self.call.failed, error.status);
+            tracing::warn!(
+                run_id, provider, model, status, %error, tries = failed, "model call failed"
+            );
         }
         Err((error, wait))
     }

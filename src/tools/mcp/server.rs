@@ -321,14 +321,13 @@ impl Server {
             why = watched => Some(why),
         };
         *self.link.write() = None;
-        let why = match ended {
-            Some(why) => why,
-            None => {
-                let ending = running.ending.told();
-                let why = tokio::time::timeout(pipes::LAST_WORDS, ending).await;
-                let _ = tokio::time::timeout(pipes::LAST_WORDS, logging).await; // or a child holds it
-                why.unwrap_or_else(|_| "it has ended".to_owned())
-            }
+        let why = if let Some(why) = ended {
+            why
+        } else {
+            let ending = running.ending.told();
+            let why = tokio::time::timeout(pipes::LAST_WORDS, ending).await;
+            let _ = tokio::time::timeout(pipes::LAST_WORDS, logging).await; // or a child holds it
+            why.unwrap_or_else(|_| "it has ended".to_owned())
         };
         pipes.close(&why);
         why

@@ -148,8 +148,7 @@ async fn every_provider_takes_what_is_offered(db: Db) {
             assert!(description.ends_with(words), "{kind} {tool}: {description}");
         }
         assert!(offered.iter().all(|(name, _)| *name != "mcp__odd__slow"), "{offered:#?}");
-        let (_, waits) = offered.iter().find(|(name, _)| *name == "mcp__odd__wait").unwrap();
-        assert_eq!(waits.contains("also be \"user name\""), kind == "anthropic", "{kind}: {waits}");
+        assert_eq!(json!(offered).to_string().contains("user name"), kind == "anthropic", "{kind}");
         let (_, long) = offered.iter().find(|(name, _)| *name == "mcp__odd__fail").unwrap();
         if kind.starts_with("openai") {
             assert!(long.chars().count() <= 1024 && long.ends_with("a reason. …"), "{long}");

@@ -17,7 +17,7 @@ proptest! {
         wish in wish(vec!["gpt-4.1-mini", "gpt-5.2", "o4-mini", "meta-llama/llama-4"]),
     ) {
         let conversation = conversation(&history, |_, _, _| "[]".into());
-        let body = body(ProviderKind::Openai, &conversation, &wish, |request, provider| openai::body(request, provider));
+        let body = body(ProviderKind::Openai, &conversation, &wish, openai::body);
         prop_assert_eq!(mock_model::check(&body), Ok(()), "{:#}", body);
     }
 

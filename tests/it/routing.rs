@@ -148,9 +148,12 @@ async fn a_dead_model_is_left_alone(db: Db) {
 
 async fn a_request_that_breaks_the_server_stops_no_other_run(db: Db) {
     let mock = MockModel::start().await;
-    mock.decides(|request| match request.to_string().contains("poison") {
-        true => Reply::error(500, "server_error", Some(1)),
-        false => Reply::text("done"),
+    mock.decides(|request| {
+        if request.to_string().contains("poison") {
+            Reply::error(500, "server_error", Some(1))
+        } else {
+            Reply::text("done")
+        }
     });
     let config = mock_config(&mock, "max_retries = 20");
     let service =

@@ -61,7 +61,7 @@ async fn a_parked_run_is_approved_over_the_network() {
     assert_eq!(ended(&service, &format!("/v1/runs/{id}")).await["status"], "completed");
     assert_eq!(file(&service, "notes.txt"), "better");
     let late = remote(&["runs", "deny", id, call]).await;
-    assert!(late.code == Some(1) && late.err.contains("does not wait"), "{}", late.err);
+    assert!(late.code == Some(1) && late.err.contains("already approved"), "{}", late.err);
 }
 
 #[tokio::test]

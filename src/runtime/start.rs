@@ -141,7 +141,7 @@ impl Runtime {
     /// [`StartError`]; nothing was stored then.
     pub async fn start(&self, request: StartRequest) -> Result<Accepted, StartError> {
         let Some(idempotency) = request.idempotency.clone() else {
-            return self.begin(request).await;
+            return Box::pin(self.begin(request)).await;
         };
         let caller = Arc::clone(&request.caller);
         let keys = &self.inner.idempotency_keys;
@@ -149,7 +149,7 @@ impl Runtime {
         if let Some(known) = keys.run_of(&caller, &idempotency).await? {
             return Ok(Accepted::Known(known));
         }
-        match self.begin(request).await {
+        match Box::pin(self.begin(request)).await {
             // The same request may have come to another replica at the same time, which was faster.
             Err(
                 taken @ (StartError::RunIdTaken(_)

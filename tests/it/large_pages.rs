@@ -51,9 +51,10 @@ fn write(path: &str) -> String {
 }
 
 async fn pages_of_large_items_are_bounded_and_together_have_all(db: Db) {
-    let steps: String = (0..CALLS)
+    let steps: Vec<String> = (0..CALLS)
         .map(|n| format!("  - tool_calls: [{}]\n", write(&format!("f{n}.txt"))))
         .collect();
+    let steps = steps.concat();
     let asks = format!("steps:\n  - tool_calls: [{}, {}]\n", write("a.txt"), write("b.txt"));
     let asking = WRITER.replace("writer", "asker");
     let asking = asking.replace("injection:", "tool_policies: {file_ops: ask}, injection:");

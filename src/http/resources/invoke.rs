@@ -291,7 +291,7 @@ async fn outcome(
     let (Accepted::Queued(run_id)
     | Accepted::Known(run_id)
     | Accepted::Started(Started { run_id, .. })) = accepted;
-    let waited = async || app.runtime.wait(&caller.tenant, run_id, until).await;
+    let waited = || Box::pin(app.runtime.wait(&caller.tenant, run_id, until));
     let run = match accepted {
         Accepted::Queued(_) | Accepted::Known(_) => waited().await.map_err(Problem::from),
         Accepted::Started(started) => {
@@ -316,7 +316,7 @@ async fn outcome(
         }
     };
     let answered = match run {
-        Ok(run) => answer_with(app, headers, run, is_queued).await,
+        Ok(run) => Box::pin(answer_with(app, headers, run, is_queued)).await,
         Err(problem) => Err(problem),
     };
     answered.map_err(|problem| problem.of_run(run_id))

@@ -16,7 +16,7 @@ use crate::run::{Autonomy, Caller};
 use crate::tools::interrupted::RULE;
 use crate::tools::lease::Lease;
 use crate::tools::requests::RequestsLeft;
-use crate::tools::{Defaults, Listener, Standing, ToolError, Workspace};
+use crate::tools::{Defaults, Listener, Standing, ToolContext, ToolError, Workspace};
 
 /// Answers as its argument says, and counts what it does.
 struct Probe {

@@ -44,16 +44,12 @@ type Written = (PathWrite, Option<Stamp>);
 impl Scope {
     /// Keeps what was changed; the paths that others have changed in the meantime, of which the change here is
     /// undone, and those that cannot be kept.
-    pub(super) async fn keep(
-        &self,
-        writer: Writer,
-        touched: Touched,
-    ) -> Result<Vec<String>, NotKept> {
+    pub(super) async fn keep(&self, by: Writer, touched: Touched) -> Result<Vec<String>, NotKept> {
         let mut turn = self.turn.lock().await;
         *self.used.lock() = Instant::now();
         let (since, mut pause) = (Instant::now(), FIRST_PAUSE);
         loop {
-            match self.try_to_keep(&mut turn, writer, &touched).await {
+            match self.try_to_keep(&mut turn, by, &touched).await {
                 Ok(refused) => return Ok(refused),
                 Err(Failure::Fenced) => return Err(NotKept::Fenced),
                 Err(Failure::Orphaned) => return Err(NotKept::Orphaned),
@@ -66,7 +62,7 @@ impl Scope {
     async fn try_to_keep(
         &self,
         turn: &mut Option<i64>,
-        writer: Writer,
+        by: Writer,
         touched: &Touched,
     ) -> Result<Vec<String>, Failure> {
         let (kept, tenant) = (&self.kept, &self.tenant);
@@ -89,7 +85,7 @@ impl Scope {
             return Ok(refused);
         }
         crash::point("after_contents");
-        let by = match writer {
+        let by = match by {
             Writer::Run(run, epoch) => {
                 FileWriter::Run(run, Ownership { owner: &kept.owner, epoch })
             }

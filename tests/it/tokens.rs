@@ -247,7 +247,7 @@ async fn a_token_is_never_wider_than_its_maker(db: Db) {
         ),
         (json!({"session_id": "s", "actions": ["read"]}), 403, "sessions:read"),
         (json!({"run_id": run, "actions": []}), 422, "/actions"),
-        (json!({"run_id": run, "actions": ["write"]}), 422, "write"),
+        (json!({"run_id": run, "actions": ["write"]}), 422, "/actions/0"),
         (json!({"actions": ["read"]}), 422, "run_id"),
         (json!({"run_id": run, "session_id": "s", "actions": ["read"]}), 422, "run_id"),
         (json!({"run_id": run, "actions": ["read"], "ttl_seconds": 3601}), 422, "/ttl_seconds"),

@@ -9,7 +9,6 @@ on_both_stores! {
     a_fallback_stays_for_the_rest_of_the_run_and_over_a_crash,
     a_bad_request_is_not_tried_elsewhere,
     a_dead_model_is_left_alone,
-    a_request_that_breaks_the_server_stops_no_other_run,
     bursts_of_failures_are_outlived,
     a_choice_that_cannot_be_sent_is_asked_for_in_words,
     a_strict_choice_is_refused_where_it_cannot_be_sent,
@@ -144,26 +143,6 @@ async fn a_dead_model_is_left_alone(db: Db) {
     let metrics = metrics.text().await.unwrap();
     assert!(metrics.contains("toolloop_breakers_open{provider=\"mock\"} 1\n"), "{metrics}");
     assert_eq!(mock.requests().len(), 6);
-}
-
-async fn a_request_that_breaks_the_server_stops_no_other_run(db: Db) {
-    let mock = MockModel::start().await;
-    mock.decides(|request| {
-        if request.to_string().contains("poison") {
-            Reply::error(500, "server_error", Some(1))
-        } else {
-            Reply::text("done")
-        }
-    });
-    let config = mock_config(&mock, "max_retries = 20");
-    let service =
-        Setup::new().agent("asker", &agent("model: mock/one")).config(&config).start(db).await;
-    for _ in 0..2 {
-        let poisoned = run(&service, "asker", json!({"inputs": {"task": "poison"}})).await;
-        assert_eq!(poisoned["error"]["context"]["attempts"], 21, "{poisoned:#}");
-    }
-    let other = run(&service, "asker", json!({"inputs": {"task": "another"}})).await;
-    assert_eq!(other["status"], "completed", "{other:#}");
 }
 
 async fn bursts_of_failures_are_outlived(db: Db) {

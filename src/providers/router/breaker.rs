@@ -3,9 +3,10 @@
 //! It opens after more than five consecutive transient failures, stays open for 30 s and then lets
 //! one probe through, whose outcome closes it or opens it again. A server that is away for a moment
 //! fails all calls in progress, and each of them has retries, so with n of them it takes n times as
-//! many failures. A request may be the reason why a server answers with an error: what one run gets
-//! in a row counts twice at most. A 429 is neither a failure nor a success: the
-//! [`super::refusal_gate`] is for it. The router decides where a rejected call goes.
+//! many failures. A request may be the reason why a server answers with an error: of what one run
+//! gets in a row, no more counts than opens the breaker where nothing else is in progress. A 429 is
+//! neither a failure nor a success: the [`super::refusal_gate`] is for it. The router decides where a
+//! rejected call goes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use crate::providers::{Completion, FailureKind, ProviderError};
 /// Consecutive failures, for each call in progress, that do not open the breaker yet.
 const MAX_FAILURES: usize = 5;
 /// Errors with which the server answered one run in a row, of which more do not count.
-const MAX_OF_ONE_RUN: usize = 2;
+const MAX_OF_ONE_RUN: usize = MAX_FAILURES + 1;
 const OPEN_FOR: Duration = Duration::from_secs(30);
 /// Breakers of one provider; above this, idle ones are dropped, because callers choose model names.
 const MAX_BREAKERS: usize = 1024;
@@ -283,14 +284,17 @@ mod tests {
     }
 
     #[test]
-    fn errors_that_one_run_gets_do_not_open_it_for_others() {
+    fn errors_that_one_run_gets_do_not_open_it_beside_other_calls() {
         let (breakers, now) = (Breakers::default(), Instant::now());
         let run = |id| breakers.call("m", Some(Uuid::from_u128(id)));
         let broken = vec![fault(FailureKind::Transient); 50];
-        assert_eq!(tries(&run(1), now, &broken), 50);
-        assert_eq!(tries(&run(1), now, &broken), 50, "its next call");
-        assert_eq!(tries(&run(2), now, &broken), 50, "another run counts twice, too");
-        assert_eq!(tries(&run(3), now, &broken), 2, "three runs are the server's fault");
+        let beside = run(1);
+        assert_eq!(tries(&run(2), now, &broken), 50);
+        assert_eq!(tries(&run(2), now, &broken), 50, "its next call");
+        assert_eq!(tries(&run(3), now, &broken), 5, "two runs are the server's fault");
+        drop(beside);
+        let alone = breakers.call("other", Some(Uuid::from_u128(1)));
+        assert_eq!(tries(&alone, now, &broken), 6);
 
         let silent =
             fault(FailureKind::Transient).map_err(|it| ProviderError { status: None, ..it });

@@ -375,8 +375,8 @@ impl Parts {
     }
 
     /// Logs what is wrong with definitions and settings, which commands that execute no run need not
-    /// know, and registers this process as a replica. With PostgreSQL, heartbeats have a connection of their own,
-    /// so that a busy pool does not cost the lease; SQLite is used by this process alone.
+    /// know, and registers this process as a replica. With PostgreSQL, heartbeats have a connection of
+    /// their own, so that a busy pool does not cost the lease; SQLite is used by this process alone.
     async fn join(&self, config: &Config) -> Result<(), AppError> {
         self.warnings.log(config, &self.catalogue);
         let database = &config.database;

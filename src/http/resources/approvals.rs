@@ -24,7 +24,7 @@ use crate::http::edge::problem::{Code, Problem};
 use crate::http::state::App;
 use crate::run::{Label, Labels, null_as_default};
 use crate::runtime::{Found, journals};
-use crate::store::{ApprovalFilter, ApprovalRecord, ApprovalStatus, Page};
+use crate::store::{ApprovalFilter, ApprovalRecord, ApprovalStatus};
 
 /// A request of a run for an answer, and the answer if there is one.
 #[derive(Debug, Serialize, ToSchema)]
@@ -96,8 +96,7 @@ pub(crate) async fn list_approvals(
     let bytes = MAX_PAGE as u64;
     let piece = app.store.approval_piece(&caller.tenant, &filter, &page, bytes).await?;
     let turn = journals::turn(piece.bytes).await;
-    let goes_on = piece.goes_on || piece.rows == page.limit;
-    let shown = Page { limit: page.of_size(piece.rows).limit - 1, after: page.after.clone() };
+    let (shown, goes_on) = page.fitted(piece);
     let rows = app.store.approvals(&caller.tenant, &filter, &shown).await?;
     let listing = move || {
         let _turn = turn;
@@ -105,7 +104,7 @@ pub(crate) async fn list_approvals(
         let last = last.map(|row| time_position(row.at, &row.call_id.to_string()));
         Ok(Listing::until(rows.into_iter().map(Approval::from).collect(), page.list, last))
     };
-    redacted::answered(usize::try_from(piece.bytes).unwrap_or(usize::MAX), listing).await
+    redacted::answered(piece.bytes, listing).await
 }
 
 /// The approval of a tool call.

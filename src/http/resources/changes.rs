@@ -90,7 +90,7 @@ pub(crate) async fn list_changes(
         if changes.is_full() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })
     .await?;
-    let bytes = changes.bytes;
+    let bytes = changes.bytes as u64;
     redacted::answered(bytes, move || Ok(changes.listed())).await
 }
 

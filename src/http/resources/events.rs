@@ -25,7 +25,7 @@ use crate::http::edge::problem::{Code, Problem};
 use crate::http::edge::tokens;
 use crate::http::state::App;
 use crate::runtime::journals;
-use crate::store::{JournalPiece, RunRecord};
+use crate::store::RunRecord;
 
 /// One entry of the journal, without secrets.
 #[derive(Debug, Serialize)]
@@ -167,11 +167,7 @@ async fn events_from(
         let goes_on = is_cut || last < newest.max(next.until);
         Ok(Listing::until(entries, of_list, goes_on.then(|| number_position(last))))
     };
-    redacted::answered(bytes_of(&next), listing).await
-}
-
-fn bytes_of(piece: &JournalPiece) -> usize {
-    usize::try_from(piece.bytes).unwrap_or(usize::MAX)
+    redacted::answered(next.bytes, listing).await
 }
 
 fn event_number(text: &str) -> Option<i64> {

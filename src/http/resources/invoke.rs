@@ -291,7 +291,7 @@ async fn outcome(
     let (Accepted::Queued(run_id)
     | Accepted::Known(run_id)
     | Accepted::Started(Started { run_id, .. })) = accepted;
-    let waited = || Box::pin(app.runtime.wait(&caller.tenant, run_id, until));
+    let waited = async || app.runtime.wait(&caller.tenant, run_id, until).await;
     let run = match accepted {
         Accepted::Queued(_) | Accepted::Known(_) => waited().await.map_err(Problem::from),
         Accepted::Started(started) => {

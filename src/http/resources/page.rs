@@ -14,7 +14,7 @@ use uuid::Uuid;
 use crate::http::edge::cursor::ListId;
 use crate::http::edge::extract::{Params, invalid_parameter};
 use crate::http::edge::problem::Problem;
-use crate::store::{Page, RunCursor};
+use crate::store::{Page, Piece, RunCursor};
 
 /// The default and maximum of `limit`.
 #[derive(Debug, Clone, Copy)]
@@ -152,6 +152,13 @@ impl<C: Clone> ListPage<C> {
     pub(super) fn of_size(&self, size: u32) -> Self {
         let limit = self.page.limit.min(size.saturating_add(1));
         Self { page: Page { limit, after: self.page.after.clone() }, list: self.list }
+    }
+
+    /// What is read of the page where so much of it fits, and whether more follows.
+    pub(super) fn fitted(&self, piece: Piece) -> (Page<C>, bool) {
+        let goes_on = piece.goes_on || piece.rows == self.page.limit;
+        let limit = piece.rows.min(self.page.limit - 1);
+        (Page { limit, after: self.page.after.clone() }, goes_on)
     }
 }
 

@@ -90,9 +90,10 @@ fn written(text: String, for_client: bool) -> Result<String, serde_json::Error> 
 /// # Errors
 /// It could not be made.
 pub(crate) async fn answered<T: Serialize>(
-    bytes: usize,
+    bytes: u64,
     work: impl FnOnce() -> Result<T, Problem> + Send + 'static,
 ) -> Result<Response, Problem> {
+    let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
     prepared(bytes, move || work().map(|answer| Json(answer).into_response())).await?
 }
 

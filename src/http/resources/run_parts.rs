@@ -17,9 +17,7 @@ use uuid::Uuid;
 
 use super::consumption_views::UsageView;
 use super::journal;
-use super::page::{
-    Listing, MAX_PAGE, PARTS, PartParams, by_number, fitting, next_offset, number_position,
-};
+use super::page::{Listing, MAX_PAGE, PARTS, PartParams, by_number, fitting, number_position};
 use super::redacted;
 use super::runs::existing;
 use crate::bounds::json;
@@ -32,7 +30,7 @@ use crate::http::state::App;
 use crate::message::{AssistantMessage, Conversation, FinishReason, ToolResult, Turn};
 use crate::run::Effect;
 use crate::runtime::{Transcript, journals, transcript};
-use crate::store::{IterationRecord, Page, RunRecord, ToolCallRecord};
+use crate::store::{IterationRecord, RunRecord, ToolCallRecord};
 
 /// One model response.
 #[derive(Debug, Serialize, ToSchema)]
@@ -443,16 +441,15 @@ pub(crate) async fn list_tool_calls(
     let bytes = MAX_PAGE as u64;
     let piece = app.store.tool_call_piece(&caller.tenant, id, &page, bytes).await?;
     let turn = journals::turn(piece.bytes).await;
-    let goes_on = piece.goes_on || piece.rows == page.limit;
-    let page = page.of_size(piece.rows);
-    let shown = Page { limit: page.limit - 1, after: page.after };
+    let (shown, goes_on) = page.fitted(piece);
     let rows = app.store.tool_calls(&caller.tenant, id, &shown).await?;
     let listing = move || {
         let _turn = turn;
-        let next = goes_on.then(|| next_offset(&page));
+        let next = shown.after.unwrap_or(0) + i64::from(shown.limit);
+        let next = goes_on.then(|| number_position(next));
         Ok(Listing::until(rows.into_iter().map(ToolCallView::from).collect(), page.list, next))
     };
-    redacted::answered(usize::try_from(piece.bytes).unwrap_or(usize::MAX), listing).await
+    redacted::answered(piece.bytes, listing).await
 }
 
 /// List a run's messages
@@ -480,7 +477,7 @@ pub(crate) async fn list_messages(
         let all = all_messages(&told);
         Ok(Listing::of_large(all, &page, MAX_PAGE, Message::size))
     };
-    redacted::answered(usize::MAX, listing).await
+    redacted::answered(u64::MAX, listing).await
 }
 
 #[cfg(test)]

@@ -171,7 +171,7 @@ fn of_name(
     ];
     let connection = match (&written.command, &written.url) {
         (Some(_), Some(_)) => return wrong("url", "has no meaning beside command"),
-        (None, None) => return wrong("", "has neither command (a program) nor url (an address)"),
+        (None, None) => return wrong("", "needs command (a program) or url (an address)"),
         (Some(command), None) => {
             if written.api_key_env.is_some() {
                 return wrong("api_key_env", "has no meaning beside command; use env");

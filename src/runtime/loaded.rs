@@ -320,8 +320,14 @@ fn check_tool_settings(
     let before = before.iter().enumerate().map(|(i, rule)| (format!("before[{i}]"), &rule.tool));
     let after = after.iter().enumerate().map(|(i, rule)| (format!("after[{i}]"), &rule.tool));
     let is_glob = |name: &str| name.contains(['*', '?', '[', '{']);
+    // They hold for the tools of child runs, too.
+    let of_child = |name: &str| {
+        delegations().next().is_some()
+            && (registry.may_have(name)
+                || registry.tools().iter().any(|tool| tool.info().name == name))
+    };
     for (key, name) in before.chain(after).filter(|(_, name)| !is_glob(name)) {
-        if !names().any(|tool| tool == name) && !may_mean(name) {
+        if !names().any(|tool| tool == name) && !may_mean(name) && !of_child(name) {
             let there = names().collect::<Vec<_>>().join(", ");
             return Err(at(
                 &format!("interceptors.{key}.tool"),

@@ -16,6 +16,9 @@ const PASSING_STATES: [&str; 5] = ["25006", "25P03", "55P03", "57014", "58030"];
 /// Serialisation failure and deadlock: the transaction was rolled back so that another one goes on.
 const CONFLICTS: [&str; 2] = ["40001", "40P01"];
 
+/// The index that two replicas meet at which let different runs of one session begin at the same moment.
+const SESSION_HELD: &str = "runs_session_held";
+
 /// SQLite's busy, locked, I/O error and full.
 const PASSING_CODES: [u32; 4] = [5, 6, 10, 13];
 
@@ -23,7 +26,8 @@ impl From<Error> for StoreError {
     fn from(error: Error) -> Self {
         if let Error::Database(database) = &error
             && database.try_downcast_ref::<PgDatabaseError>().is_some()
-            && database.code().is_some_and(|code| CONFLICTS.contains(&&*code))
+            && (database.code().is_some_and(|code| CONFLICTS.contains(&&*code))
+                || database.constraint() == Some(SESSION_HELD))
         {
             return Self::Conflict(message(&error));
         }

@@ -37,6 +37,13 @@ impl Failure {
         Self::Told(CallFailure::Cancelled, format!("The run ended during this call{known}."))
     }
 
+    /// Of a call that a crash interrupted, and whose run has ended before its tool said what became of it.
+    pub(super) fn not_found_out() -> Self {
+        let why = "The service restarted while this call was running, and the run ended before it was \
+                   found out whether it took effect.";
+        Self::Told(CallFailure::UnknownOutcome, why.to_owned())
+    }
+
     /// Of a call whose run had ended before it began.
     pub(super) fn not_begun() -> Self {
         let why = "Not executed, the run ended before this call began.";
@@ -59,6 +66,7 @@ pub(super) fn audited(result: &Result<String, Failure>) -> (&'static str, Option
         Err(Failure::Told(CallFailure::Cancelled, _)) => ("cancelled", None),
         Err(Failure::Told(CallFailure::NotExecuted, _)) => ("not_executed", None),
         Err(Failure::Told(CallFailure::Timeout, _)) => ("timed_out", None),
+        Err(Failure::Told(CallFailure::UnknownOutcome, _)) => ("unknown", None),
         Err(Failure::Told(_, message)) => ("failed", Some(message)),
         Err(Failure::AwaitsInput(_)) => ("unknown", None), // until it is made again
         Err(_) => ("failed", None),

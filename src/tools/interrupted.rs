@@ -51,6 +51,11 @@ impl Reconciliation {
         self.interrupted.on_unknown_outcome
     }
 
+    /// Whether the tool has answered, or was asked in vain.
+    pub(super) fn is_answered(&self) -> bool {
+        self.answer.get().is_some()
+    }
+
     /// What the tool has answered, where it knew.
     pub(super) fn reconciled(&self) -> Option<Reconciled> {
         self.answer.get().and_then(|answer| answer.reconciled)

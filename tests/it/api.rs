@@ -262,9 +262,20 @@ async fn documented_parameters_are_accepted_and_others_rejected(db: Db) {
     service
         .run("reader", &json!({"inputs": {"task": "x"}, "run_id": run, "session_id": run}))
         .await;
-    for operation in operations().iter().filter(|o| o.method == Method::GET && o.scope().is_some())
-    {
+    for operation in operations().iter().filter(|o| o.scope().is_some()) {
         let path = operation.path(&run);
+        if operation.method != Method::GET {
+            let request = service.request(operation.method.clone(), &format!("{path}?colour=red"));
+            let refused = answer(request.json(&json!({}))).await;
+            assert_eq!(
+                problem(&refused),
+                (400, "INVALID_PARAMETER"),
+                "{} {path}",
+                operation.method
+            );
+            assert!(refused.body["detail"].as_str().unwrap().contains("colour"));
+            continue;
+        }
         if operation.path == "/sessions/{id}/files" {
             continue; // this agent keeps none for a session
         }

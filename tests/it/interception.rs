@@ -230,7 +230,7 @@ interceptors:
 ";
     let delegating = |model: &str, agent: &str, more: &str| {
         format!(
-            "model: scripted/{model}\ntools: ['agent:{agent}', file_ops]\nenable_double_confirmation: false\n\
+            "model: scripted/{model}\ntools: ['agent:{agent}']\nenable_double_confirmation: false\n\
              governance: {{autonomy: full}}\n{more}"
         )
     };

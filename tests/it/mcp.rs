@@ -493,7 +493,7 @@ async fn globs_of_a_server_that_is_down_say_so(db: Db) {
 async fn check_tells_what_is_wrong_with_a_section() {
     let table = [
         ("[mcp.Odd]\ncommand = \"x\"", "mcp.Odd: a server's name does not match"),
-        ("[mcp.a]\nargs = []", "mcp.a: has neither command (a program) nor url (an address)"),
+        ("[mcp.a]\nargs = []", "mcp.a: needs command (a program) or url (an address)"),
         (
             "[mcp.a]\ncommand = \"x\"\nurl = \"http://a.example\"",
             "mcp.a.url: has no meaning beside command",

@@ -192,7 +192,7 @@ async fn check_tells_every_mistake_of_settings_scenarios_and_tools() {
 #[tokio::test]
 async fn mistakes_of_settings_are_told_once() {
     let jwt = "[auth]\nmode = \"jwt\"\n[auth.jwt]\nissuer = \"a\"\naudience = \"b\"\n";
-    let table: [(&str, &[&str]); 8] = [
+    let table: [(&str, &[&str]); 9] = [
         ("[server]\nexpose = [\"bogus\"]\n", &["server.expose[0]: unknown variant"]),
         ("[models.x]\nkind = \"openai\"\n", &["models.x.base_url: is missing"]),
         (
@@ -212,6 +212,7 @@ async fn mistakes_of_settings_are_told_once() {
             &format!("{jwt}jwks_file = \"none\"\n"),
             &["auth.jwt.jwks_file: the file none does not exist"],
         ),
+        ("[mcp.x]\nurl = \"ftp://a\"\n", &["mcp.x.url: "]),
         (jwt, &["auth.jwt: needs either jwks_file or jwks_url"]),
     ];
     for (settings, told) in table {

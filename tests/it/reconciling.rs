@@ -266,7 +266,12 @@ async fn a_cancel_ends_the_question(db: Db) {
     let done = ended(&service, &run).await;
     assert_eq!(done["status"], "cancelled", "{done:#}");
     let calls = service.get(&format!("{run}/tool-calls")).await.body;
-    assert!(text(&calls["data"][0], "result").contains("unknown"), "{calls:#}");
+    assert_eq!(calls["data"][0]["state"], "unknown", "{calls:#}");
+    assert!(text(&calls["data"][0], "result").contains("found out"), "{calls:#}");
+    let audit = service.get("/v1/audit?tool=http:shop/order").await.body;
+    let outcomes: Vec<_> =
+        audit["data"].as_array().unwrap().iter().map(|r| &r["outcome"]).collect();
+    assert_eq!(outcomes, ["unknown"], "{audit:#}");
     shop.hold_questions(false);
     assert_eq!((shop.effects_of("before truth"), shop.asked_of("before truth").len()), (0, 1));
 }

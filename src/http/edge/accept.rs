@@ -32,12 +32,13 @@ impl FromRequestParts<App> for MediaType {
 /// it wins over a wildcard; where JSON is named as well, the first wins: clients that are generated from
 /// the document name all that an operation answers, and read the first.
 pub(super) fn preferred(headers: &HeaderMap) -> Option<MediaType> {
-    let mut given = headers.get_all(ACCEPT).iter().peekable();
-    if given.peek().is_none() {
+    let given = headers.get_all(ACCEPT);
+    if given.iter().all(|value| value.is_empty()) {
         return Some(MediaType::Json);
     }
     let (mut json, mut stream) = (Quality::default(), Quality::default());
-    let ranges = given.filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(','));
+    let values = given.iter().filter_map(|value| value.to_str().ok());
+    let ranges = values.flat_map(|value| value.split(','));
     for (place, range) in ranges.enumerate() {
         let mut parts = range.split(';').map(str::trim);
         let kind = parts.next().unwrap_or_default().to_ascii_lowercase();
@@ -106,7 +107,9 @@ mod tests {
             (&["text/*, application/json"], Some(MediaType::EventStream)),
             (&["application/json, text/*"], Some(MediaType::Json)),
             (&["text/*;q=0.5, text/event-stream;q=0, */*"], Some(MediaType::Json)),
-            (&[""], None),
+            (&[""], Some(MediaType::Json)),
+            (&["", "text/event-stream"], Some(MediaType::EventStream)),
+            (&["", "text/html"], None),
         ];
         for (accept, expected) in cases {
             let mut headers = HeaderMap::new();

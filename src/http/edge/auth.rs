@@ -324,6 +324,14 @@ pub(crate) fn refused_key() -> Problem {
     )
 }
 
+/// A credential that is no longer accepted, of a request that has begun a run.
+pub(crate) fn credential_ended() -> Problem {
+    Problem::new(
+        Code::Unauthenticated,
+        "The API key, token or session has expired or was revoked. The run continues; get it by its id.",
+    )
+}
+
 fn refused(app: &App, parts: &Parts, why: LoginRefusal, key: Option<&ApiKeyRecord>) -> Problem {
     let source = parts.extensions.get::<Peer>().map(|peer| peer.0);
     app.runtime.logins().note_refused(why, key, source);

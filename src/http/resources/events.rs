@@ -20,7 +20,7 @@ use crate::http::document::answers::{EXAMPLE_FRAME, EventStream};
 use crate::http::document::vocabulary::EventData;
 use crate::http::edge::accept::MediaType;
 use crate::http::edge::auth::{RunsRead, Scoped};
-use crate::http::edge::extract::{Params, RunId, invalid_parameter};
+use crate::http::edge::extract::{Params, RunId};
 use crate::http::edge::problem::{Code, Problem};
 use crate::http::edge::tokens;
 use crate::http::state::App;
@@ -127,12 +127,9 @@ pub(crate) async fn list_events(
         return Ok(stream::response(&app, viewer, id, after, follower, None));
     }
     let page = by_number(&mut params, &caller.tenant, PARTS)?;
-    if after.is_some() && page.after.is_some() {
-        return Err(invalid_parameter("after", "cannot be given together with `cursor`"));
-    }
     params.finish()?;
     let run = existing(&app, &caller.tenant, id).await?;
-    events_from(&app, &run, after.or(page.after).unwrap_or(0), &page).await
+    events_from(&app, &run, page.after.or(after).unwrap_or(0), &page).await
 }
 
 /// The page of events behind `after`.

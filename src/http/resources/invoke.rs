@@ -22,7 +22,7 @@ use super::stream::{self, CancelOnDrop, Viewer};
 use super::uploads::InvocationBody;
 use crate::http::document::answers::{Answers, Streamed};
 use crate::http::edge::auth::{
-    AgentsRead, FilesRead, FilesWrite, Scope as _, credential_lost, forbidden, refused_key,
+    AgentsRead, FilesRead, FilesWrite, Scope as _, credential_ended, credential_lost, forbidden,
 };
 use crate::http::edge::extract::{JsonObject, Name, Params};
 use crate::http::edge::outgoing::{X_RUN_ID, run_id_header};
@@ -267,7 +267,7 @@ async fn invoke(
     } else {
         let answer = tokio::select! {
             answer = outcome(app, caller, headers, until, accepted) => answer,
-            () = credential_lost(app, &caller.credential) => Err(refused_key().of_run(run_id)),
+            () = credential_lost(app, &caller.credential) => Err(credential_ended().of_run(run_id)),
         };
         CancelOnDrop::disarm(cancel);
         answer?

@@ -293,8 +293,10 @@ fn idle_scopes(app: &App, scopes: &[String]) -> Vec<String> {
 pub(crate) async fn create_key(
     State(app): State<App>,
     caller: Scoped<KeysAdmin>,
+    params: Params,
     JsonObject(body): JsonObject,
 ) -> Result<(StatusCode, Json<CreatedKey>), Problem> {
+    params.finish()?;
     let mut request: KeyRequest =
         fields(body).map_err(|e| Problem::invalid(Code::InvalidInputs, vec![e]))?;
     let now = clock::now().trunc_subsecs(6);

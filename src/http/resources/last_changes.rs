@@ -27,6 +27,10 @@ const JOURNALS: usize = 20;
 /// Acts of callers that are looked through.
 const ACTS: u32 = 1000;
 
+/// How far apart the clocks of the file system and of the database may be. That of a file system goes
+/// in steps.
+const SKEW: TimeDelta = TimeDelta::seconds(1);
+
 /// Who changed a file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Changer {
@@ -52,7 +56,8 @@ impl LastChanges {
         let (Some(oldest), Some(newest)) = (times().min(), times().max()) else {
             return Ok(changes);
         };
-        let (oldest, newest) = (DateTime::<Utc>::from(oldest), DateTime::<Utc>::from(newest));
+        let (oldest, newest) =
+            (DateTime::<Utc>::from(oldest) - SKEW, DateTime::<Utc>::from(newest) + SKEW);
         let mut runs: Vec<Uuid> = users.run.into_iter().collect();
         let mut sharing: HashSet<Uuid> = runs.iter().copied().collect();
         if users.agent.is_some() || users.session.is_some() {
@@ -103,8 +108,7 @@ impl LastChanges {
     ) -> Result<(), Problem> {
         let filter = AuditFilter {
             action: Some(AuditAction::FileWritten),
-            // The clocks of the file system and of the database may differ a little.
-            created_after: Some(oldest - TimeDelta::seconds(1)),
+            created_after: Some(oldest),
             ..AuditFilter::default()
         };
         let contents: HashMap<&str, Option<&str>> =

@@ -254,8 +254,10 @@ pub(crate) async fn cancel_run(
     State(app): State<App>,
     caller: Scoped<RunsCancel>,
     RunId(id): RunId,
+    params: Params,
     JsonObject(body): JsonObject,
 ) -> Result<(StatusCode, Json<RunAnswer>), Problem> {
+    params.finish()?;
     let request: CancelRequest =
         fields(body).map_err(|error| Problem::invalid(Code::InvalidInputs, vec![error]))?;
     if request.reason.as_ref().is_some_and(|reason| reason.chars().count() > 1000) {

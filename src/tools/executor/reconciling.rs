@@ -131,7 +131,14 @@ impl Executor {
             }
         };
         let done = cancel.run_until_cancelled(work).await;
-        done.unwrap_or_else(|| Err(Failure::cancelled(ready.effect())))
+        done.unwrap_or_else(|| {
+            let is_asked = reconciliation.is_some_and(|asked| !asked.is_answered());
+            Err(if is_asked {
+                Failure::not_found_out()
+            } else {
+                Failure::cancelled(ready.effect())
+            })
+        })
     }
 
     async fn reconciled(

@@ -230,7 +230,7 @@ pub struct Run {
     pub audit: Vec<AuditRecord>,
     /// Memory for its conversation.
     pub room: room::Share,
-    /// The turn of a large answer that is not used yet.
+    /// The turn of a large answer, or of large results of calls, that is not used yet.
     pub large_answer: Option<large_answers::Turn>,
 }
 

@@ -4,7 +4,7 @@
 //! time by the caller. Where the connection goes is not decided here.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -57,15 +57,41 @@ impl Secured {
     }
 }
 
-/// Bytes of a body that are read however scarce memory is.
+/// Bytes of a body that needs no place, and is read however scarce memory is.
 const SMALL: usize = 64 * 1024;
-/// Bytes of a body from which on it needs a place.
+/// Bytes of a body from which on it needs the place of a large one.
 const LARGE: usize = 1024 * 1024;
-/// Large bodies that are there at the same time. Who has a place waits for nothing but the server.
+/// Bodies of more than [`SMALL`] bytes may take one of so many parts of the memory limit until they are
+/// large.
+const PARTS: u64 = 8;
+static BODIES: LazyLock<Semaphore> = LazyLock::new(|| {
+    let places = memory::limit().map_or(u64::MAX, |limit| limit / PARTS / LARGE as u64);
+    Semaphore::new(usize::try_from(places.clamp(16, 1024)).unwrap_or(1024))
+});
+/// Large bodies that are there at the same time. Who has such a place waits for nothing but the server.
 static LARGE_BODIES: Semaphore = Semaphore::const_new(16);
 
-/// The place of a large body, until that is used.
-pub type LargeBody = SemaphorePermit<'static>;
+/// The place of a body that is not small, until it is used.
+#[derive(Debug, Default)]
+pub struct BodyPlace {
+    any: Option<SemaphorePermit<'static>>,
+    large: Option<SemaphorePermit<'static>>,
+}
+
+impl BodyPlace {
+    /// Waits until there is a place for a body of so many bytes, and memory. The server waits in the
+    /// meantime.
+    async fn grow(&mut self, bytes: usize) {
+        if self.any.is_none() && bytes > SMALL {
+            self.any = BODIES.acquire().await.ok(); // never closed
+            memory::enough().await;
+        }
+        if self.large.is_none() && bytes > LARGE {
+            self.large = LARGE_BODIES.acquire().await.ok(); // never closed
+            memory::enough().await;
+        }
+    }
+}
 
 /// An answer, its body as far as it was read.
 pub(super) struct Answer {
@@ -73,7 +99,7 @@ pub(super) struct Answer {
     pub(super) headers: HeaderMap,
     pub(super) body: Vec<u8>,
     pub(super) is_whole: bool,
-    pub(super) place: Option<LargeBody>,
+    pub(super) place: BodyPlace,
 }
 
 impl Answer {
@@ -155,7 +181,7 @@ pub(super) async fn exchange(
         headers: head.headers,
         body: Vec::new(),
         is_whole: true,
-        place: None,
+        place: BodyPlace::default(),
     };
     if skips_redirects && answer.is_redirect() {
         return Ok(answer);
@@ -167,19 +193,12 @@ pub(super) async fn exchange(
     let damaged = |Damaged| OutboundError::Encoding(host.to_owned());
     let mut body = Body::behind(&answer.headers, max_body)
         .ok_or_else(|| OutboundError::Encoding(host.to_owned()))?;
-    let (mut has_memory, mut seen) = (false, 0);
+    let mut seen = 0;
     'frames: while let Some(frame) = incoming.frame().await {
         let frame = frame.map_err(|_| broken_off())?;
         let Some(bytes) = frame.data_ref() else { continue };
         for piece in bytes.chunks(body.at_once()) {
-            // The server waits in the meantime.
-            if !has_memory && body.len() > SMALL {
-                memory::enough().await;
-                has_memory = true;
-            }
-            if answer.place.is_none() && body.len() > LARGE {
-                answer.place = LARGE_BODIES.acquire().await.ok(); // never closed
-            }
+            answer.place.grow(body.len()).await;
             yield_now().await;
             if !body.push(piece).map_err(damaged)? {
                 break 'frames;

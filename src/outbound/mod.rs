@@ -34,7 +34,7 @@ use url::{Host, Url};
 use crate::bounds::address;
 pub use crate::bounds::networks::AddressPolicy;
 use crate::tls;
-pub use exchange::LargeBody;
+pub use exchange::BodyPlace;
 use exchange::Secured;
 
 /// Redirects that are followed at most, whatever is asked for.
@@ -112,8 +112,8 @@ pub struct Response {
     pub is_whole: bool,
     /// Requests that it took.
     pub requests: u32,
-    /// Of a large body; a few are there at the same time.
-    pub place: Option<LargeBody>,
+    /// Of its body; of large ones few are there at the same time.
+    pub place: BodyPlace,
 }
 
 /// Why there is no answer. None of the texts repeats more of an address than its host.

@@ -33,8 +33,8 @@ const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const MAX_STREAM: usize = 16 << 20;
 /// Largest answer in one piece that is read, in bytes.
 pub(super) const MAX_ANSWER: usize = 2 << 20;
-/// Largest frame of a streamed answer, in bytes.
-pub(super) const MAX_FRAME: usize = 1 << 20;
+/// Largest frame of a streamed answer, in bytes: some servers send a whole answer in one.
+pub(super) const MAX_FRAME: usize = MAX_ANSWER;
 /// Largest error body that is read, in bytes; the rest is ignored.
 const MAX_ERROR: usize = 64 << 10;
 
@@ -340,7 +340,7 @@ impl Frames<'_> {
                 let last = self.splitter.last_line();
                 return Ok(last.filter(|last| json::read::<IgnoredAny>(&last.data).is_ok()));
             };
-            self.splitter.push(&chunk).map_err(|error| wire.malformed(&error.to_string()))?;
+            self.splitter.push(&chunk).map_err(|_too_large| wire.too_large())?;
         }
     }
 }

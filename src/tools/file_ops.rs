@@ -23,6 +23,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::arguments::whole_number_of;
+use super::large_files;
 use super::quota::OverQuota;
 use super::workspace::{Kind, PathError, Resolved};
 use super::{Changed, Defaults, Standing, Tool, ToolContext, ToolError, ToolInfo, Workspace, pdf};
@@ -185,10 +186,17 @@ impl Tool for FileOps {
         match Operation::parse(arguments)? {
             // Moving a directory names all that is in it, writing compares with what is there, and
             // replacing all counts how much that is.
-            Operation::Move { .. }
+            operation @ (Operation::Move { .. }
             | Operation::Patch { .. }
             | Operation::Write { .. }
-            | Operation::Edit { replace_all: Some(true), .. } => {
+            | Operation::Edit { replace_all: Some(true), .. }) => {
+                let _turn = match operation {
+                    Operation::Edit { path, .. } => {
+                        let path = context.workspace.resolve(path)?.path;
+                        large_files::turn(writing::size(&context.workspace, &path)).await
+                    }
+                    _ => None,
+                };
                 let (workspace, arguments) = (context.workspace.clone(), arguments.clone());
                 blocking(move |_| Operation::parse(&arguments)?.actions(&workspace)).await
             }
@@ -216,6 +224,8 @@ impl Tool for FileOps {
             }
         }
         let workspace = context.workspace.clone();
+        let _turn =
+            large_files::turn(Operation::parse(&arguments)?.holds(&workspace, &permit)).await;
         let _place = match Operation::parse(&arguments)? {
             Operation::Search { .. } | Operation::Glob { .. } => SEARCHES.acquire().await.ok(),
             _ => None,
@@ -328,6 +338,30 @@ impl<'a> Operation<'a> {
                 vec![writes(workspace.resolve_entry(path)?.path, Effect::Once, true)]
             }
         })
+    }
+
+    /// Bytes that it has in memory at most while it is done, as the files are now.
+    fn holds(self, workspace: &Workspace, permit: &Permit) -> u64 {
+        match self {
+            Self::Read { .. } => reading::HELD,
+            Self::Write { .. }
+            | Self::Edit { .. }
+            | Self::Patch { .. }
+            | Self::Move { .. }
+            | Self::Delete { .. } => {
+                let written = permit.actions().iter().filter_map(|action| match &action.what {
+                    ActionKind::Write { path } => Some(path),
+                    _ => None,
+                });
+                written.map(|path| writing::size(workspace, path)).sum::<u64>() * writing::COPIES
+            }
+            Self::Append { .. } => 0,
+            Self::List { .. }
+            | Self::Glob { .. }
+            | Self::Search { .. }
+            | Self::Stat { .. }
+            | Self::Mkdir { .. } => 0,
+        }
     }
 
     /// Does it, on the permitted paths.

@@ -20,6 +20,7 @@ mod guarded;
 pub mod interceptors;
 pub mod interrupted;
 pub mod keeping;
+mod large_files;
 pub mod layout;
 pub mod lease;
 pub mod listener;

@@ -49,6 +49,14 @@ impl Finished {
         Self { event, audit: None, requests, activates: None, yields }
     }
 
+    /// Bytes of its result, with the differences of the files that it changed.
+    pub fn bytes(&self) -> usize {
+        let RunEvent::ToolCallCompleted(call) = &self.event else { return 0 };
+        let changes = call.changes.iter().flatten();
+        let diffs = changes.filter_map(|change| change.diff.as_ref()).map(String::len);
+        call.content.len() + diffs.sum::<usize>()
+    }
+
     /// Why it was not executed.
     pub(super) fn reason(&self) -> String {
         if let RunEvent::ToolCallBlocked(call) = &self.event {

@@ -12,6 +12,7 @@ use futures::future::join_all;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
+use super::large_answers;
 use super::waiting::ExternalInput;
 use super::{CallAdmission, Run, Stopped, instant_of, until};
 use crate::bounds::json;
@@ -165,6 +166,8 @@ impl Run {
                 break;
             }
         }
+        // Runs that wait for others hold nothing that those may wait for.
+        let _turn = if delegates { None } else { self.turn_of(group.len()).await };
         if writes_ahead {
             self.persist().await?;
             self.lease.held().await;
@@ -173,6 +176,16 @@ impl Run {
         let executed = self.execute(group).await;
         self.control.set_delegating(None);
         executed
+    }
+
+    /// The turn of calls that are executed together; `None` as well where the run is to end first.
+    async fn turn_of(&mut self, calls: usize) -> Option<large_answers::Turn> {
+        tokio::select! {
+            biased;
+            turn = large_answers::turn_of_calls(calls) => turn,
+            () = self.control.token.cancelled() => None,
+            () = until(self.state.deadline().map(instant_of)) => None,
+        }
     }
 
     /// Brings what other runs have changed of the workspace; false where the run is cancelled or out of
@@ -320,7 +333,7 @@ impl Run {
             () = tokio::time::sleep(LINGER) => None,
         };
         if let Some(results) = quick {
-            return self.results(results);
+            return self.results(results).await;
         }
         self.hand_over();
         let results = tokio::select! {
@@ -332,12 +345,14 @@ impl Run {
             }
             () = &mut over => return Err(Stopped::LeaseOver),
         };
-        self.results(results)
+        self.results(results).await
     }
 
     /// Records results. A fault of the service in a tool ends the run, when all calls have theirs.
-    fn results(&mut self, results: Vec<Executed>) -> Result<(), Stopped> {
+    async fn results(&mut self, results: Vec<Executed>) -> Result<(), Stopped> {
         let results = results.into_iter().collect::<Result<Vec<_>, NotKept>>()?;
+        let bytes = results.iter().flatten().map(Finished::bytes).sum();
+        self.large_answer = large_answers::turn(bytes).await;
         if let Some(requested) =
             self.control.requested().filter(|_| !self.state.is_cancel_requested())
         {

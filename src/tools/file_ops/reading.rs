@@ -21,6 +21,8 @@ const SMALL: u64 = 64 * 1024;
 const PEEKED: u64 = 16;
 /// Bytes of text in one answer.
 const PAGE: usize = 1024 * 1024;
+/// Bytes that a large file has in memory while it is read: a page, and the answer that is made of it.
+pub(super) const HELD: u64 = 3 * PAGE as u64;
 /// Bytes looked at in one call, skipped lines included.
 const MAX_SCANNED: usize = 256 * 1024 * 1024;
 

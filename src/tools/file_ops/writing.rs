@@ -21,6 +21,9 @@ use crate::tools::workspace::{Made, Way, open_for_reading};
 
 /// Bytes of a file that is edited.
 pub(super) const MAX_EDITED: u64 = 16 * 1024 * 1024;
+/// How often the content of a file is in memory while it is changed: as it was and as it will be, and
+/// what is made of both to compare them.
+pub(super) const COPIES: u64 = 4;
 
 /// How often a text may be replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +32,13 @@ pub(super) enum Occurrences {
     One,
     /// Wherever it occurs.
     All,
+}
+
+/// Bytes of a file that are read where it is changed; none of one that is too large for that, or not there.
+pub(super) fn size(workspace: &Workspace, path: &str) -> u64 {
+    let file = workspace.holder(path).and_then(|(dir, name)| dir.symlink_metadata(name));
+    let size = file.ok().filter(Metadata::is_file).map(|file| file.len());
+    size.filter(|size| *size <= MAX_EDITED).unwrap_or(0)
 }
 
 /// Whether a file holds exactly this text: writing it again would lose nothing.

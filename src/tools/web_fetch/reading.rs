@@ -104,6 +104,7 @@ mod tests {
     use http::{HeaderMap, HeaderValue, StatusCode};
 
     use super::*;
+    use crate::outbound::BodyPlace;
 
     fn text(kind: &'static str, body: &[u8]) -> Result<String, String> {
         let mut headers = HeaderMap::new();
@@ -112,8 +113,15 @@ mod tests {
         }
         let url = Url::parse("https://site.example/").unwrap();
         let (status, body) = (StatusCode::OK, body.to_vec());
-        let response =
-            Response { status, headers, url, body, is_whole: true, requests: 1, place: None };
+        let response = Response {
+            status,
+            headers,
+            url,
+            body,
+            is_whole: true,
+            requests: 1,
+            place: BodyPlace::default(),
+        };
         Text::of(&response).map(Text::raw)
     }
 

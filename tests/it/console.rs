@@ -539,8 +539,9 @@ const LOWEST_CONTRAST: &str = "(() => {
 #[tokio::test]
 async fn contrast_and_layout_hold_in_light_dark_and_on_a_small_screen() {
     let service = setup().start(Db::Sqlite).await;
+    let long = "s".repeat(256);
     let read = service
-        .run("reader", &json!({"inputs": {"path": "notes.txt"}, "metadata": {"ticket": "42"}}))
+        .run("reader", &json!({"inputs": {"path": "notes.txt"}, "metadata": {"ticket": "42"}, "session_id": long}))
         .await;
     let failed = service.run("hopeless", &json!({})).await;
     let browser = signed_in(&service, "#/runs").await;
@@ -557,6 +558,7 @@ async fn contrast_and_layout_hold_in_light_dark_and_on_a_small_screen() {
                 ("agents/reader".to_owned(), "invoke", "form.invoke"),
                 ("judge/reader".to_owned(), "judge", "form.judge"),
                 ("tools".to_owned(), "tools", ".card"),
+                (format!("sessions/{long}"), "long-session", ".of-run"),
             ] {
                 browser.eval(&format!("location.hash = '#/{page}'")).await;
                 browser.until(&format!("document.querySelector('{there}')")).await;

@@ -342,6 +342,12 @@ async fn a_run_is_started_from_the_form_and_followed_live() {
     assert_eq!(browser.eval(said).await, "\"path\" is a required property");
     browser.click(&field("path")).await;
     browser.write("x").await;
+    // A text may have lines; a field of one line sends the form.
+    browser.press("Enter").await;
+    let path = "document.querySelector('#field-inputs-path').value";
+    assert_eq!(browser.eval(path).await, "x\n");
+    browser.eval(&format!("{path} = 'x'")).await;
+    browser.click(&field("weight")).await;
     browser.press("Enter").await;
     browser.until(&format!("{said}.includes('shorter')")).await;
     assert_eq!(browser.eval("document.activeElement.id").await, "field-inputs-path");

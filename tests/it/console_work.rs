@@ -115,14 +115,29 @@ fn editors() -> Setup {
         .scenario("editor", EDITING)
         .agent("author", &EDITOR.replace("scripted/editor", "scripted/author"))
         .scenario("author", EDITING)
+        .agent(
+            "seeker",
+            &EDITOR
+                .replace("scripted/editor", "scripted/seeker")
+                .replace("governance: {", "governance: {tool_policies: {file_ops: ask}, "),
+        )
+        .scenario("seeker", SEEKING)
         .file("notes.txt", "zero\n")
 }
+
+/// A number that is another one in most programs.
+const FAR: u64 = (1 << 53) + 1;
+const SEEKING: &str = "
+steps:
+  - tool_calls: [{tool: file_ops, arguments: {operation: read, path: \"no\\u202Etes.txt\", offset: 9007199254740993}}]
+  - text: done
+";
 
 #[tokio::test]
 async fn a_call_is_approved_with_other_arguments() {
     let service = editors().start(Db::Sqlite).await;
-    let parked = parked(&service, "editor", &json!({})).await;
-    let browser = signed_in(&service, &format!("#/runs/{}", id(&parked))).await;
+    let first = parked(&service, "editor", &json!({})).await;
+    let browser = signed_in(&service, &format!("#/runs/{}", id(&first))).await;
     let waits = "[aria-label='Waiting for']";
     browser
         .until(&format!("document.querySelector(\"{waits} .diff\")?.innerText.includes('+two')"))
@@ -147,7 +162,7 @@ async fn a_call_is_approved_with_other_arguments() {
         browser.until("document.querySelector('.decision [role=alert]').innerText.includes('not a JSON object')").await;
     }
     assert_eq!(
-        service.get(&format!("/v1/runs/{}", id(&parked))).await.body["status"],
+        service.get(&format!("/v1/runs/{}", id(&first))).await.body["status"],
         "awaiting_approval"
     );
 
@@ -169,7 +184,7 @@ async fn a_call_is_approved_with_other_arguments() {
         browser.eval("document.querySelector('.changes .removed').innerText.trim()").await,
         "-zero"
     );
-    let changes = service.get(&format!("/v1/runs/{}/changes", id(&parked))).await.body;
+    let changes = service.get(&format!("/v1/runs/{}/changes", id(&first))).await.body;
     assert!(changes["data"][0]["diff"].as_str().unwrap().contains("+three"), "{changes:#}");
     browser.click(".changes .more").await;
     browser.until("document.querySelector('.call')?.innerText.includes('succeeded')").await;
@@ -178,6 +193,30 @@ async fn a_call_is_approved_with_other_arguments() {
     let spans = "[{from: 0, to: 10}, {from: 5, to: 12}, {from: 20, to: null}]";
     let covered = format!("import('/console/spans.js').then((it) => it.covered({spans}, 25))");
     assert_eq!(browser.eval(&covered).await, 17);
+
+    // A number that is shown, and what is called with it, is the one of the call; nothing is hidden in what is edited.
+    let far = parked(&service, "seeker", &json!({})).await;
+    for page in ["approvals".to_owned(), format!("runs/{}", id(&far))] {
+        browser.eval(&format!("location.hash = '#/{page}'")).await;
+        browser.until("document.querySelector('main pre')?.innerText.includes('offset')").await;
+        let shown = browser.eval("document.querySelector('main pre').innerText").await;
+        assert!(shown.as_str().unwrap().contains(&FAR.to_string()), "{page}: {shown}");
+    }
+    browser.until("document.querySelector('.decision')?.hidden === false").await;
+    browser.click(".decision [aria-expanded]").await;
+    browser.until(&format!("document.activeElement.matches('{field}')")).await;
+    let text = browser.eval(&format!("document.querySelector('{field}').value")).await;
+    let text = text.as_str().unwrap();
+    assert!(text.contains(&FAR.to_string()) && text.contains("no\\u202etes.txt"), "{text}");
+    browser.eval(&put(&text.replace("no\\u202etes", "notes"))).await;
+    browser.until("document.querySelector('.editor .diff .added')").await;
+    browser.click(".decision .buttons button").await;
+    browser.until("document.querySelector('.end.completed')").await;
+    let preview = "document.querySelector('.call .preview')?.textContent";
+    browser.until(&format!("{preview}.includes('\"notes.txt\",\"offset\":{FAR}')")).await;
+    let calls = service.get(&format!("/v1/runs/{}/tool-calls", id(&far))).await.body;
+    let expected = json!({"operation": "read", "path": "notes.txt", "offset": FAR});
+    assert_eq!(calls["data"][0]["arguments"], expected);
     browser.close(&service.url("/")).await;
 }
 
@@ -263,6 +302,33 @@ async fn a_new_file_is_shown_as_new_and_newer_keys_by_their_names() {
     browser.close(&service.url("/")).await;
 }
 
+/// Values that the control for a schema cannot show as they are.
+fn odd_values() -> Vec<(Value, Value)> {
+    let text = json!({"type": "string"});
+    let texts = json!({"type": "array", "items": text});
+    let object =
+        json!({"type": "object", "properties": {"a": text, "length": {"type": "integer"}}});
+    let mut values = vec![
+        (json!({"type": "integer"}), json!("5")),
+        (json!({"type": "integer"}), json!("five")),
+        (json!({"type": "string", "format": "date"}), json!("tomorrow")),
+        (json!({"type": "string", "format": "email"}), json!(" a@b.example ")),
+        (json!({"type": "string", "writeOnly": true}), json!("one\ntwo")),
+        (json!({"enum": ["a", null]}), json!("b")),
+        (json!({"enum": ["a", null]}), json!(null)),
+        (json!({"const": "a"}), json!("b")),
+        (texts.clone(), (0..300).map(|n| n.to_string()).collect()),
+        (texts, json!(["", null, "a\nb", 7])),
+    ];
+    let of = |schema: &Value, some: &[Value]| -> Vec<(Value, Value)> {
+        some.iter().map(|value| (schema.clone(), value.clone())).collect()
+    };
+    values.extend(of(&text, &[json!(5), json!("a\rb"), json!("\na"), json!({})]));
+    values
+        .extend(of(&object, &[json!({}), json!(null), json!([1]), json!("abc"), json!({"b": 1})]));
+    values
+}
+
 #[tokio::test]
 async fn a_run_is_done_once_more_as_it_was_or_otherwise() {
     let agent = "
@@ -273,6 +339,13 @@ inputs:
   properties:
     people: {type: array, items: {type: object, required: [name], properties: {name: {type: string}, tags: {type: array, items: {type: string}}}}}
     address: {type: object, properties: {street: {type: string}, number: {type: integer}}}
+    task: {type: string}
+    size: {type: integer}
+    empty: {type: string}
+    nothing: {type: [string, 'null']}
+    none: {type: array, items: {type: integer}}
+    windows: {type: string}
+    open: {type: object, properties: {known: {type: string}}}
 enable_double_confirmation: false
 ";
     let service = Setup::new()
@@ -280,7 +353,19 @@ enable_double_confirmation: false
         .scenario("echo", "steps: [{text: '{{ inputs | tojson }}'}]")
         .start(Db::Sqlite)
         .await;
-    let inputs = json!({"people": [{"name": "Ines", "tags": ["a", "b"]}, {"name": "Ola"}], "address": {"number": 3}});
+    // What a form could make another value of.
+    let kept = json!({
+        "task": "delete a\nkeep b", "size": FAR, "empty": "", "nothing": null, "none": [],
+        "windows": "one\r\ntwo", "open": {"known": "x", "unknown": [1e-7, u64::MAX]},
+    });
+    let with_kept = |some: Value| {
+        let mut all = some.as_object().unwrap().clone();
+        all.extend(kept.as_object().unwrap().clone());
+        Value::Object(all)
+    };
+    let inputs = with_kept(
+        json!({"people": [{"name": "Ines", "tags": ["a", "b"]}, {"name": "Ola"}], "address": {"number": 3}}),
+    );
     let request = json!({"inputs": inputs, "metadata": {"ticket": "42"}, "budget": {"max_tool_calls": 7}, "temperature": 0.5});
     let run = service.run("echo", &request).await;
     let browser = signed_in(&service, &format!("#/runs/{}", id(&run))).await;
@@ -316,6 +401,20 @@ enable_double_confirmation: false
     browser.click("[aria-label='Remove an entry of tags']").await;
     browser.screenshot("form-prefilled").await;
 
+    // What is left empty says what it is; a text has lines, and those that a field cannot have are entered as JSON.
+    let form = browser.eval("document.querySelector('form.invoke').innerText").await;
+    for hint in ["Left empty, it is \"\".", "Left empty, it is null."] {
+        assert!(form.as_str().unwrap().contains(hint), "{form}");
+    }
+    for (name, value) in [
+        ("task", "delete a\nkeep b".to_owned()),
+        ("size", FAR.to_string()),
+        ("windows", "\"one\\r\\ntwo\"".to_owned()),
+    ] {
+        let field = format!("document.querySelector('#field-inputs-{name}').value");
+        assert_eq!(browser.eval(&field).await, value, "{name}");
+    }
+
     // A dry run starts nothing; the request in other languages holds no key.
     let count = async || service.get("/v1/runs").await.body["data"].as_array().unwrap().len();
     let before = count().await;
@@ -335,13 +434,26 @@ enable_double_confirmation: false
         let code = browser.eval("document.querySelector('.snippets pre').textContent").await;
         let code = code.as_str().unwrap();
         assert!(code.contains(sign) && code.contains("Ole") && !code.contains(ADMIN_KEY), "{code}");
+        assert!(code.contains(&FAR.to_string()) && code.contains(&u64::MAX.to_string()), "{code}");
     }
 
     browser.click("button.main").await;
     let changed = newest(id(&again)).await;
-    let expected = json!({"people": [{"name": "Ines", "tags": ["b"]}, {"name": "Ole"}], "address": {"number": 3}});
+    let expected = with_kept(
+        json!({"people": [{"name": "Ines", "tags": ["b"]}, {"name": "Ole"}], "address": {"number": 3}}),
+    );
     assert_eq!(changed["inputs"], expected);
     assert_eq!(changed["metadata"], json!({"ticket": "42"}));
+    for (schema, value) in odd_values() {
+        let filled = format!(
+            "import('/console/fields.js').then(({{makeField}}) => {{
+                const field = makeField('x', 'X', {schema});
+                field.set({value});
+                return field.read([]);
+            }})"
+        );
+        assert_eq!(browser.eval(&filled).await, value, "{schema}");
+    }
     assert_eq!(
         (&changed["overrides"]["temperature"], &changed["overrides"]["budget"]["max_tool_calls"]),
         (&json!(0.5), &json!(7))

@@ -507,7 +507,7 @@ const CORPUS: [&str; 8] = [
     "javascript:window.struck=1",
     "[[constructor]] ${window.struck=1} `${window.struck=1}`",
     "<details open ontoggle=\"window.struck=1\"><style>@import 'http://x.invalid/'</style>",
-    "__proto__ \u{202e}\u{2066} <base href=\"http://x.invalid/\"><form id=main><input name=key>",
+    "__proto__ \u{202e}\u{2066}\u{200b} <base href=\"http://x.invalid/\"><form id=main><input name=key>",
 ];
 
 #[tokio::test]
@@ -520,12 +520,17 @@ async fn nothing_that_is_shown_is_executed() {
          - {{tool_calls: [{{tool: file_ops, arguments: {{operation: write, path: 'x.txt', content: {text}}}}}]}}\n  - text: {text}\n"
     );
     let agent = format!(
-        "model: scripted/nasty\ndescription: {text}\ntools: [file_ops]\nenable_double_confirmation: false\ngovernance: {{paths: {{write: ['**']}}, injection: {{inputs: off, results: off}}}}\n\
+        "model: scripted/nasty\ndescription: {text}\ntools: [file_ops, 'script:odd/*']\nenable_double_confirmation: false\ngovernance: {{paths: {{write: ['**']}}, injection: {{inputs: off, results: off}}}}\n\
          inputs: {{type: object, properties: {{a: {{type: array, title: {text}, description: {text}, items: {{type: string}}}}}}}}"
+    );
+    let tool = format!(
+        "tools: [{{name: nasty, command: [cat], description: {text}, input_schema: {{type: object, properties: {{\"p\u{202e}\": {{type: integer}}, \
+         b: {{title: {text}, description: {text}, enum: [{text}]}}, c: {{const: {text}}}}}}}}}]"
     );
     let service = Setup::new()
         .agent("nasty", &agent)
         .scenario("nasty", &steps)
+        .tools("odd", &tool)
         .file("x.txt", &format!("{all}\nand more\n"))
         .start(Db::Sqlite)
         .await;
@@ -545,9 +550,13 @@ async fn nothing_that_is_shown_is_executed() {
         ("/agents", ".card"),
         (&format!("/agents/nasty?from={}", id(&parked)), "form.invoke"),
         (&format!("/runs/{session}"), ".notice.bad"),
+        ("/runs/%zz", ".notice.bad"),
+        ("/tools", ".card"),
+        ("/judge/nasty", "#judged-tool"),
     ] {
         browser.eval(&format!("location.hash = '#{page}'")).await;
         browser.until(&format!("document.querySelector('{drawn}')")).await;
+        browser.eval("document.querySelectorAll('#judged-tool').forEach((s) => { s.selectedIndex = s.length - 1; s.dispatchEvent(new Event('change')); })").await;
         for press in ["Edit arguments", "Dry run", "Copy as", "Show all"] {
             browser.eval(&format!("[...document.querySelectorAll('button')].filter((b) => b.textContent.startsWith('{press}')).forEach((b) => b.click())")).await;
         }
@@ -558,6 +567,11 @@ async fn nothing_that_is_shown_is_executed() {
         let made = "document.querySelectorAll('img, iframe, style, base, script:not([src]), a[href^=\"javascript:\"], [onerror], [onload], [ontoggle]').length";
         assert_eq!(browser.eval(made).await, 0, "{page}");
         assert_eq!(browser.eval("window.struck === undefined").await, true, "{page}");
+        let hidden =
+            "/.{0,40}[\\u202e\\u2066\\u200b]/.exec(document.title + document.body.textContent)";
+        assert_eq!(browser.eval(hidden).await, Value::Null, "{page}");
+        let is_unreachable = browser.eval("document.body.innerText.includes('cannot be reached')");
+        assert_eq!(is_unreachable.await, false, "{page}");
     }
     // The same while it is written, and in the answer to an approval.
     browser.eval("location.hash = '#/agents/nasty'").await;

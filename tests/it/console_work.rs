@@ -20,6 +20,14 @@ use crate::service::{ADMIN_KEY, Db, Service, Setup};
 
 const OPEN: &str = "[auth]\nmode = \"none\"";
 
+/// An agent that writes more than one page of its calls holds.
+const BULKY: &str = "
+model: scripted/bulky
+tools: [file_ops]
+enable_double_confirmation: false
+governance: {autonomy: full, paths: {write: ['**']}, injection: {inputs: 'off', results: 'off'}}
+";
+
 fn id(run: &Value) -> &str {
     run["run_id"].as_str().unwrap()
 }
@@ -58,15 +66,28 @@ steps:
       - {tool: "agent:helper", arguments: {task: three}}
   - text: all is done
 "#;
+    // More than a page of calls takes.
+    let writes = "{tool_calls: [{tool: file_ops, arguments: {operation: write, path: a.txt, content: \"{{ 'y' * 900000 }}\"}}]}, ";
     let service = Setup::new()
         .agent("parent", parent)
         .scenario("parent", asks)
         .agent("helper", helper)
         .scenario("helper", "steps: [{text: 'did {{ inputs.task }}', delay_ms: 50}]")
+        .agent(
+            "heavy",
+            &parent.replace("scripted/parent", "scripted/heavy").replace("helper", "bulky"),
+        )
+        .scenario(
+            "heavy",
+            "steps: [{tool_calls: [{tool: 'agent:bulky', arguments: {}}]}, {text: done}]",
+        )
+        .agent("bulky", BULKY)
+        .scenario("bulky", &format!("steps: [{}{{text: done}}]", writes.repeat(5)))
         .config(OPEN)
         .start(Db::Sqlite)
         .await;
     let run = service.run("parent", &json!({})).await;
+    let heavy = service.run("heavy", &json!({})).await;
     let browser = opened(&service, &format!("#/runs/{}", id(&run))).await;
     browser.until("document.querySelectorAll('.lane.child').length === 3").await;
     let lanes = browser
@@ -94,6 +115,11 @@ steps:
     browser
         .until("document.querySelector('.end.completed')?.innerText.includes('all is done')")
         .await;
+
+    // Its run, six answers of the model and five calls, however large these are.
+    browser.eval(&format!("location.hash = '#/runs/{}'", id(&heavy))).await;
+    let bars = "document.querySelector('.lane.child [aria-label$=bars]')?.ariaLabel === '12 bars'";
+    browser.until(bars).await;
     browser.close(&service.url("/")).await;
 }
 

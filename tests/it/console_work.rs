@@ -159,6 +159,42 @@ steps:
   - text: done
 ";
 
+const ARGUMENTS: &str = ".editor textarea";
+
+/// Enters arguments to approve instead.
+fn put(text: &str) -> String {
+    format!(
+        "(() => {{ const f = document.querySelector('{ARGUMENTS}'); f.value = {}; f.dispatchEvent(new Event('input')); }})()",
+        json!(text)
+    )
+}
+
+/// The number that is shown, and with which the call is made, is its own; nothing is hidden in what is edited.
+async fn a_long_number_is_called(service: &Service, browser: &Chromium) {
+    let far = parked(service, "seeker", &json!({})).await;
+    for page in ["approvals".to_owned(), format!("runs/{}", id(&far))] {
+        browser.eval(&format!("location.hash = '#/{page}'")).await;
+        browser.until("document.querySelector('main pre')?.innerText.includes('offset')").await;
+        let shown = browser.eval("document.querySelector('main pre').innerText").await;
+        assert!(shown.as_str().unwrap().contains(&FAR.to_string()), "{page}: {shown}");
+    }
+    browser.until("document.querySelector('.decision')?.hidden === false").await;
+    browser.click(".decision [aria-expanded]").await;
+    browser.until(&format!("document.activeElement.matches('{ARGUMENTS}')")).await;
+    let text = browser.eval(&format!("document.querySelector('{ARGUMENTS}').value")).await;
+    let text = text.as_str().unwrap();
+    assert!(text.contains(&FAR.to_string()) && text.contains("no\\u202etes.txt"), "{text}");
+    browser.eval(&put(&text.replace("no\\u202etes", "notes"))).await;
+    browser.until("document.querySelector('.editor .diff .added')").await;
+    browser.click(".decision .buttons button").await;
+    browser.until("document.querySelector('.end.completed')").await;
+    let preview = "document.querySelector('.call .preview')?.textContent";
+    browser.until(&format!("{preview}.includes('\"notes.txt\",\"offset\":{FAR}')")).await;
+    let calls = service.get(&format!("/v1/runs/{}/tool-calls", id(&far))).await.body;
+    let expected = json!({"operation": "read", "path": "notes.txt", "offset": FAR});
+    assert_eq!(calls["data"][0]["arguments"], expected);
+}
+
 #[tokio::test]
 async fn a_call_is_approved_with_other_arguments() {
     let service = editors().start(Db::Sqlite).await;
@@ -169,21 +205,16 @@ async fn a_call_is_approved_with_other_arguments() {
         .until(&format!("document.querySelector(\"{waits} .diff\")?.innerText.includes('+two')"))
         .await;
 
-    let field = ".editor textarea";
     browser.until("document.querySelector('.decision')?.hidden === false").await;
     browser.until("!document.querySelector('.picture [hidden]')").await;
     browser.click(".decision [aria-expanded]").await;
-    browser.until(&format!("document.activeElement.matches('{field}')")).await;
+    browser.until(&format!("document.activeElement.matches('{ARGUMENTS}')")).await;
     // What is no JSON object is said at once, and not sent.
-    let put = |text: &str| {
-        format!(
-            "(() => {{ const f = document.querySelector('{field}'); f.value = {}; f.dispatchEvent(new Event('input')); }})()",
-            json!(text)
-        )
-    };
     for bad in ["{\"operation\":", "[]", "7"] {
         browser.eval(&put(bad)).await;
-        browser.until(&format!("document.querySelector('{field}').ariaInvalid === 'true'")).await;
+        browser
+            .until(&format!("document.querySelector('{ARGUMENTS}').ariaInvalid === 'true'"))
+            .await;
         browser.click(".decision .buttons button").await;
         browser.until("document.querySelector('.decision [role=alert]').innerText.includes('not a JSON object')").await;
     }
@@ -220,29 +251,7 @@ async fn a_call_is_approved_with_other_arguments() {
     let covered = format!("import('/console/spans.js').then((it) => it.covered({spans}, 25))");
     assert_eq!(browser.eval(&covered).await, 17);
 
-    // A number that is shown, and what is called with it, is the one of the call; nothing is hidden in what is edited.
-    let far = parked(&service, "seeker", &json!({})).await;
-    for page in ["approvals".to_owned(), format!("runs/{}", id(&far))] {
-        browser.eval(&format!("location.hash = '#/{page}'")).await;
-        browser.until("document.querySelector('main pre')?.innerText.includes('offset')").await;
-        let shown = browser.eval("document.querySelector('main pre').innerText").await;
-        assert!(shown.as_str().unwrap().contains(&FAR.to_string()), "{page}: {shown}");
-    }
-    browser.until("document.querySelector('.decision')?.hidden === false").await;
-    browser.click(".decision [aria-expanded]").await;
-    browser.until(&format!("document.activeElement.matches('{field}')")).await;
-    let text = browser.eval(&format!("document.querySelector('{field}').value")).await;
-    let text = text.as_str().unwrap();
-    assert!(text.contains(&FAR.to_string()) && text.contains("no\\u202etes.txt"), "{text}");
-    browser.eval(&put(&text.replace("no\\u202etes", "notes"))).await;
-    browser.until("document.querySelector('.editor .diff .added')").await;
-    browser.click(".decision .buttons button").await;
-    browser.until("document.querySelector('.end.completed')").await;
-    let preview = "document.querySelector('.call .preview')?.textContent";
-    browser.until(&format!("{preview}.includes('\"notes.txt\",\"offset\":{FAR}')")).await;
-    let calls = service.get(&format!("/v1/runs/{}/tool-calls", id(&far))).await.body;
-    let expected = json!({"operation": "read", "path": "notes.txt", "offset": FAR});
-    assert_eq!(calls["data"][0]["arguments"], expected);
+    a_long_number_is_called(&service, &browser).await;
     browser.close(&service.url("/")).await;
 }
 
@@ -328,6 +337,63 @@ async fn a_new_file_is_shown_as_new_and_newer_keys_by_their_names() {
     browser.close(&service.url("/")).await;
 }
 
+const ECHO: &str = "
+model: scripted/echo
+inputs:
+  type: object
+  required: [people]
+  properties:
+    people: {type: array, items: {type: object, required: [name], properties: {name: {type: string}, tags: {type: array, items: {type: string}}}}}
+    address: {type: object, properties: {street: {type: string}, number: {type: integer}}}
+    task: {type: string}
+    size: {type: integer}
+    empty: {type: string}
+    nothing: {type: [string, 'null']}
+    none: {type: array, items: {type: integer}}
+    windows: {type: string}
+    open: {type: object, properties: {known: {type: string}}}
+enable_double_confirmation: false
+";
+
+/// Inputs, with those of which a form could make others.
+fn with_kept(mut inputs: Value) -> Value {
+    let kept = json!({
+        "task": "delete a\nkeep b", "size": FAR, "empty": "", "nothing": null, "none": [],
+        "windows": "one\r\ntwo", "open": {"known": "x", "unknown": [1e-7, u64::MAX]},
+    });
+    let all = inputs.as_object_mut().unwrap();
+    all.extend(kept.as_object().unwrap().clone());
+    inputs
+}
+
+/// What is left empty says what it is; a text has lines, and those that a field cannot have are entered as JSON.
+async fn is_filled_in(browser: &Chromium) {
+    let form = browser.eval("document.querySelector('form.invoke').innerText").await;
+    for hint in ["Left empty, it is \"\".", "Left empty, it is null."] {
+        assert!(form.as_str().unwrap().contains(hint), "{form}");
+    }
+    for (name, value) in [
+        ("task", "delete a\nkeep b".to_owned()),
+        ("size", FAR.to_string()),
+        ("windows", "\"one\\r\\ntwo\"".to_owned()),
+    ] {
+        let field = format!("document.querySelector('#field-inputs-{name}').value");
+        assert_eq!(browser.eval(&field).await, value, "{name}");
+    }
+}
+
+async fn is_copied(browser: &Chromium) {
+    for (language, sign) in
+        [("curl", "curl -N -X POST"), ("TypeScript", "await fetch("), ("Python", "import requests")]
+    {
+        browser.eval(&format!("[...document.querySelectorAll('.tabs button')].find((b) => b.textContent === '{language}').click()")).await;
+        let code = browser.eval("document.querySelector('.snippets pre').textContent").await;
+        let code = code.as_str().unwrap();
+        assert!(code.contains(sign) && code.contains("Ole") && !code.contains(ADMIN_KEY), "{code}");
+        assert!(code.contains(&FAR.to_string()) && code.contains(&u64::MAX.to_string()), "{code}");
+    }
+}
+
 /// Values that the control for a schema cannot show as they are.
 fn odd_values() -> Vec<(Value, Value)> {
     let text = json!({"type": "string"});
@@ -355,40 +421,26 @@ fn odd_values() -> Vec<(Value, Value)> {
     values
 }
 
+async fn odd_values_stay(browser: &Chromium) {
+    for (schema, value) in odd_values() {
+        let filled = format!(
+            "import('/console/fields.js').then(({{makeField}}) => {{
+                const field = makeField('x', 'X', {schema});
+                field.set({value});
+                return field.read([]);
+            }})"
+        );
+        assert_eq!(browser.eval(&filled).await, value, "{schema}");
+    }
+}
+
 #[tokio::test]
 async fn a_run_is_done_once_more_as_it_was_or_otherwise() {
-    let agent = "
-model: scripted/echo
-inputs:
-  type: object
-  required: [people]
-  properties:
-    people: {type: array, items: {type: object, required: [name], properties: {name: {type: string}, tags: {type: array, items: {type: string}}}}}
-    address: {type: object, properties: {street: {type: string}, number: {type: integer}}}
-    task: {type: string}
-    size: {type: integer}
-    empty: {type: string}
-    nothing: {type: [string, 'null']}
-    none: {type: array, items: {type: integer}}
-    windows: {type: string}
-    open: {type: object, properties: {known: {type: string}}}
-enable_double_confirmation: false
-";
     let service = Setup::new()
-        .agent("echo", agent)
+        .agent("echo", ECHO)
         .scenario("echo", "steps: [{text: '{{ inputs | tojson }}'}]")
         .start(Db::Sqlite)
         .await;
-    // What a form could make another value of.
-    let kept = json!({
-        "task": "delete a\nkeep b", "size": FAR, "empty": "", "nothing": null, "none": [],
-        "windows": "one\r\ntwo", "open": {"known": "x", "unknown": [1e-7, u64::MAX]},
-    });
-    let with_kept = |some: Value| {
-        let mut all = some.as_object().unwrap().clone();
-        all.extend(kept.as_object().unwrap().clone());
-        Value::Object(all)
-    };
     let inputs = with_kept(
         json!({"people": [{"name": "Ines", "tags": ["a", "b"]}, {"name": "Ola"}], "address": {"number": 3}}),
     );
@@ -427,19 +479,7 @@ enable_double_confirmation: false
     browser.click("[aria-label='Remove an entry of tags']").await;
     browser.screenshot("form-prefilled").await;
 
-    // What is left empty says what it is; a text has lines, and those that a field cannot have are entered as JSON.
-    let form = browser.eval("document.querySelector('form.invoke').innerText").await;
-    for hint in ["Left empty, it is \"\".", "Left empty, it is null."] {
-        assert!(form.as_str().unwrap().contains(hint), "{form}");
-    }
-    for (name, value) in [
-        ("task", "delete a\nkeep b".to_owned()),
-        ("size", FAR.to_string()),
-        ("windows", "\"one\\r\\ntwo\"".to_owned()),
-    ] {
-        let field = format!("document.querySelector('#field-inputs-{name}').value");
-        assert_eq!(browser.eval(&field).await, value, "{name}");
-    }
+    is_filled_in(&browser).await;
 
     // A dry run starts nothing; the request in other languages holds no key.
     let count = async || service.get("/v1/runs").await.body["data"].as_array().unwrap().len();
@@ -453,15 +493,7 @@ enable_double_confirmation: false
     browser.until("document.querySelector('[aria-label=\"Dry run\"]')?.innerText.includes('nothing was started')").await;
     assert_eq!(count().await, before);
     browser.eval(&button("Copy as")).await;
-    for (language, sign) in
-        [("curl", "curl -N -X POST"), ("TypeScript", "await fetch("), ("Python", "import requests")]
-    {
-        browser.eval(&format!("[...document.querySelectorAll('.tabs button')].find((b) => b.textContent === '{language}').click()")).await;
-        let code = browser.eval("document.querySelector('.snippets pre').textContent").await;
-        let code = code.as_str().unwrap();
-        assert!(code.contains(sign) && code.contains("Ole") && !code.contains(ADMIN_KEY), "{code}");
-        assert!(code.contains(&FAR.to_string()) && code.contains(&u64::MAX.to_string()), "{code}");
-    }
+    is_copied(&browser).await;
 
     browser.click("button.main").await;
     let changed = newest(id(&again)).await;
@@ -470,20 +502,11 @@ enable_double_confirmation: false
     );
     assert_eq!(changed["inputs"], expected);
     assert_eq!(changed["metadata"], json!({"ticket": "42"}));
-    for (schema, value) in odd_values() {
-        let filled = format!(
-            "import('/console/fields.js').then(({{makeField}}) => {{
-                const field = makeField('x', 'X', {schema});
-                field.set({value});
-                return field.read([]);
-            }})"
-        );
-        assert_eq!(browser.eval(&filled).await, value, "{schema}");
-    }
     assert_eq!(
         (&changed["overrides"]["temperature"], &changed["overrides"]["budget"]["max_tool_calls"]),
         (&json!(0.5), &json!(7))
     );
+    odd_values_stay(&browser).await;
     browser.close(&service.url("/")).await;
 }
 

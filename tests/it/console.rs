@@ -342,6 +342,12 @@ async fn a_run_is_started_from_the_form_and_followed_live() {
     assert_eq!(browser.eval(said).await, "\"path\" is a required property");
     browser.click(&field("path")).await;
     browser.write("x").await;
+    // A text may have lines; a field of one line sends the form.
+    browser.press("Enter").await;
+    let path = "document.querySelector('#field-inputs-path').value";
+    assert_eq!(browser.eval(path).await, "x\n");
+    browser.eval(&format!("{path} = 'x'")).await;
+    browser.click(&field("weight")).await;
     browser.press("Enter").await;
     browser.until(&format!("{said}.includes('shorter')")).await;
     assert_eq!(browser.eval("document.activeElement.id").await, "field-inputs-path");
@@ -539,8 +545,9 @@ const LOWEST_CONTRAST: &str = "(() => {
 #[tokio::test]
 async fn contrast_and_layout_hold_in_light_dark_and_on_a_small_screen() {
     let service = setup().start(Db::Sqlite).await;
+    let long = "s".repeat(256);
     let read = service
-        .run("reader", &json!({"inputs": {"path": "notes.txt"}, "metadata": {"ticket": "42"}}))
+        .run("reader", &json!({"inputs": {"path": "notes.txt"}, "metadata": {"ticket": "42"}, "session_id": long}))
         .await;
     let failed = service.run("hopeless", &json!({})).await;
     let browser = signed_in(&service, "#/runs").await;
@@ -557,6 +564,7 @@ async fn contrast_and_layout_hold_in_light_dark_and_on_a_small_screen() {
                 ("agents/reader".to_owned(), "invoke", "form.invoke"),
                 ("judge/reader".to_owned(), "judge", "form.judge"),
                 ("tools".to_owned(), "tools", ".card"),
+                (format!("sessions/{long}"), "long-session", ".of-run"),
             ] {
                 browser.eval(&format!("location.hash = '#/{page}'")).await;
                 browser.until(&format!("document.querySelector('{there}')")).await;

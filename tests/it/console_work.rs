@@ -20,6 +20,14 @@ use crate::service::{ADMIN_KEY, Db, Service, Setup};
 
 const OPEN: &str = "[auth]\nmode = \"none\"";
 
+/// An agent that writes more than one page of its calls holds.
+const BULKY: &str = "
+model: scripted/bulky
+tools: [file_ops]
+enable_double_confirmation: false
+governance: {autonomy: full, paths: {write: ['**']}, injection: {inputs: 'off', results: 'off'}}
+";
+
 fn id(run: &Value) -> &str {
     run["run_id"].as_str().unwrap()
 }
@@ -58,15 +66,28 @@ steps:
       - {tool: "agent:helper", arguments: {task: three}}
   - text: all is done
 "#;
+    // More than a page of calls takes.
+    let writes = "{tool_calls: [{tool: file_ops, arguments: {operation: write, path: a.txt, content: \"{{ 'y' * 900000 }}\"}}]}, ";
     let service = Setup::new()
         .agent("parent", parent)
         .scenario("parent", asks)
         .agent("helper", helper)
         .scenario("helper", "steps: [{text: 'did {{ inputs.task }}', delay_ms: 50}]")
+        .agent(
+            "heavy",
+            &parent.replace("scripted/parent", "scripted/heavy").replace("helper", "bulky"),
+        )
+        .scenario(
+            "heavy",
+            "steps: [{tool_calls: [{tool: 'agent:bulky', arguments: {}}]}, {text: done}]",
+        )
+        .agent("bulky", BULKY)
+        .scenario("bulky", &format!("steps: [{}{{text: done}}]", writes.repeat(5)))
         .config(OPEN)
         .start(Db::Sqlite)
         .await;
     let run = service.run("parent", &json!({})).await;
+    let heavy = service.run("heavy", &json!({})).await;
     let browser = opened(&service, &format!("#/runs/{}", id(&run))).await;
     browser.until("document.querySelectorAll('.lane.child').length === 3").await;
     let lanes = browser
@@ -94,6 +115,11 @@ steps:
     browser
         .until("document.querySelector('.end.completed')?.innerText.includes('all is done')")
         .await;
+
+    // Its run, six answers of the model and five calls, however large these are.
+    browser.eval(&format!("location.hash = '#/runs/{}'", id(&heavy))).await;
+    let bars = "document.querySelector('.lane.child [aria-label$=bars]')?.ariaLabel === '12 bars'";
+    browser.until(bars).await;
     browser.close(&service.url("/")).await;
 }
 
@@ -115,39 +141,85 @@ fn editors() -> Setup {
         .scenario("editor", EDITING)
         .agent("author", &EDITOR.replace("scripted/editor", "scripted/author"))
         .scenario("author", EDITING)
+        .agent(
+            "seeker",
+            &EDITOR
+                .replace("scripted/editor", "scripted/seeker")
+                .replace("governance: {", "governance: {tool_policies: {file_ops: ask}, "),
+        )
+        .scenario("seeker", SEEKING)
         .file("notes.txt", "zero\n")
+}
+
+/// A number that is another one in most programs.
+const FAR: u64 = (1 << 53) + 1;
+const SEEKING: &str = "
+steps:
+  - tool_calls: [{tool: file_ops, arguments: {operation: read, path: \"no\\u202Etes.txt\", offset: 9007199254740993}}]
+  - text: done
+";
+
+const ARGUMENTS: &str = ".editor textarea";
+
+/// Enters arguments to approve instead.
+fn put(text: &str) -> String {
+    format!(
+        "(() => {{ const f = document.querySelector('{ARGUMENTS}'); f.value = {}; f.dispatchEvent(new Event('input')); }})()",
+        json!(text)
+    )
+}
+
+/// The number that is shown, and with which the call is made, is its own; nothing is hidden in what is edited.
+async fn a_long_number_is_called(service: &Service, browser: &Chromium) {
+    let far = parked(service, "seeker", &json!({})).await;
+    for page in ["approvals".to_owned(), format!("runs/{}", id(&far))] {
+        browser.eval(&format!("location.hash = '#/{page}'")).await;
+        browser.until("document.querySelector('main pre')?.innerText.includes('offset')").await;
+        let shown = browser.eval("document.querySelector('main pre').innerText").await;
+        assert!(shown.as_str().unwrap().contains(&FAR.to_string()), "{page}: {shown}");
+    }
+    browser.until("document.querySelector('.decision')?.hidden === false").await;
+    browser.click(".decision [aria-expanded]").await;
+    browser.until(&format!("document.activeElement.matches('{ARGUMENTS}')")).await;
+    let text = browser.eval(&format!("document.querySelector('{ARGUMENTS}').value")).await;
+    let text = text.as_str().unwrap();
+    assert!(text.contains(&FAR.to_string()) && text.contains("no\\u202etes.txt"), "{text}");
+    browser.eval(&put(&text.replace("no\\u202etes", "notes"))).await;
+    browser.until("document.querySelector('.editor .diff .added')").await;
+    browser.click(".decision .buttons button").await;
+    browser.until("document.querySelector('.end.completed')").await;
+    let preview = "document.querySelector('.call .preview')?.textContent";
+    browser.until(&format!("{preview}.includes('\"notes.txt\",\"offset\":{FAR}')")).await;
+    let calls = service.get(&format!("/v1/runs/{}/tool-calls", id(&far))).await.body;
+    let expected = json!({"operation": "read", "path": "notes.txt", "offset": FAR});
+    assert_eq!(calls["data"][0]["arguments"], expected);
 }
 
 #[tokio::test]
 async fn a_call_is_approved_with_other_arguments() {
     let service = editors().start(Db::Sqlite).await;
-    let parked = parked(&service, "editor", &json!({})).await;
-    let browser = signed_in(&service, &format!("#/runs/{}", id(&parked))).await;
+    let first = parked(&service, "editor", &json!({})).await;
+    let browser = signed_in(&service, &format!("#/runs/{}", id(&first))).await;
     let waits = "[aria-label='Waiting for']";
     browser
         .until(&format!("document.querySelector(\"{waits} .diff\")?.innerText.includes('+two')"))
         .await;
 
-    let field = ".editor textarea";
     browser.until("document.querySelector('.decision')?.hidden === false").await;
     browser.until("!document.querySelector('.picture [hidden]')").await;
     browser.click(".decision [aria-expanded]").await;
-    browser.until(&format!("document.activeElement.matches('{field}')")).await;
+    browser.until(&format!("document.activeElement.matches('{ARGUMENTS}')")).await;
     // What is no JSON object is said at once, and not sent.
-    let put = |text: &str| {
-        format!(
-            "(() => {{ const f = document.querySelector('{field}'); f.value = {}; f.dispatchEvent(new Event('input')); }})()",
-            json!(text)
-        )
-    };
     for bad in ["{\"operation\":", "[]", "7"] {
         browser.eval(&put(bad)).await;
-        browser.until(&format!("document.querySelector('{field}').ariaInvalid === 'true'")).await;
+        browser
+            .until(&format!("document.querySelector('{ARGUMENTS}').ariaInvalid === 'true'"))
+            .await;
         browser.click(".decision .buttons button").await;
         browser.until("document.querySelector('.decision [role=alert]').innerText.includes('not a JSON object')").await;
     }
     assert_eq!(
-        service.get(&format!("/v1/runs/{}", id(&parked))).await.body["status"],
+        service.get(&format!("/v1/runs/{}", id(&first))).await.body["status"],
         "awaiting_approval"
     );
 
@@ -169,7 +241,7 @@ async fn a_call_is_approved_with_other_arguments() {
         browser.eval("document.querySelector('.changes .removed').innerText.trim()").await,
         "-zero"
     );
-    let changes = service.get(&format!("/v1/runs/{}/changes", id(&parked))).await.body;
+    let changes = service.get(&format!("/v1/runs/{}/changes", id(&first))).await.body;
     assert!(changes["data"][0]["diff"].as_str().unwrap().contains("+three"), "{changes:#}");
     browser.click(".changes .more").await;
     browser.until("document.querySelector('.call')?.innerText.includes('succeeded')").await;
@@ -178,6 +250,8 @@ async fn a_call_is_approved_with_other_arguments() {
     let spans = "[{from: 0, to: 10}, {from: 5, to: 12}, {from: 20, to: null}]";
     let covered = format!("import('/console/spans.js').then((it) => it.covered({spans}, 25))");
     assert_eq!(browser.eval(&covered).await, 17);
+
+    a_long_number_is_called(&service, &browser).await;
     browser.close(&service.url("/")).await;
 }
 
@@ -263,9 +337,7 @@ async fn a_new_file_is_shown_as_new_and_newer_keys_by_their_names() {
     browser.close(&service.url("/")).await;
 }
 
-#[tokio::test]
-async fn a_run_is_done_once_more_as_it_was_or_otherwise() {
-    let agent = "
+const ECHO: &str = "
 model: scripted/echo
 inputs:
   type: object
@@ -273,14 +345,105 @@ inputs:
   properties:
     people: {type: array, items: {type: object, required: [name], properties: {name: {type: string}, tags: {type: array, items: {type: string}}}}}
     address: {type: object, properties: {street: {type: string}, number: {type: integer}}}
+    task: {type: string}
+    size: {type: integer}
+    empty: {type: string}
+    nothing: {type: [string, 'null']}
+    none: {type: array, items: {type: integer}}
+    windows: {type: string}
+    open: {type: object, properties: {known: {type: string}}}
 enable_double_confirmation: false
 ";
+
+/// Inputs, with those of which a form could make others.
+fn with_kept(mut inputs: Value) -> Value {
+    let kept = json!({
+        "task": "delete a\nkeep b", "size": FAR, "empty": "", "nothing": null, "none": [],
+        "windows": "one\r\ntwo", "open": {"known": "x", "unknown": [1e-7, u64::MAX]},
+    });
+    let all = inputs.as_object_mut().unwrap();
+    all.extend(kept.as_object().unwrap().clone());
+    inputs
+}
+
+/// What is left empty says what it is; a text has lines, and those that a field cannot have are entered as JSON.
+async fn is_filled_in(browser: &Chromium) {
+    let form = browser.eval("document.querySelector('form.invoke').innerText").await;
+    for hint in ["Left empty, it is \"\".", "Left empty, it is null."] {
+        assert!(form.as_str().unwrap().contains(hint), "{form}");
+    }
+    for (name, value) in [
+        ("task", "delete a\nkeep b".to_owned()),
+        ("size", FAR.to_string()),
+        ("windows", "\"one\\r\\ntwo\"".to_owned()),
+    ] {
+        let field = format!("document.querySelector('#field-inputs-{name}').value");
+        assert_eq!(browser.eval(&field).await, value, "{name}");
+    }
+}
+
+async fn is_copied(browser: &Chromium) {
+    for (language, sign) in
+        [("curl", "curl -N -X POST"), ("TypeScript", "await fetch("), ("Python", "import requests")]
+    {
+        browser.eval(&format!("[...document.querySelectorAll('.tabs button')].find((b) => b.textContent === '{language}').click()")).await;
+        let code = browser.eval("document.querySelector('.snippets pre').textContent").await;
+        let code = code.as_str().unwrap();
+        assert!(code.contains(sign) && code.contains("Ole") && !code.contains(ADMIN_KEY), "{code}");
+        assert!(code.contains(&FAR.to_string()) && code.contains(&u64::MAX.to_string()), "{code}");
+    }
+}
+
+/// Values that the control for a schema cannot show as they are.
+fn odd_values() -> Vec<(Value, Value)> {
+    let text = json!({"type": "string"});
+    let texts = json!({"type": "array", "items": text});
+    let object =
+        json!({"type": "object", "properties": {"a": text, "length": {"type": "integer"}}});
+    let mut values = vec![
+        (json!({"type": "integer"}), json!("5")),
+        (json!({"type": "integer"}), json!("five")),
+        (json!({"type": "string", "format": "date"}), json!("tomorrow")),
+        (json!({"type": "string", "format": "email"}), json!(" a@b.example ")),
+        (json!({"type": "string", "writeOnly": true}), json!("one\ntwo")),
+        (json!({"enum": ["a", null]}), json!("b")),
+        (json!({"enum": ["a", null]}), json!(null)),
+        (json!({"const": "a"}), json!("b")),
+        (texts.clone(), (0..300).map(|n| n.to_string()).collect()),
+        (texts, json!(["", null, "a\nb", 7])),
+    ];
+    let of = |schema: &Value, some: &[Value]| -> Vec<(Value, Value)> {
+        some.iter().map(|value| (schema.clone(), value.clone())).collect()
+    };
+    values.extend(of(&text, &[json!(5), json!("a\rb"), json!("\na"), json!({})]));
+    values
+        .extend(of(&object, &[json!({}), json!(null), json!([1]), json!("abc"), json!({"b": 1})]));
+    values
+}
+
+async fn odd_values_stay(browser: &Chromium) {
+    for (schema, value) in odd_values() {
+        let filled = format!(
+            "import('/console/fields.js').then(({{makeField}}) => {{
+                const field = makeField('x', 'X', {schema});
+                field.set({value});
+                return field.read([]);
+            }})"
+        );
+        assert_eq!(browser.eval(&filled).await, value, "{schema}");
+    }
+}
+
+#[tokio::test]
+async fn a_run_is_done_once_more_as_it_was_or_otherwise() {
     let service = Setup::new()
-        .agent("echo", agent)
+        .agent("echo", ECHO)
         .scenario("echo", "steps: [{text: '{{ inputs | tojson }}'}]")
         .start(Db::Sqlite)
         .await;
-    let inputs = json!({"people": [{"name": "Ines", "tags": ["a", "b"]}, {"name": "Ola"}], "address": {"number": 3}});
+    let inputs = with_kept(
+        json!({"people": [{"name": "Ines", "tags": ["a", "b"]}, {"name": "Ola"}], "address": {"number": 3}}),
+    );
     let request = json!({"inputs": inputs, "metadata": {"ticket": "42"}, "budget": {"max_tool_calls": 7}, "temperature": 0.5});
     let run = service.run("echo", &request).await;
     let browser = signed_in(&service, &format!("#/runs/{}", id(&run))).await;
@@ -316,6 +479,8 @@ enable_double_confirmation: false
     browser.click("[aria-label='Remove an entry of tags']").await;
     browser.screenshot("form-prefilled").await;
 
+    is_filled_in(&browser).await;
+
     // A dry run starts nothing; the request in other languages holds no key.
     let count = async || service.get("/v1/runs").await.body["data"].as_array().unwrap().len();
     let before = count().await;
@@ -328,24 +493,20 @@ enable_double_confirmation: false
     browser.until("document.querySelector('[aria-label=\"Dry run\"]')?.innerText.includes('nothing was started')").await;
     assert_eq!(count().await, before);
     browser.eval(&button("Copy as")).await;
-    for (language, sign) in
-        [("curl", "curl -N -X POST"), ("TypeScript", "await fetch("), ("Python", "import requests")]
-    {
-        browser.eval(&format!("[...document.querySelectorAll('.tabs button')].find((b) => b.textContent === '{language}').click()")).await;
-        let code = browser.eval("document.querySelector('.snippets pre').textContent").await;
-        let code = code.as_str().unwrap();
-        assert!(code.contains(sign) && code.contains("Ole") && !code.contains(ADMIN_KEY), "{code}");
-    }
+    is_copied(&browser).await;
 
     browser.click("button.main").await;
     let changed = newest(id(&again)).await;
-    let expected = json!({"people": [{"name": "Ines", "tags": ["b"]}, {"name": "Ole"}], "address": {"number": 3}});
+    let expected = with_kept(
+        json!({"people": [{"name": "Ines", "tags": ["b"]}, {"name": "Ole"}], "address": {"number": 3}}),
+    );
     assert_eq!(changed["inputs"], expected);
     assert_eq!(changed["metadata"], json!({"ticket": "42"}));
     assert_eq!(
         (&changed["overrides"]["temperature"], &changed["overrides"]["budget"]["max_tool_calls"]),
         (&json!(0.5), &json!(7))
     );
+    odd_values_stay(&browser).await;
     browser.close(&service.url("/")).await;
 }
 
@@ -395,7 +556,7 @@ const CORPUS: [&str; 8] = [
     "javascript:window.struck=1",
     "[[constructor]] ${window.struck=1} `${window.struck=1}`",
     "<details open ontoggle=\"window.struck=1\"><style>@import 'http://x.invalid/'</style>",
-    "__proto__ \u{202e}\u{2066} <base href=\"http://x.invalid/\"><form id=main><input name=key>",
+    "__proto__ \u{202e}\u{2066}\u{200b} <base href=\"http://x.invalid/\"><form id=main><input name=key>",
 ];
 
 #[tokio::test]
@@ -408,12 +569,17 @@ async fn nothing_that_is_shown_is_executed() {
          - {{tool_calls: [{{tool: file_ops, arguments: {{operation: write, path: 'x.txt', content: {text}}}}}]}}\n  - text: {text}\n"
     );
     let agent = format!(
-        "model: scripted/nasty\ndescription: {text}\ntools: [file_ops]\nenable_double_confirmation: false\ngovernance: {{paths: {{write: ['**']}}, injection: {{inputs: off, results: off}}}}\n\
+        "model: scripted/nasty\ndescription: {text}\ntools: [file_ops, 'script:odd/*']\nenable_double_confirmation: false\ngovernance: {{paths: {{write: ['**']}}, injection: {{inputs: off, results: off}}}}\n\
          inputs: {{type: object, properties: {{a: {{type: array, title: {text}, description: {text}, items: {{type: string}}}}}}}}"
+    );
+    let tool = format!(
+        "tools: [{{name: nasty, command: [cat], description: {text}, input_schema: {{type: object, properties: {{\"p\u{202e}\": {{type: integer}}, \
+         b: {{title: {text}, description: {text}, enum: [{text}]}}, c: {{const: {text}}}}}}}}}]"
     );
     let service = Setup::new()
         .agent("nasty", &agent)
         .scenario("nasty", &steps)
+        .tools("odd", &tool)
         .file("x.txt", &format!("{all}\nand more\n"))
         .start(Db::Sqlite)
         .await;
@@ -433,9 +599,13 @@ async fn nothing_that_is_shown_is_executed() {
         ("/agents", ".card"),
         (&format!("/agents/nasty?from={}", id(&parked)), "form.invoke"),
         (&format!("/runs/{session}"), ".notice.bad"),
+        ("/runs/%zz", ".notice.bad"),
+        ("/tools", ".card"),
+        ("/judge/nasty", "#judged-tool"),
     ] {
         browser.eval(&format!("location.hash = '#{page}'")).await;
         browser.until(&format!("document.querySelector('{drawn}')")).await;
+        browser.eval("document.querySelectorAll('#judged-tool').forEach((s) => { s.selectedIndex = s.length - 1; s.dispatchEvent(new Event('change')); })").await;
         for press in ["Edit arguments", "Dry run", "Copy as", "Show all"] {
             browser.eval(&format!("[...document.querySelectorAll('button')].filter((b) => b.textContent.startsWith('{press}')).forEach((b) => b.click())")).await;
         }
@@ -446,6 +616,11 @@ async fn nothing_that_is_shown_is_executed() {
         let made = "document.querySelectorAll('img, iframe, style, base, script:not([src]), a[href^=\"javascript:\"], [onerror], [onload], [ontoggle]').length";
         assert_eq!(browser.eval(made).await, 0, "{page}");
         assert_eq!(browser.eval("window.struck === undefined").await, true, "{page}");
+        let hidden =
+            "/.{0,40}[\\u202e\\u2066\\u200b]/.exec(document.title + document.body.textContent)";
+        assert_eq!(browser.eval(hidden).await, Value::Null, "{page}");
+        let is_unreachable = browser.eval("document.body.innerText.includes('cannot be reached')");
+        assert_eq!(is_unreachable.await, false, "{page}");
     }
     // The same while it is written, and in the answer to an approval.
     browser.eval("location.hash = '#/agents/nasty'").await;

@@ -1,5 +1,7 @@
 // The service as the page sees it: who is signed in, requests and problems. The session is in a cookie that no script sees.
 
+import { parse, stringify } from "./json.js";
+
 /** Where the page is, which may be beneath the prefix itself. */
 const HERE = new URL(".", document.baseURI).href;
 const ROOT = new URL(HERE.endsWith("/v1/") ? "." : "v1/", HERE);
@@ -17,6 +19,9 @@ export class Problem extends Error {
   }
 }
 
+/** What an answer says. */
+export const read = async (answer) => parse(await answer.text());
+
 /** Who is signed in, the same in all tabs: `{authentication, caller}`. */
 let who = { authentication: "api_key", caller: null };
 export const signedIn = () => who;
@@ -25,7 +30,7 @@ export const may = (scope) => (who.caller?.scopes ?? []).some((held) => held ===
 async function session(method, key) {
   const headers = { ...MARK, ...(key && { Authorization: `Bearer ${key}` }) };
   const answer = await fetch(SESSION, { method, headers });
-  const told = answer.status === 204 ? {} : await answer.json().catch(() => ({}));
+  const told = answer.status === 204 ? {} : await read(answer).catch(() => ({}));
   if (!answer.ok) throw new Problem(answer.status, told);
   return told;
 }
@@ -64,19 +69,19 @@ export async function request(method, path, { body, raw, headers, signal } = {})
       ...(body && { "Content-Type": "application/json" }),
       ...headers,
     },
-    body: body ? JSON.stringify(body) : raw,
+    body: body ? stringify(body) : raw,
   });
   const told = Date.parse(answer.headers.get("Date") ?? "");
   if (Math.abs(told - Date.now() - ahead) > 2000) ahead = told - Date.now();
   if (answer.ok) return answer;
-  const problem = new Problem(answer.status, await answer.json().catch(() => ({})));
+  const problem = new Problem(answer.status, await read(answer).catch(() => ({})));
   if (answer.status === 401) document.dispatchEvent(new CustomEvent("unauthenticated"));
   throw problem;
 }
 
-export const get = async (path, signal) => (await request("GET", path, { signal })).json();
+export const get = async (path, signal) => read(await request("GET", path, { signal }));
 
-export const post = async (path, body, signal) => (await request("POST", path, { body, signal })).json();
+export const post = async (path, body, signal) => read(await request("POST", path, { body, signal }));
 
 /** The pages of a list, at most so many rows. */
 export async function all(path, signal, most = 1000) {

@@ -1,6 +1,7 @@
 // The runs that a run delegated to, and theirs: a tree, flat and in order, each with its depth and its own spans.
 
-import { get, part } from "./api.js";
+import { all, get, part } from "./api.js";
+import { parse, same } from "./json.js";
 
 /** Runs whose parts are read, and how deep. */
 const MOST = 24;
@@ -41,15 +42,15 @@ export class Children {
     const path = `runs/${part(run.run_id)}`;
     const [asked, iterations, calls] = await Promise.all([
       get(path, this.signal),
-      get(`${path}/iterations?limit=200`, this.signal), get(`${path}/tool-calls?limit=200`, this.signal),
+      all(`${path}/iterations?limit=200`, this.signal), all(`${path}/tool-calls?limit=200`, this.signal),
     ]);
     const parts = {
       inputs: asked.inputs,
-      model: iterations.data.map(({ started_at: at, latency_ms: took, number }) => {
+      model: iterations.map(({ started_at: at, latency_ms: took, number }) => {
         const from = Date.parse(at);
         return { from, to: from + took, label: `${run.agent}: iteration ${number}` };
       }),
-      tools: calls.data.filter((call) => call.started_at).map((call) => ({
+      tools: calls.filter((call) => call.started_at).map((call) => ({
         from: Date.parse(call.started_at), to: call.finished_at ? Date.parse(call.finished_at) : null,
         label: `${run.agent}: ${call.tool}`, tone: call.is_error ? "bad" : undefined,
       })),
@@ -65,17 +66,16 @@ export class Children {
       if (depth > 1 || taken.has(run.run_id)) continue;
       const began = Date.parse(run.created_at) + 100;
       const row = [...story.calls.values()].find((call) => !call.child && call.ran && Date.parse(call.ran) <= began
-        && call.call.name.endsWith(`:${run.agent}`) && same(call.call.arguments, inputs));
+        && call.call.name.endsWith(`:${run.agent}`) && isAsked(call.call.arguments, inputs));
       if (row) story.change(row, { child: run.run_id });
     }
   }
 }
 
 /** Whether arguments, as the model wrote them, are these inputs. */
-function same(written, inputs) {
-  const sorted = (value) => JSON.stringify(Object.entries(value ?? {}).sort(([a], [b]) => (a < b ? -1 : 1)));
+function isAsked(written, inputs) {
   try {
-    return sorted(JSON.parse(written)) === sorted(inputs);
+    return same(parse(written) ?? {}, inputs ?? {});
   } catch {
     return false;
   }

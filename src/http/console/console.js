@@ -23,10 +23,19 @@ const tabs = new BroadcastChannel("toolloop");
 const countWaiting = badge(nav.querySelector("[href='#/approvals']"));
 let page = new AbortController();
 
+/** A step of an address; one that is badly encoded stands for itself, and nothing has that name. */
+function decoded(step) {
+  try {
+    return decodeURIComponent(step);
+  } catch {
+    return step;
+  }
+}
+
 /** The page that the address names: `#/runs?status=failed`, `#/runs/<id>`, `#/agents/<name>`. */
 function chosen() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
-  const [room, name] = path.split("/").map(decodeURIComponent);
+  const [room, name] = path.split("/").map(decoded);
   const params = new URLSearchParams(query);
   if (room === "agents") return name ? ["agents", (place, of, signal) => invoke(place, of, signal, params), name] : ["agents", agents];
   if (room === "judge" && name) return ["agents", (place, of, signal) => judge(place, of, signal, params), name];

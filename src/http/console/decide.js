@@ -3,7 +3,8 @@
 import { get, part, post } from "./api.js";
 import { compared } from "./diff.js";
 import { announce, el, notice } from "./dom.js";
-import { pretty, visible } from "./format.js";
+import { escaped, pretty, visible } from "./format.js";
+import { parse } from "./json.js";
 import { preview } from "./preview.js";
 
 const QUESTIONS = {
@@ -68,7 +69,7 @@ function ask(form, call, { label, answers, isEditable, isOpen }, answered, signa
 /** What was entered for a form. */
 function entered({ name, text }) {
   try {
-    return JSON.parse(text.value);
+    return parse(text.value);
   } catch (problem) {
     throw new Error(`The answer to ${JSON.stringify(name)} is not JSON: ${problem.message}`);
   }
@@ -81,8 +82,8 @@ function askForInput(form, call, answered) {
     const id = `input-${call.call_id}-${place}`;
     const text = el("textarea", { id, rows: 4, spellcheck: "false" });
     text.value = "{}";
-    const node = el("div", {}, el("p", {}, `${call.input.server} asks: ${message}`),
-      el("label", { for: id }, "Answer, as JSON of this schema"), el("pre", {}, display), text);
+    const node = el("div", {}, el("p", {}, visible(`${call.input.server} asks: ${message}`)),
+      el("label", { for: id }, "Answer, as JSON of this schema"), el("pre", {}, visible(display)), text);
     return { name, text, node };
   });
   const send = async (action) => {
@@ -103,10 +104,13 @@ function askForInput(form, call, answered) {
   form.hidden = false;
 }
 
+/** Arguments as a text that can be edited, in which nothing is hidden either. */
+const editable = (value) => escaped(pretty(value));
+
 /** Other arguments than the model's, as JSON, with what is changed and what they would do. */
 class ArgumentsEditor {
   constructor(call, signal) {
-    this.before = pretty(call.arguments);
+    this.before = editable(call.arguments);
     this.call = call;
     this.signal = signal;
     const id = `arguments-${call.call_id}`;
@@ -128,7 +132,7 @@ class ArgumentsEditor {
   }
 
   parsed() {
-    const value = JSON.parse(this.text.value);
+    const value = parse(this.text.value);
     if (typeof value !== "object" || value === null || Array.isArray(value)) throw new Error("It is not an object.");
     return value;
   }
@@ -136,7 +140,7 @@ class ArgumentsEditor {
   look() {
     try {
       const value = this.parsed();
-      const after = pretty(value);
+      const after = editable(value);
       this.complain(null);
       this.shown.replaceChildren(...(after === this.before ? []
         : [el("p", { class: "sub" }, "Changed arguments"), compared(this.before, after), preview(this.call, value, this.signal)]));
@@ -155,7 +159,7 @@ class ArgumentsEditor {
     if (this.node.hidden) return null;
     try {
       const value = this.parsed();
-      return pretty(value) === this.before ? null : value;
+      return editable(value) === this.before ? null : value;
     } catch (problem) {
       this.text.focus();
       throw new Error(`The arguments are not a JSON object: ${problem.message}`);

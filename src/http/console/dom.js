@@ -43,7 +43,7 @@ export function notice(problem) {
   const detail = problem.detail ?? (problem.status === undefined && problem.constructor !== Error
     ? "The service cannot be reached." : problem.message);
   const id = problem.body?.request_id;
-  return el("p", { class: "notice bad", role: "alert" }, detail, id && el("small", {}, ` Request ${id}`));
+  return el("p", { class: "notice bad", role: "alert" }, visible(detail), id && el("small", {}, ` Request ${id}`));
 }
 
 export const status = (name) => el("span", { class: "status", "data-status": name }, words(name));

@@ -1,10 +1,18 @@
 // Fields for a JSON schema: lists and objects are edited part by part; what has no control of its own is entered as JSON.
-// The service alone judges what is entered; here only what cannot be read is refused.
+// The service alone judges what is entered; here only what cannot be read is refused. A value that is filled in stays what
+// it is: one that its control would give back as another is edited as JSON too.
 
 import { el } from "./dom.js";
+import { escaped, visible } from "./format.js";
+import { number, parse, same, stringify } from "./json.js";
 
 /** Beyond this depth a value is entered as JSON. */
 const DEPTH = 5;
+/** Entries of a list that have fields of their own. */
+const ENTRIES = 200;
+/** Lines of a text that are seen at once. */
+const LINES = 12;
+/** Texts with a format have one line; for these there are controls. */
 const TYPES = { date: "date", email: "email", uri: "url", password: "password", time: "time" };
 
 /**
@@ -13,12 +21,34 @@ const TYPES = { date: "date", email: "email", uri: "url", password: "password", 
  */
 export function makeField(id, label, schema, required = false, root = schema, depth = 0) {
   const known = resolved(schema, root);
-  const more = { id, label, schema: known, required, root, depth };
-  if ("const" in known) return fixed(more);
-  const type = [known.type].flat().find((name) => name !== "null");
-  if (depth < DEPTH && type === "object" && known.properties && Object.keys(known.properties).length) return group(more);
-  if (depth < DEPTH && type === "array" && isSchema(known.items)) return list(more);
-  return leaf(more, control(known, type));
+  const more = { id, label: visible(label), schema: known, required, root, depth };
+  const own = bySchema(more);
+  let field = own;
+  const show = (next) => {
+    field.node.replaceWith(next.node);
+    field = next;
+  };
+  return {
+    get node() {
+      return field.node;
+    },
+    read: (errors) => field.read(errors), find: (path) => field.find(path), complain: (message) => field.complain(message), clear: () => field.clear(),
+    set(value) {
+      own.set(value);
+      const isHeld = value === undefined || same(own.read([]), value);
+      show(isHeld ? own : leaf(more, json()));
+      if (!isHeld) field.set(value);
+    },
+  };
+}
+
+function bySchema(more) {
+  const { schema, depth } = more;
+  if ("const" in schema) return fixed(more);
+  const type = [schema.type].flat().find((name) => name !== "null");
+  if (depth < DEPTH && type === "object" && schema.properties && Object.keys(schema.properties).length) return group(more);
+  if (depth < DEPTH && type === "array" && isSchema(schema.items)) return list(more);
+  return leaf(more, control(schema, type));
 }
 
 const isSchema = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
@@ -34,6 +64,8 @@ function resolved(schema, root) {
   return isSchema(found) ? found : {};
 }
 
+const said = (schema) => visible(schema.description ?? "");
+
 const star = (isShown) => isShown && el("span", { class: "required", title: "required" }, " *");
 
 /** An error's place; `complain` for a node that is marked with it. */
@@ -47,33 +79,45 @@ function complaint(id, marked) {
 }
 
 function fixed({ id, label, schema, required }) {
-  const node = el("div", { class: "field" }, el("span", { class: "name" }, label), " ", el("code", { id }, JSON.stringify(schema.const)));
-  const self = { node, read: () => (required ? schema.const : undefined), set: () => {}, complain: () => {}, clear: () => {} };
+  const node = el("div", { class: "field" }, el("span", { class: "name" }, label), " ", el("code", { id }, visible(stringify(schema.const))));
+  let isThere = required;
+  const self = { node, read: () => (isThere ? schema.const : undefined), complain: () => {}, clear: () => {} };
+  self.set = (value) => {
+    isThere = required || value !== undefined;
+  };
   self.find = () => self;
   return self;
 }
 
 function leaf({ id, label, schema, required }, { node: input, read, write, isJson }) {
   const { error, complain } = complaint(id, input);
-  const about = { id, "aria-required": required, "aria-describedby": `${id}-help ${id}-error` };
+  const about = { id, "aria-required": required, "aria-describedby": `${id}-help ${id}-empty ${id}-error` };
   for (const [name, value] of Object.entries(about)) if (value) input.setAttribute(name, value);
-  const help = el("small", { id: `${id}-help` }, schema.description ?? "", isJson && " JSON");
-  const node = el("div", { class: "field" }, el("label", { for: id }, label, star(required && label)), input, help, error);
+  const help = el("small", { id: `${id}-help` }, said(schema), isJson && " JSON");
+  const hint = el("small", { id: `${id}-empty` });
+  const node = el("div", { class: "field" }, el("label", { for: id }, label, star(required && label)), input, help, hint, error);
   const self = { node, complain, clear: () => complain(null), find: () => self };
+  let empty;
+  const means = (value) => {
+    empty = value;
+    hint.textContent = value === undefined ? "" : ` Left empty, it is ${stringify(value)}.`;
+  };
+  input.addEventListener("input", () => means(undefined));
   self.set = (value) => {
-    input.value = value === undefined || value === null ? "" : write(value);
+    input.value = value === undefined ? "" : write(value);
+    means(input.value === "" && (value === null || value === "") ? value : undefined);
   };
   self.read = (errors) => {
     try {
       if (input.validity.badInput) throw new Error("This cannot be read.");
-      return input.value === "" ? undefined : read(input.value);
+      return input.value === "" ? empty : read(input.value);
     } catch (problem) {
       complain(problem.message);
       errors.push(self);
       return undefined;
     }
   };
-  if (schema.default !== undefined) self.set(schema.default);
+  if (!["", null, undefined].includes(schema.default)) self.set(schema.default);
   return self;
 }
 
@@ -84,20 +128,25 @@ function group({ id, label, schema, required, root, depth }) {
   ]);
   const node = el("fieldset", { id, class: "group", tabindex: -1 });
   const { error, complain } = complaint(id, node);
-  node.append(el("legend", {}, label, star(required && label)), ...(schema.description ? [el("small", {}, schema.description)] : []),
+  node.append(el("legend", {}, label, star(required && label)), schema.description ? el("small", {}, said(schema)) : "",
     ...parts.map(([, field]) => field.node), error);
   const self = { node, complain, parts };
   self.find = ([step, ...rest]) => parts.find(([name]) => name === step)?.[1].find(rest) ?? self;
   self.clear = () => (complain(null), parts.forEach(([, field]) => field.clear()));
-  self.set = (value) => parts.forEach(([name, field]) => field.set(value?.[name]));
+  let isThere = required;
+  self.set = (value) => {
+    isThere = required || value !== undefined;
+    for (const [name, field] of parts) field.set(isSchema(value) && Object.hasOwn(value, name) ? value[name] : undefined);
+  };
   self.read = (errors) => {
     const told = parts.map(([name, field]) => [name, field.read(errors)]).filter(([, value]) => value !== undefined);
-    return told.length || required ? Object.fromEntries(told) : undefined;
+    return told.length || isThere ? Object.fromEntries(told) : undefined;
   };
   return self;
 }
 
 function list({ id, label, schema, required, root, depth }) {
+  let isThere = required;
   let made = 0;
   let items = [];
   const rows = el("ol");
@@ -114,65 +163,81 @@ function list({ id, label, schema, required, root, depth }) {
       number();
       adder.focus();
     } }, "Remove");
-    field.node.querySelector("input, select, textarea")?.setAttribute("aria-label", `Entry of ${label}`);
     item.row = el("li", { class: "entry" }, legend, field.node, remove);
     made += 1;
     items.push(item);
     rows.append(item.row);
     if (value !== undefined) field.set(value);
+    field.node.querySelector("input, select, textarea")?.setAttribute("aria-label", `Entry of ${label}`);
     number();
     return field;
   };
   const adder = el("button", { type: "button", class: "add", onclick: () =>
     add().node.querySelector("input, select, textarea, button")?.focus() }, `Add to ${label}`);
-  node.append(el("legend", {}, label, star(required && label)), ...(schema.description ? [el("small", {}, schema.description)] : []), rows, adder, error);
+  node.append(el("legend", {}, label, star(required && label)), schema.description ? el("small", {}, said(schema)) : "", rows, adder, error);
   const self = { node, complain };
   self.find = ([step, ...rest]) => items[Number(step)]?.field.find(rest) ?? self;
   self.clear = () => (complain(null), items.forEach(({ field }) => field.clear()));
   self.set = (value) => {
+    isThere = required || value !== undefined;
     for (const { row } of items) row.remove();
     items = [];
-    if (Array.isArray(value)) value.slice(0, 200).forEach((entry) => add(entry));
+    if (Array.isArray(value)) value.slice(0, ENTRIES).forEach((entry) => add(entry));
   };
   self.read = (errors) => {
     const isText = [schema.items.type].flat().includes("string");
-    const told = items.map(({ field }) => field.read(errors) ?? (isText ? "" : null));
-    return told.length || required ? told : undefined;
+    const told = items.map(({ field }) => field.read(errors)).map((value) => (value === undefined ? (isText ? "" : null) : value));
+    return told.length || isThere ? told : undefined;
   };
   if (schema.default !== undefined) self.set(schema.default);
   return self;
 }
 
-/** The control for a value without parts: how it is read, and how a value is written into it. */
+/** The control for a value without parts: how it is read, and how a value is written into it, empty where it cannot be. */
 function control(schema, type) {
   if (Array.isArray(schema.enum) || type === "boolean") {
     const values = schema.enum ?? [true, false];
-    const names = schema.enum ? values.map((value) => (typeof value === "string" ? value : JSON.stringify(value))) : ["yes", "no"];
-    const options = names.map((name, index) => el("option", { value: index }, name));
+    const names = schema.enum ? values.map((value) => (typeof value === "string" ? value : stringify(value))) : ["yes", "no"];
+    const options = names.map((name, index) => el("option", { value: index }, visible(name)));
     return {
       node: el("select", {}, el("option", { value: "" }, "–"), options), read: (index) => values[index],
       write: (value) => {
-        const index = values.findIndex((other) => JSON.stringify(other) === JSON.stringify(value));
+        const index = values.findIndex((other) => same(other, value));
         return index < 0 ? "" : index;
       },
     };
   }
   if (type === "integer" || type === "number") {
     const node = el("input", { type: "number", step: type === "integer" ? 1 : "any", min: schema.minimum, max: schema.maximum });
-    return { node, read: Number, write: String };
+    return { node, read: number, write: (value) => value ?? "" };
   }
   if (type === "string") {
-    const isLong = (schema.maxLength ?? 0) > 200 && !schema.format;
-    const node = isLong ? el("textarea", { rows: 4, class: "prose" })
-      : el("input", { type: schema.writeOnly ? "password" : TYPES[schema.format] ?? "text", autocomplete: "off" });
-    return { node, read: (text) => text, write: (value) => (typeof value === "string" ? value : JSON.stringify(value)) };
+    const write = (value) => (typeof value === "string" ? value : "");
+    if (!schema.format && !schema.writeOnly) return text((schema.maxLength ?? 0) > 200 ? 4 : 1, write);
+    const node = el("input", { type: schema.writeOnly ? "password" : TYPES[schema.format] ?? "text", autocomplete: "off" });
+    return { node, read: (line) => line, write };
   }
-  const read = (text) => {
+  return json();
+}
+
+/** A text may have lines: it is as high as they need, and Enter with a control key sends the form. */
+function text(least, write) {
+  const grow = (value) => {
+    node.rows = Math.min(LINES, Math.max(least, value.split("\n").length));
+    return value;
+  };
+  const send = (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && node.form.requestSubmit();
+  const node = el("textarea", { rows: least, class: "prose", oninput: () => grow(node.value), onkeydown: send });
+  return { node, read: (value) => value, write: (value) => grow(write(value)) };
+}
+
+function json() {
+  const read = (value) => {
     try {
-      return JSON.parse(text);
+      return parse(value);
     } catch (error) {
       throw new Error(`This is not JSON: ${error.message}`);
     }
   };
-  return { node: el("textarea", { rows: 4, spellcheck: "false" }), read, write: (value) => JSON.stringify(value, null, 2), isJson: true };
+  return { node: el("textarea", { rows: 4, spellcheck: "false" }), read, write: (value) => escaped(stringify(value, 2)), isJson: true };
 }

@@ -1,5 +1,7 @@
 // How values are said in words: numbers, money, times, names of the API.
 
+import { parse, stringify } from "./json.js";
+
 /** The end of an id, which tells it apart: its beginning is the time. */
 export const short = (id) => String(id).slice(-8);
 
@@ -51,7 +53,7 @@ export const share = (part, whole) => (whole ? `${Math.round((100 * part) / whol
 /** Indented where it is JSON, else as it is. */
 export function pretty(value) {
   try {
-    return JSON.stringify(typeof value === "string" ? JSON.parse(value) : value, null, 2) ?? "";
+    return stringify(typeof value === "string" ? parse(value) : value, 2) ?? "";
   } catch {
     return String(value);
   }
@@ -61,6 +63,10 @@ export function pretty(value) {
 const HIDDEN = new RegExp("[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u00ad\\u034f\\u061c\\u115f\\u1160\\u17b4\\u17b5"
   + "\\u180b-\\u180f\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufe00-\\ufe0f\\ufeff\\uffa0\\ufff0-\\ufffb"
   + "\\u{1d173}-\\u{1d17a}\\u{e0000}-\\u{e0fff}]", "gu");
+
+/** The same characters as escapes of JSON, in a text that is JSON. */
+export const escaped = (json) => json.replace(HIDDEN, (char) =>
+  char.split("").map((unit) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, "0")}`).join(""));
 
 /** Text in which nothing is hidden, and nothing changes how the rest is seen. */
 export const visible = (text) => String(text).replace(HIDDEN, (char) => `\\u{${char.codePointAt(0).toString(16)}}`);

@@ -5,7 +5,7 @@ import { get, part, post } from "./api.js";
 import { announce, el, folded, heading, notice, pre } from "./dom.js";
 import { dryRun } from "./dry-run.js";
 import { makeField } from "./fields.js";
-import { visible } from "./format.js";
+import { short, visible } from "./format.js";
 import { snippets } from "./snippets.js";
 import { start } from "./stream.js";
 
@@ -14,14 +14,14 @@ const LIMITS = [
   ["budget/max_total_tokens", "Tokens"], ["budget/max_cost_usd", "Dollars", "number"], ["budget/max_duration_seconds", "Seconds"],
 ];
 const OPTIONS = [
-  ["session_id", "Session", { type: "string" }],
+  ["session_id", "Session", { type: "string", format: "session-id" }],
   ["priority", "Priority", { type: "integer", minimum: -100, maximum: 100, description: "Of queued runs, higher ones first." }],
-  ["available_at", "Not before", { type: "string", description: "A time such as 2030-01-31T08:00:00Z." }],
+  ["available_at", "Not before", { type: "string", format: "date-time", description: "A time such as 2030-01-31T08:00:00Z." }],
   ["metadata", "Metadata", { type: "object", description: "Labels to find the run by." }],
 ];
 
 export async function invoke(main, name, signal, params = new URLSearchParams()) {
-  heading(name, el("a", { href: `#/judge/${part(name)}` }, "Try its tools"), el("a", { href: `#/runs?agent=${part(name)}` }, "Runs"));
+  heading(visible(name), el("a", { href: `#/judge/${part(name)}` }, "Try its tools"), el("a", { href: `#/runs?agent=${part(name)}` }, "Runs"));
   const model = params.get("from");
   const [agent, earlier] = await Promise.all([
     get(`agents/${part(name)}`, signal), model && get(`runs/${part(model)}`, signal),
@@ -29,10 +29,10 @@ export async function invoke(main, name, signal, params = new URLSearchParams())
   const form = new Form(agent);
   if (earlier) form.fill(earlier);
   if (params.has("session")) form.join(params.get("session"));
-  const version = agent.version === "0.0.0" ? null : `version ${agent.version}`;
-  main.append(el("p", {}, agent.description),
-    el("p", { class: "meta" }, el("code", {}, agent.model), agent.tools.map((tool) => el("code", {}, tool)), version),
-    earlier && el("p", { class: "notice" }, "With the inputs of ", el("a", { href: `#/runs/${part(model)}` }, `run ${model.slice(-8)}`)) || "",
+  const version = agent.version === "0.0.0" ? null : visible(`version ${agent.version}`);
+  main.append(el("p", {}, visible(agent.description)),
+    el("p", { class: "meta" }, [agent.model, ...agent.tools].map((name) => el("code", {}, visible(name))), version),
+    earlier && el("p", { class: "notice" }, "With the inputs of ", el("a", { href: `#/runs/${part(model)}` }, `run ${short(model)}`)) || "",
     form.node, folded("Definition", () => pre(agent, "Definition")));
 }
 
@@ -84,12 +84,12 @@ class Form {
     const leftOfBudget = { ...budget };
     for (const [pointer, field] of this.limits) {
       const [group, name] = pointer.includes("/") ? [leftOfBudget, pointer.split("/")[1]] : [left, pointer];
-      field.set(group[name]);
+      field.set(group[name] ?? undefined);
       delete group[name];
     }
     if (Object.keys(leftOfBudget).length) left.budget = leftOfBudget;
     this.fields.get("inputs").set(run.inputs);
-    this.fields.get("session_id").set(run.session_id);
+    this.fields.get("session_id").set(run.session_id ?? undefined);
     this.fields.get("priority").set(run.priority || undefined);
     const { metadata } = run;
     this.fields.get("metadata").set(metadata && Object.keys(metadata).length ? metadata : undefined);

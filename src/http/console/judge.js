@@ -1,6 +1,6 @@
 // One call of a tool under an agent's gate: judged, which executes nothing, or called, as a run in which no model is asked.
 
-import { all, get, may, part, post, request } from "./api.js";
+import { all, get, may, part, post, read, request } from "./api.js";
 import { announce, el, heading, notice, pre, status } from "./dom.js";
 import { makeField } from "./fields.js";
 import { visible, words } from "./format.js";
@@ -34,7 +34,7 @@ class Judge {
     const { properties } = agent.inputs ?? {};
     this.inputs = properties && Object.keys(properties).length
       ? makeField("called-inputs", "Inputs of the agent", { ...agent.inputs, title: undefined }, true, agent.inputs) : null;
-    this.session = makeField("called-session", "Session", { type: "string", description: "Joins it, e.g. for its workspace." });
+    this.session = makeField("called-session", "Session", { type: "string", format: "session-id", description: "Joins it, e.g. for its workspace." });
     this.tools = tools;
     this.signal = signal;
     this.place = el("div");
@@ -78,7 +78,7 @@ class Judge {
     this.choose();
     this.field.set(values);
     this.inputs?.set(inputs);
-    this.session.set(session_id);
+    this.session.set(session_id ?? undefined);
   }
 
   async call() {
@@ -96,7 +96,7 @@ class Judge {
     try {
       const headers = { Prefer: PATIENCE };
       const answer = await request("POST", `agents/${part(this.agent)}/call`, { body, headers, signal: this.signal });
-      const run = await answer.json();
+      const run = await read(answer);
       this.result.replaceChildren(called(run));
       announce(`Called: ${run.status}`);
     } catch (problem) {

@@ -44,6 +44,7 @@ static SITE: LazyLock<Site> = LazyLock::new(|| {
         "format.js",
         "icons.js",
         "invoke.js",
+        "json.js",
         "judge.js",
         "meters.js",
         "overview.js",

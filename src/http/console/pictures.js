@@ -33,9 +33,9 @@ export const NOTES = {
   }),
   "skill.activated": (d) => ({
     icon: "skill", title: `Skill ${visible(d.skill)}${d.inherited ? " (of the run that started this one)" : ""}`,
-    meta: [d.allowed_tools && `only ${d.allowed_tools.join(", ")}`,
-      d.disallowed_tools?.length && `not ${d.disallowed_tools.join(", ")}`,
-      d.approval_required?.length && `ask for ${d.approval_required.join(", ")}`, d.autonomy && `autonomy ${words(d.autonomy)}`],
+    meta: [d.allowed_tools && visible(`only ${d.allowed_tools.join(", ")}`),
+      d.disallowed_tools?.length && visible(`not ${d.disallowed_tools.join(", ")}`),
+      d.approval_required?.length && visible(`ask for ${d.approval_required.join(", ")}`), d.autonomy && `autonomy ${words(d.autonomy)}`],
   }),
   "run.resumed": (d) => ({
     icon: "loop", title: d.was_waiting ? "Goes on: what it waited for is there" : "Went on, on another replica or after a restart",

@@ -5,6 +5,7 @@ import { count, duration, money, pretty, short, visible, words } from "./format.
 import { el, folded, long, pre, status } from "./dom.js";
 import { changed } from "./diff.js";
 import { icon } from "./icons.js";
+import { stringify } from "./json.js";
 import { NOTES, unknown } from "./pictures.js";
 import { screenshots } from "./screenshot.js";
 
@@ -78,7 +79,7 @@ function answered(row) {
   const { usage, message } = answer;
   return step("iteration",
     head(row, [
-      `${answer.provider}/${answer.model}`, duration(answer.latency_ms),
+      visible(`${answer.provider}/${answer.model}`), duration(answer.latency_ms),
       `${count(usage.input_tokens)} in, ${count(usage.output_tokens)} out`,
       usage.cached_input_tokens > 0 && `${count(usage.cached_input_tokens)} from the cache`,
       usage.cost_usd !== null && money(usage.cost_usd), words(answer.finish_reason),
@@ -104,7 +105,7 @@ function call(row) {
   ].flat(3).filter(Boolean);
   const node = el("details", { class: "call", "data-call": row.call.id },
     el("summary", {}, icon("tool"), el("code", {}, visible(name)),
-      el("span", { class: "preview" }, visible((row.edited ? JSON.stringify(row.edited) : given).slice(0, PREVIEW))),
+      el("span", { class: "preview" }, visible((row.edited ? stringify(row.edited) : given).slice(0, PREVIEW))),
       row.progress !== undefined && el("span", { class: "meta progress" }, visible(pretty(row.progress).slice(0, PREVIEW))),
       row.changes?.length > 0 && el("span", { class: "meta" }, `${row.changes.length} file${row.changes.length > 1 ? "s" : ""}`),
       status(row.status), row.took !== undefined && el("span", { class: "meta" }, duration(row.took))));

@@ -91,9 +91,9 @@ function about(run, story) {
     run.warnings.length && el("ul", { class: "notice wait", "aria-label": "Warnings" },
       run.warnings.slice(0, 20).map((w) => el("li", {}, visible(w))), run.warnings.length > 20 && el("li", {}, `and ${run.warnings.length - 20} more`)),
     facts({
-      Agent: [link(`#/agents/${part(run.agent)}`, run.agent), run.agent_version !== "0.0.0" && el("small", {}, ` ${run.agent_version}`)],
+      Agent: [link(`#/agents/${part(run.agent)}`, run.agent), run.agent_version !== "0.0.0" && el("small", {}, visible(` ${run.agent_version}`))],
       Kind: words(run.kind),
-      Model: run.model,
+      Model: run.model && visible(run.model),
       Duration: waited > 0 ? [duration(took), el("small", {}, `, of which ${duration(Math.min(waited, took))} waiting`)] : duration(took),
       Tokens: `${count(run.usage.input_tokens)} in, ${count(run.usage.output_tokens)} out`,
       Cost: run.tree_usage?.cost_usd ? [money(run.usage.cost_usd), el("small", {}, `, with its children ${money(run.tree_usage.cost_usd)}`)] : money(run.usage.cost_usd),

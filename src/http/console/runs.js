@@ -3,6 +3,7 @@
 import { all, get } from "./api.js";
 import { announce, el, heading, notice, status, time } from "./dom.js";
 import { count, duration, money, plural, short, visible, words } from "./format.js";
+import { stringify } from "./json.js";
 
 /** Milliseconds between two looks. */
 const REFRESH = 3000;
@@ -41,7 +42,7 @@ export async function runs(main, params, signal) {
   async function load() {
     const page = await found(params, signal);
     trouble.replaceChildren();
-    const now = JSON.stringify(page);
+    const now = stringify(page);
     if (now === shown) return;
     shown = now;
     const focused = document.activeElement?.dataset.run;

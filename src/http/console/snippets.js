@@ -2,11 +2,10 @@
 
 import { address } from "./api.js";
 import { announce, el } from "./dom.js";
+import { escaped } from "./format.js";
+import { Exact, same, stringify } from "./json.js";
 
-/** Characters that are not seen are written as escapes, which all three languages and JSON know. */
-const seen = (text) => text.replace(/[\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g,
-  (char) => `\\u${char.charCodeAt(0).toString(16).padStart(4, "0")}`);
-const json = (value) => seen(JSON.stringify(value, null, 2));
+const json = (value) => escaped(stringify(value, 2));
 
 function curl(url, body) {
   return [
@@ -19,6 +18,8 @@ function curl(url, body) {
 }
 
 function typescript(url, body) {
+  const text = json(body);
+  const isHeld = same(JSON.parse(text), body);
   return [
     `const answer = await fetch(${JSON.stringify(url)}, {`,
     '  method: "POST",',
@@ -26,7 +27,7 @@ function typescript(url, body) {
     "    Authorization: `Bearer ${process.env.TOOLLOOP_KEY}`,",
     '    "Content-Type": "application/json",',
     "  },",
-    `  body: JSON.stringify(${json(body).replaceAll("\n", "\n  ")}),`,
+    `  body: ${isHeld ? `JSON.stringify(${text.replaceAll("\n", "\n  ")})` : escaped(JSON.stringify(stringify(body)))},`,
     "});",
     "const run = await answer.json();",
     "if (!answer.ok) throw new Error(run.detail);",
@@ -56,11 +57,11 @@ function literal(value, indent) {
   if (value === null) return "None";
   if (typeof value === "boolean") return value ? "True" : "False";
   if (Array.isArray(value)) return value.length ? `[\n${value.map((v) => `${inner}${literal(v, inner)},\n`).join("")}${indent}]` : "[]";
-  if (typeof value === "object") {
-    const pairs = Object.entries(value).map(([k, v]) => `${inner}${seen(JSON.stringify(k))}: ${literal(v, inner)},\n`);
+  if (typeof value === "object" && !(value instanceof Exact)) {
+    const pairs = Object.entries(value).map(([k, v]) => `${inner}${escaped(stringify(k))}: ${literal(v, inner)},\n`);
     return pairs.length ? `{\n${pairs.join("")}${indent}}` : "{}";
   }
-  return seen(JSON.stringify(value));
+  return escaped(stringify(value));
 }
 
 const LANGUAGES = [["curl", curl], ["TypeScript", typescript], ["Python", python]];

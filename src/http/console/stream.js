@@ -1,6 +1,7 @@
 // The events of a run as they happen: the answer of the request that started it, or the run's own stream.
 
 import { part, request } from "./api.js";
+import { parse } from "./json.js";
 
 /** Milliseconds between tries to follow a run again. */
 const PAUSE = 1000;
@@ -74,7 +75,7 @@ async function* frames(body) {
     text = blocks.pop();
     for (const block of blocks) {
       const data = block.split("\n").filter((line) => line.startsWith("data:"));
-      if (data.length) yield JSON.parse(data.map((line) => line.slice(5)).join("\n"));
+      if (data.length) yield parse(data.map((line) => line.slice(5)).join("\n"));
       if (performance.now() - since > SLICE) {
         await new Promise((resolve) => setTimeout(resolve));
         since = performance.now();

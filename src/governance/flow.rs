@@ -4,6 +4,8 @@
 //! that are true counts; one that cannot be evaluated denies. Which labels a run has is known from
 //! its journal; what a tool yields is declared where tools are.
 
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -11,7 +13,7 @@ use serde_json::{Value, json};
 use super::gate::{PolicyError, Question, Ruling};
 use super::{Action, ActionKind, Decision};
 use crate::bounds::expression::{Expression, ExpressionError};
-use crate::run::{Effect, FlowDecision, FlowRule, GovernanceMode, Target};
+use crate::run::{Autonomy, Effect, FlowDecision, FlowRule, GovernanceMode, Target};
 
 /// The setting that the rules are.
 pub const FLOW: &str = "governance.flow";
@@ -29,15 +31,19 @@ struct Rule {
     when: Expression,
     decision: Decision,
     observes: bool,
+    /// Whether `supervised` has it by default.
+    is_default: bool,
 }
 
 impl FlowRules {
     pub(super) fn new(rules: &[FlowRule]) -> Result<Self, PolicyError> {
+        let defaults = FlowRule::defaults();
         let compile = |rule: &FlowRule| match Expression::compile(&rule.when, &VARIABLES) {
             Ok(when) => Ok(Rule {
                 when,
                 decision: decision(rule.r#do),
                 observes: rule.mode == GovernanceMode::Observe,
+                is_default: defaults.contains(rule),
             }),
             Err(error) => Err(PolicyError {
                 setting: FLOW,
@@ -101,43 +107,31 @@ fn decision(decision: FlowDecision) -> Decision {
 }
 
 pub(super) fn judge(question: &Question<'_>) -> Ruling {
-    let rules = &question.policy.flow.0;
-    if rules.is_empty() {
-        return Ruling::NoObjection;
-    }
-    let call = question.call;
-    let labels = json!({"untrusted": call.labels.untrusted, "private": call.labels.private});
-    let tool = Value::from(call.tool);
-    let undeclared = [Action::new(ActionKind::Call { tool: call.tool.to_owned() }, call.effect)];
-    let actions = if call.actions.is_empty() { &undeclared[..] } else { &call.actions };
     let mut strictest: Option<(Rank, &Rule, Option<String>)> = None;
-    let until = Instant::now() + MAX_TIME;
-    for action in actions {
-        let action = described(action, call.tool);
-        let variables = [("labels", &labels), ("action", &action), ("tool", &tool)];
-        for rule in rules {
-            let outcome = if rule.observes { Decision::Warned } else { rule.decision };
-            let rank = (outcome, rule.decision);
-            let is_late = Instant::now() >= until;
-            let too_long = || Err(ExpressionError::TooLong);
-            match if is_late { too_long() } else { rule.when.is_true(&variables) } {
-                Ok(true) if is_first(strictest.as_ref(), rank) => {
-                    strictest = Some((rank, rule, None));
-                }
-                Ok(_) => {}
-                Err(error) if rule.observes => {
-                    let rank = (Decision::Warned, Decision::Blocked);
-                    if is_first(strictest.as_ref(), rank) {
-                        strictest = Some((rank, rule, Some(undecided(rule, &error))));
-                    }
-                }
-                Err(error) => {
-                    let pattern = rule.when.source().to_owned();
-                    return Ruling::Undecided(undecided(rule, &error), Some(pattern));
+    let evaluated = evaluate(question, |rule, is_true| {
+        let outcome = if rule.observes { Decision::Warned } else { rule.decision };
+        let rank = (outcome, rule.decision);
+        match is_true {
+            Ok(true) if is_first(strictest.as_ref(), rank) => strictest = Some((rank, rule, None)),
+            Ok(_) => {}
+            Err(error) if rule.observes => {
+                let rank = (Decision::Warned, Decision::Blocked);
+                if is_first(strictest.as_ref(), rank) {
+                    strictest = Some((rank, rule, Some(undecided(rule, &error))));
                 }
             }
+            Err(error) => {
+                let pattern = rule.when.source().to_owned();
+                let why = undecided(rule, &error);
+                return ControlFlow::Break(Ruling::Undecided(why, Some(pattern)));
+            }
         }
+        ControlFlow::Continue(())
+    });
+    if let ControlFlow::Break(undecided) = evaluated {
+        return undecided;
     }
+    let call = question.call;
     strictest.map_or(Ruling::NoObjection, |((decision, would), rule, undecided)| {
         let (when, observed) = (rule.when.source(), observed(rule));
         if let Some(why) = undecided {
@@ -156,6 +150,59 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
         }
         Ruling::Matched(decision, why, when.to_owned())
     })
+}
+
+/// Whether a rule asks about the call of one question, or denies it, and not that of another one.
+pub(super) fn objects_newly(now: &Question<'_>, before: &Question<'_>) -> bool {
+    let known = objecting(before);
+    objecting(now).iter().any(|rule| !known.contains(rule))
+}
+
+/// The rules that ask about a call or deny it. The default that asks about what destroys does so of
+/// nothing that a supervised agent is not asked about anyway.
+fn objecting<'a>(question: &Question<'a>) -> BTreeSet<&'a str> {
+    let policy = question.policy;
+    let mut objecting = BTreeSet::new();
+    if policy.observes {
+        return objecting;
+    }
+    let is_supervised = policy.autonomy == Autonomy::Supervised;
+    let _: ControlFlow<()> = evaluate(question, |rule, is_true| {
+        let objects = !rule.observes && rule.decision > Decision::Warned;
+        if objects && !(rule.is_default && is_supervised) && is_true.unwrap_or(true) {
+            objecting.insert(rule.when.source());
+        }
+        ControlFlow::Continue(())
+    });
+    objecting
+}
+
+/// Evaluates every rule for each action of a call, so long as that is wanted.
+fn evaluate<'a, T>(
+    question: &Question<'a>,
+    mut found: impl FnMut(&'a Rule, Result<bool, ExpressionError>) -> ControlFlow<T>,
+) -> ControlFlow<T> {
+    let rules = &question.policy.flow.0;
+    if rules.is_empty() {
+        return ControlFlow::Continue(());
+    }
+    let call = question.call;
+    let labels = json!({"untrusted": call.labels.untrusted, "private": call.labels.private});
+    let tool = Value::from(call.tool);
+    let undeclared = [Action::new(ActionKind::Call { tool: call.tool.to_owned() }, call.effect)];
+    let actions = if call.actions.is_empty() { &undeclared[..] } else { &call.actions };
+    let until = Instant::now() + MAX_TIME;
+    for action in actions {
+        let action = described(action, call.tool);
+        let variables = [("labels", &labels), ("action", &action), ("tool", &tool)];
+        for rule in rules {
+            let is_late = Instant::now() >= until;
+            let is_true =
+                if is_late { Err(ExpressionError::TooLong) } else { rule.when.is_true(&variables) };
+            found(rule, is_true)?;
+        }
+    }
+    ControlFlow::Continue(())
 }
 
 /// Why a rule cannot decide.

@@ -432,12 +432,14 @@ impl Gate {
         paths.may_read(directory, path) || paths.may_write(directory, path)
     }
 
-    /// Whether the rules say something else to a call than they would if the run had these labels.
+    /// Whether the rules say something else to a call than they would if the run had these labels, be
+    /// it behind another one that says the same.
     pub fn judges_otherwise(&self, scopes: &[String], call: &Call<'_>, labels: Labels) -> bool {
-        let said = |call: &Call<'_>| {
-            strictest(&Question { policy: &self.policy, scopes, call }, RULES.iter())
-        };
-        said(call) != said(&Call { labels, ..call.clone() })
+        let now = Question { policy: &self.policy, scopes, call };
+        let before = Call { labels, ..call.clone() };
+        let before = Question { call: &before, ..now };
+        let said = |question: &Question<'_>| strictest(question, RULES.iter());
+        said(&now) != said(&before) || flow::objects_newly(&now, &before)
     }
 
     /// Judges a call of a run that was started with these scopes.

@@ -348,9 +348,16 @@ async fn an_approval_outlives_labels_that_change_nothing() {
     let (destructive, tainted) = ("action.destructive", "labels.untrusted");
     let lapsed = "An earlier approval lapsed: the run has since read untrusted data.";
     let look = json!({"do": "look"});
+    let asked = vec![ToolRule { policy: ToolPolicy::Ask, ..denied("*") }];
     for (policy, flow, edited, expected) in [
         (Policy::default(), rules(&[]), None, "ready"),
-        (Policy::default(), rules(&[(tainted, Ask)]), None, "ready"),
+        // What `supervised` asks about hides no rule that asks for what was read.
+        (Policy::default(), rules(&[(tainted, Ask)]), None, lapsed),
+        (Policy::default(), rules(&[(destructive, Ask), (tainted, Ask)]), None, lapsed),
+        (Policy::default(), rules(&[(destructive, Ask)]), None, "ready"),
+        // Its own rule asks for nothing else; without it, the same rule does.
+        (Policy::default(), FlowRule::defaults(), None, "ready"),
+        (Policy { tool_policies: asked, ..full() }, FlowRule::defaults(), None, lapsed),
         (full(), rules(&[(tainted, Ask), (destructive, Ask)]), None, lapsed),
         (Policy::default(), rules(&[(tainted, Deny)]), None, "blocked"),
         (Policy::default(), rules(&[]), Some(&look), "ready"),

@@ -24,6 +24,7 @@ on_both_stores! {
     only_who_may_decides,
     a_stop_condition_asks_whether_to_go_on,
     an_approval_lapses_where_the_run_reads_more,
+    an_approval_lapses_where_a_rule_asks_behind_another_one,
     an_approval_lapses_where_the_tool_changes,
     an_approval_lapses_where_the_call_does_more,
 }
@@ -731,6 +732,50 @@ steps:
     let happened = types(&service, &run).await;
     let count = |kind: &str| happened.iter().filter(|known| *known == kind).count();
     assert_eq!((count("approval.requested"), count("tool_call.blocked")), (6, 1), "{happened:?}");
+}
+
+/// What is approved is asked about for what it destroys, which hides the rule that asks for what was
+/// read.
+async fn an_approval_lapses_where_a_rule_asks_behind_another_one(db: Db) {
+    let keeper = "
+model: scripted/keeper
+tools: [file_ops]
+enable_double_confirmation: false
+governance:
+  paths: {write: ['**'], private: [secret/**]}
+  flow: [{when: labels.private && action.destructive, do: ask}]
+";
+    let scenario = "
+steps:
+  - tool_calls:
+      - {tool: file_ops, arguments: {operation: write, path: notes.txt, content: new}}
+      - {tool: file_ops, arguments: {operation: read, path: secret/key.txt}}
+      - {tool: file_ops, arguments: {operation: delete, path: other.txt}}
+  - text: done
+";
+    let service = editor().agent("keeper", keeper).scenario("keeper", scenario).start(db).await;
+    let (run, calls) = paths(&parked(&service, "keeper").await.body);
+    assert_eq!(calls.len(), 2);
+    for call in &calls {
+        assert_eq!(service.post(&format!("{call}/approve"), &json!({})).await.status, 200);
+    }
+    let again = service
+        .until(&run, |run| run["pending"].as_array().is_some_and(|pending| pending.len() == 1))
+        .await;
+    let pending = &again["pending"][0];
+    assert_eq!(pending["arguments"]["path"], "other.txt", "{again:#}");
+    assert!(
+        text(pending, "reason")
+            .ends_with("An earlier approval lapsed: the run has since read private data."),
+        "{pending:#}"
+    );
+    assert_eq!(
+        (file(&service, "notes.txt"), file(&service, "other.txt")),
+        ("new".into(), "other\n".into())
+    );
+    assert_eq!(service.post(&format!("{}/approve", calls[1]), &json!({})).await.status, 200);
+    assert_eq!(ended(&service, &run).await["status"], "completed");
+    assert_eq!(file(&service, "other.txt"), "");
 }
 
 /// What was approved created a file; by now it would overwrite one.

@@ -18,6 +18,7 @@ mod chaos;
 mod chromium;
 mod claims;
 mod client_tools;
+mod client_turns;
 mod clients;
 mod command_lines;
 mod commands;

@@ -254,7 +254,7 @@ impl Run {
         pending: &PendingCall,
     ) -> Option<Result<NextStep, ExternalInput>> {
         match self.plan.client_tools.called(&pending.call.name, &pending.call.arguments) {
-            Some(Ok(called)) => return Some(self.client_call(pending, called)),
+            Some(Ok(called)) => return Some(self.client_call(pending, called, &self.scope)),
             Some(Err(wrong)) => {
                 let refused = refused(&pending.call, CallFailure::InvalidArguments, &wrong);
                 return Some(Ok(NextStep::Answered(Ok(refused))));
@@ -283,14 +283,15 @@ impl Run {
         }))
     }
 
-    /// What is to be done with a call of a tool that the caller executes.
+    /// What is to be done in this scope with a call of a tool that the caller executes.
     pub(super) fn client_call(
         &self,
         pending: &PendingCall,
         called: (&ClientTool, Value),
+        scope: &RunScope,
     ) -> Result<NextStep, ExternalInput> {
         let granted = pending.granted();
-        match self.executor.judge_client_call(&pending.call, called, &self.scope, granted) {
+        match self.executor.judge_client_call(&pending.call, called, scope, granted) {
             ClientCall::Permitted(permit) => Err(ExternalInput::Client(permit, None)),
             ClientCall::Escalated(escalated) => Err(ExternalInput::Approval(escalated)),
             ClientCall::Answered(finished) => Ok(NextStep::Answered(Ok(*finished))),

@@ -1,9 +1,13 @@
 //! Requests for external input that a response needs: approvals, and the results of the
 //! caller's own tools.
 //!
-//! Everything that can be asked for is asked at once, so that several calls can be answered at the
-//! same time and the run goes on once. What the answers mean is decided in `state`; who may answer,
-//! and how, is not known here.
+//! What can be asked for is asked at once, so that several calls can be answered at the same time
+//! and the run goes on once. An approval is judged again before its call is made. A call that the
+//! caller executes is not, so it is asked for when nothing that comes before it can change what the
+//! rules say. What the answers mean is decided in `state`; who may answer, and how, is not known
+//! here.
+
+use serde_json::Value;
 
 use super::{Run, Stopped};
 use crate::clock;
@@ -12,9 +16,11 @@ use crate::event::{
     ApprovalBasis, AuditRecord, Awaited, CallRate, Circumstances, RunEvent, WaitKind,
 };
 use crate::message::ToolCall;
+use crate::run::{ClientTool, Labels};
 use crate::tools::approval::Escalated;
 use crate::tools::client_calls::ClientPermit;
-use crate::tools::executor::Prepared;
+use crate::tools::executor::{Prepared, RunScope};
+use crate::tools::use_skill;
 
 /// External input that a call needs.
 pub(super) enum ExternalInput {
@@ -24,39 +30,105 @@ pub(super) enum ExternalInput {
     Client(Box<ClientPermit>, Option<CallRate>),
 }
 
+/// The labels that the run may have when the turn of a call has come, for each way in which the calls
+/// before it may end. Unknown behind a call that waits for more than the caller's result: it may read
+/// anything, and its end may mean that no other is made.
+struct LabelsAhead(Option<Vec<Labels>>);
+
+impl LabelsAhead {
+    /// The same behind a call whose result, if there is one, yields this, and may look like an
+    /// injection.
+    fn behind(self, yields: Option<Labels>) -> Self {
+        let (Some(mut known), Some(yields)) = (self.0, yields) else { return Self(None) };
+        for labels in known.clone() {
+            let given = labels.and(yields);
+            for ahead in [given, given.and(Labels::UNTRUSTED)] {
+                if !known.contains(&ahead) {
+                    known.push(ahead);
+                }
+            }
+        }
+        Self(Some(known))
+    }
+}
+
 impl Run {
-    /// Asks for what a call needs, and for what every later call of the response needs.
+    /// Asks for what a call needs, and for what later calls of the response need, so far as that is
+    /// known: not behind a skill that is to be read.
     pub(super) async fn ask(
         &mut self,
         first: &PendingCall,
         need: ExternalInput,
     ) -> Result<(), Stopped> {
+        let ahead = LabelsAhead(Some(vec![self.state.labels()]));
+        let mut ahead = ahead.behind(self.yields_if_given(&first.call, Some(&need)));
         self.request(&first.call, need)?;
+        let mut reads_skill = first.call.name == use_skill::NAME;
         for later in self.state.open_calls(first.index + 1) {
-            let Some(need) = self.external_input_of(&later).await else { continue };
-            // A refused call gets its result when its turn has come.
-            if let Ok(need) = self.may_ask(&later, need).await? {
+            if reads_skill {
+                break;
+            }
+            let need = match self.external_input_of(&later, &ahead).await {
+                // A refused call gets its result when its turn has come.
+                Some(need) => self.may_ask(&later, need).await?.ok(),
+                None => None,
+            };
+            ahead = ahead.behind(self.yields_if_given(&later.call, need.as_ref()));
+            if let Some(need) = need {
                 self.request(&later.call, need)?;
             }
+            reads_skill = later.call.name == use_skill::NAME;
         }
         Ok(())
     }
 
+    /// What the result of a call yields, where that is all it needs.
+    fn yields_if_given(&self, call: &ToolCall, need: Option<&ExternalInput>) -> Option<Labels> {
+        let is_given = matches!(need, Some(ExternalInput::Client(..)));
+        is_given.then(|| self.yields_from_outside(&call.name))
+    }
+
     /// What a call needs that is not due yet. Whatever else is to be said to it is said when its
     /// turn has come.
-    async fn external_input_of(&mut self, pending: &PendingCall) -> Option<ExternalInput> {
-        if let Some(called) =
-            self.plan.client_tools.called(&pending.call.name, &pending.call.arguments)
-        {
-            return self.client_call(pending, called.ok()?).err();
+    async fn external_input_of(
+        &mut self,
+        pending: &PendingCall,
+        ahead: &LabelsAhead,
+    ) -> Option<ExternalInput> {
+        let call = &pending.call;
+        if self.state.was_asked_for(call.id) {
+            return None;
         }
-        let prepare = self.executor.prepare(&pending.call, pending.slot(), &self.scope, None);
+        if let Some(called) = self.plan.client_tools.called(&call.name, &call.arguments) {
+            return self.clients_input_of(pending, called.ok()?, ahead);
+        }
+        let prepare = self.executor.prepare(call, pending.slot(), &self.scope, None);
         match self.control.token.run_until_cancelled(prepare).await {
             Some(Ok(Prepared::Escalated(escalated))) => {
                 Some(ExternalInput::Approval(Box::new(escalated)))
             }
             _ => None,
         }
+    }
+
+    /// The same of a call that the caller executes, and does so at once: it is asked for where the
+    /// rules let it pass whatever comes before it.
+    fn clients_input_of(
+        &self,
+        pending: &PendingCall,
+        called: (&ClientTool, Value),
+        ahead: &LabelsAhead,
+    ) -> Option<ExternalInput> {
+        let (tool, arguments) = called;
+        let need = |labels| {
+            let scope = RunScope { labels, ..self.scope.clone() };
+            self.client_call(pending, (tool, arguments.clone()), &scope).err()
+        };
+        let passes = |labels: &Labels| matches!(need(*labels), Some(ExternalInput::Client(..)));
+        let input = need(self.state.labels())?;
+        let may_wait = matches!(input, ExternalInput::Approval(_));
+        let is_due = || ahead.0.as_ref().is_some_and(|ahead| ahead.iter().all(passes));
+        (may_wait || is_due()).then_some(input)
     }
 
     fn request(&mut self, call: &ToolCall, need: ExternalInput) -> Result<(), FoldError> {

@@ -48,20 +48,22 @@ impl State {
         })
     }
 
-    /// The open calls from this place of the response on that wait for nothing yet and that limits
-    /// leave room for.
+    /// The open calls from this place of the response on that limits leave room for.
     pub fn open_calls(&self, first: u32) -> Vec<PendingCall> {
         let Phase::Acting(turn) = &self.phase else { return Vec::new() };
         let left =
             self.rules.budget.max_tool_calls.saturating_sub(self.totals.tool_calls_made.into());
         let open = turn.open_calls().filter(|(_, call)| call.target == CallTarget::Tool);
-        let open =
-            open.take(usize::try_from(left).unwrap_or(usize::MAX)).filter(|(index, call)| {
-                let waits =
-                    self.waiting.contains_key(&call.id) || turn.resolved.contains_key(&call.id);
-                *index >= first as usize && !waits && self.has_tool_calls_left(turn, *index)
-            });
+        let open = open.take(usize::try_from(left).unwrap_or(usize::MAX)).filter(|(index, _)| {
+            *index >= first as usize && self.has_tool_calls_left(turn, *index)
+        });
         open.map(|(index, call)| self.pending(index, call, None)).collect()
+    }
+
+    /// Whether something was asked for that an open call needs, be it answered or not.
+    pub fn was_asked_for(&self, call_id: Uuid) -> bool {
+        let Phase::Acting(turn) = &self.phase else { return false };
+        self.waiting.contains_key(&call_id) || turn.resolved.contains_key(&call_id)
     }
 
     /// Whether this call is repeated because the child run that it waited for has ended.

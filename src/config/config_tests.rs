@@ -299,7 +299,7 @@ fn errors_in_the_file_name_file_line_and_key() {
         ),
         (
             "[server]\n\nlisten = \"localhost\"",
-            "conf/toolloop.toml:3: server.listen: \"…\" is not an address with a port",
+            "conf/toolloop.toml:3: server.listen: \"…\" is not an IP address and a port, e.g. 127.0.0.1:8080",
         ),
         (
             "[server]\nbody_limit = \"1MB\"",
@@ -428,7 +428,7 @@ fn errors_outside_the_file_name_the_variable_or_flag() {
     let table = [
         (
             ("TOOLLOOP_SERVER__LISTEN", "x"),
-            "environment variable TOOLLOOP_SERVER__LISTEN: server.listen: \"…\" is not an address",
+            "environment variable TOOLLOOP_SERVER__LISTEN: server.listen: \"…\" is not an IP address and a port",
         ),
         (
             ("TOOLLOOP_SERVER__LISTN", "x"),
@@ -458,10 +458,7 @@ fn errors_outside_the_file_name_the_variable_or_flag() {
     }
     let flags = Flags { listen: Some("x".into()), ..Flags::default() };
     let error = load("", &[], &flags).unwrap_err().to_string();
-    assert_eq!(
-        error,
-        "--listen: \"…\" is not an address with a port; write e.g. \"127.0.0.1:8080\""
-    );
+    assert_eq!(error, "--listen: \"…\" is not an IP address and a port, e.g. 127.0.0.1:8080");
 }
 
 #[test]

@@ -424,6 +424,17 @@ fn errors_in_the_file_name_file_line_and_key() {
 }
 
 #[test]
+fn the_embedded_store_is_a_file() {
+    let file = |url: &str| {
+        let flags = Flags { database_url: Some(url.into()), ..Flags::default() };
+        load("", &[], &flags).unwrap().database.file()
+    };
+    assert_eq!(file("sqlite://a/b.db"), Some("a/b.db".into()));
+    assert_eq!(file("sqlite:/b.db"), Some("/b.db".into()));
+    assert_eq!(file("postgres://x"), None);
+}
+
+#[test]
 fn errors_outside_the_file_name_the_variable_or_flag() {
     let table = [
         (

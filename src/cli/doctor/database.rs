@@ -190,11 +190,4 @@ mod tests {
         let health = [0, 2, 3, 4].map(|applied| schema(&about(applied)).status);
         assert_eq!(health, [Health::Ok, Health::Warn, Health::Ok, Health::Fail]);
     }
-
-    #[test]
-    fn the_file_of_an_sqlite_url() {
-        assert_eq!(sqlite_file("sqlite://a/b.db"), Some("a/b.db".into()));
-        assert_eq!(sqlite_file("sqlite:/b.db"), Some("/b.db".into()));
-        assert_eq!(sqlite_file("postgres://x"), None);
-    }
 }

@@ -139,6 +139,14 @@ pub struct Database {
     pub read_url: SecretString,
 }
 
+impl Database {
+    /// The file of the embedded store; `None` for PostgreSQL.
+    pub fn file(&self) -> Option<PathBuf> {
+        let path = self.url.expose_secret().strip_prefix("sqlite:")?;
+        Some(PathBuf::from(path.strip_prefix("//").unwrap_or(path)))
+    }
+}
+
 /// `[auth]`
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

@@ -131,20 +131,20 @@ pub(super) async fn send_answer(
         print_json(&run)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let waiting = pending_text(&run);
-    print(&match client {
-        _ if !waiting.is_empty() => format!("Answer accepted. The run still waits:\n{waiting}"),
-        Client::Remote(_) => {
-            format!("Answer accepted. Run {id} continues: `toolloop runs watch {id}`.")
-        }
-        Client::Local(_) if client.is_alone() => {
-            format!(
-                "Answer accepted. Run {id} continues when the service is started: `toolloop serve`."
-            )
-        }
-        Client::Local(_) => format!(
-            "Answer accepted. Run {id} continues as soon as a service has this database: `toolloop runs watch {id}`."
-        ),
+    let options = client.options();
+    let waiting = pending_text(&run, options);
+    print(&if !waiting.is_empty() {
+        format!("Answer accepted. The run still waits:\n{waiting}")
+    } else if client.is_remote() {
+        format!("Answer accepted. Run {id} continues: `toolloop runs watch {id}{options}`.")
+    } else if client.is_alone() {
+        format!(
+            "Answer accepted. Run {id} continues when the service is started: `toolloop serve{options}`."
+        )
+    } else {
+        format!(
+            "Answer accepted. Run {id} continues as soon as a service has this database: `toolloop runs watch {id}{options}`."
+        )
     })?;
     Ok(ExitCode::SUCCESS)
 }

@@ -111,7 +111,7 @@ pub(super) async fn audit(flags: &Flags, command: AuditCommand) -> anyhow::Resul
     if access.tenant.is_some() && access.target.server().is_some() {
         return Err(UsageError("--tenant: the key determines the tenant".to_owned()).into());
     }
-    let client = Client::open(&access.target, flags, tenant).await?;
+    let client = Client::open_existing(&access.target, flags, tenant).await?;
     let done = match &command {
         AuditCommand::Verify { unsigned_until, output, .. } => {
             verify(&client, unsigned_until.unwrap_or_default(), output.json).await

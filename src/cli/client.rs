@@ -3,6 +3,7 @@
 //! Both give the same JSON and the same problems for the same paths, so that commands need not
 //! distinguish them. Errors are worded by the server; advice on what to do about them is added here.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
@@ -18,11 +19,12 @@ use tower::ServiceExt as _;
 use url::Url;
 
 use super::UsageError;
-use super::output::escape_control;
 use crate::app::{self, AppError};
 use crate::config::{Config, Flags};
+use crate::message::visible::escaped;
 use crate::store::StoreError;
 
+const KEY_VARIABLE: &str = "TOOLLOOP_KEY";
 pub(super) const EVENT_STREAM: &str = "text/event-stream";
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -37,7 +39,7 @@ pub(super) struct TargetArgs {
     #[arg(long, value_name = "URL", env = "TOOLLOOP_SERVER", hide_env_values = true)]
     server: Option<String>,
     /// The API key for --server
-    #[arg(long, value_name = "KEY", env = "TOOLLOOP_KEY", hide_env_values = true)]
+    #[arg(long, value_name = "KEY", env = KEY_VARIABLE, hide_env_values = true)]
     key: Option<SecretString>,
 }
 
@@ -50,7 +52,56 @@ impl TargetArgs {
     fn key(&self) -> Option<SecretString> {
         self.key.clone().filter(|key| !key.expose_secret().is_empty())
     }
+
+    /// The options with which another command reaches the same service or database, each after a
+    /// blank. What may be secret is a placeholder.
+    fn repeated(&self, flags: &Flags) -> String {
+        let mut options = String::new();
+        let mut add = |name: &str, value: &str| options.extend([" --", name, " ", value]);
+        if let Some(server) = self.server() {
+            let is_secret = Url::parse(server).is_ok_and(|url| url.password().is_some());
+            add("server", &if is_secret { "URL".to_owned() } else { shell_word(server) });
+            let key = self.key();
+            let variable = std::env::var(KEY_VARIABLE).ok();
+            match key.as_ref().map(SecretString::expose_secret) {
+                None => {}
+                Some(key) if Some(key) == variable.as_deref() => {
+                    add("key", &format!("\"${KEY_VARIABLE}\""));
+                }
+                Some(_) => add("key", "KEY"),
+            }
+            return options;
+        }
+        if let Some(file) = &flags.config {
+            add("config", &shell_word(&file.to_string_lossy()));
+        }
+        if let Some(url) = &flags.database_url {
+            let is_file = url.starts_with("sqlite:");
+            add("database-url", &if is_file { shell_word(url) } else { "URL".to_owned() });
+        }
+        if let Some(dir) = &flags.agents_dir {
+            add("agents-dir", &shell_word(dir));
+        }
+        options
+    }
 }
+
+/// A text as one word of a shell's command line.
+fn shell_word(text: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/.:_-+@%,".contains(c);
+    if !text.is_empty() && text.chars().all(is_plain) {
+        return text.to_owned();
+    }
+    format!("'{}'", escaped(text).replace('\'', r"'\''"))
+}
+
+/// Commands that only read or answer what is in a database do not create one.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "there is no database at {}, so there are no runs\n  Choose another with --database-url or --config, or a running service with --server http://127.0.0.1:8080.",
+    escaped(&.0.to_string_lossy())
+)]
+pub(super) struct NoDatabase(PathBuf);
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ClientError {
@@ -105,12 +156,13 @@ pub(super) fn segment(text: &str, what: &str) -> Result<String, ClientError> {
 
 /// The error, and what to do about it.
 fn error_text(error: &ApiError) -> String {
-    let mut lines = vec![escape_control(error.detail.trim_end_matches('.')).into_owned()];
+    let mut lines = vec![escaped(error.detail.trim_end_matches('.')).into_owned()];
     if error.errors.len() > 1 {
         lines.extend(
-            error.errors.iter().map(|e| {
-                format!("  {} {}", escape_control(&e.pointer), escape_control(&e.message))
-            }),
+            error
+                .errors
+                .iter()
+                .map(|e| format!("  {} {}", escaped(&e.pointer), escaped(&e.message))),
         );
     }
     let advice = match error.code.as_str() {
@@ -125,10 +177,9 @@ fn error_text(error: &ApiError) -> String {
             "  Try again in a moment.".to_owned()
         }
         "INTERNAL" => match &error.request_id {
-            Some(id) => format!(
-                "  The service's log has the cause, under request id {}.",
-                escape_control(id)
-            ),
+            Some(id) => {
+                format!("  The service's log has the cause, under request id {}.", escaped(id))
+            }
             None => "  The service's log has the cause.".to_owned(),
         },
         _ => return lines.join("\n"),
@@ -137,7 +188,13 @@ fn error_text(error: &ApiError) -> String {
     lines.join("\n")
 }
 
-pub(super) enum Client {
+pub(super) struct Client {
+    service: Service,
+    /// With which another command reaches the same service.
+    options: String,
+}
+
+enum Service {
     Remote(Remote),
     Local(Box<app::Local>),
 }
@@ -156,7 +213,7 @@ impl<'a> From<Option<&'a Value>> for Sent<'a> {
 }
 
 /// A service over the network.
-pub(super) struct Remote {
+struct Remote {
     http: reqwest::Client,
     base: String,
     key: Option<SecretString>,
@@ -170,13 +227,38 @@ impl Client {
         flags: &Flags,
         tenant: &str,
     ) -> anyhow::Result<Self> {
+        let options = target.repeated(flags);
         if let Some(server) = target.server() {
-            return Ok(Self::Remote(Remote::new(server, target.key())?));
+            let service = Service::Remote(Remote::new(server, target.key())?);
+            return Ok(Self { service, options });
+        }
+        Self::local(Config::read(flags)?, tenant, options).await
+    }
+
+    /// As [`open`](Self::open), for commands that need what is there already.
+    ///
+    /// # Errors
+    /// [`NoDatabase`] where there is none, and any of `open`.
+    pub(super) async fn open_existing(
+        target: &TargetArgs,
+        flags: &Flags,
+        tenant: &str,
+    ) -> anyhow::Result<Self> {
+        if target.server().is_some() {
+            return Self::open(target, flags, tenant).await;
         }
         let config = Config::read(flags)?;
+        let is_missing = |file: &PathBuf| !file.try_exists().unwrap_or(true);
+        match config.database.file().filter(is_missing) {
+            Some(file) => Err(NoDatabase(file).into()),
+            None => Self::local(config, tenant, target.repeated(flags)).await,
+        }
+    }
+
+    async fn local(config: Config, tenant: &str, options: String) -> anyhow::Result<Self> {
         let listen = config.server.listen;
         match app::local(config, tenant).await {
-            Ok(local) => Ok(Self::Local(Box::new(local))),
+            Ok(local) => Ok(Self { service: Service::Local(Box::new(local)), options }),
             Err(AppError::Store(StoreError::Locked(error))) => {
                 Err(anyhow!("{error}\n  Or use that service: --server http://{listen} --key …"))
             }
@@ -184,23 +266,32 @@ impl Client {
         }
     }
 
+    /// The options with which another command reaches the same service, each after a blank.
+    pub(super) fn options(&self) -> &str {
+        &self.options
+    }
+
     /// Registers this process as a replica, if runs execute in it.
     pub(super) async fn join(&self) -> anyhow::Result<()> {
-        match self {
-            Self::Remote(_) => Ok(()),
-            Self::Local(local) => Ok(local.join().await?),
+        match &self.service {
+            Service::Remote(_) => Ok(()),
+            Service::Local(local) => Ok(local.join().await?),
         }
     }
 
     pub(super) async fn close(self) {
-        if let Self::Local(local) = self {
+        if let Service::Local(local) = self.service {
             local.close().await;
         }
     }
 
     /// Whether no service can have the database while this command has it.
     pub(super) fn is_alone(&self) -> bool {
-        matches!(self, Self::Local(local) if local.is_alone())
+        matches!(&self.service, Service::Local(local) if local.is_alone())
+    }
+
+    pub(super) fn is_remote(&self) -> bool {
+        matches!(self.service, Service::Remote(_))
     }
 
     /// `path` is below `/v1` and includes the query.
@@ -294,7 +385,8 @@ impl Client {
         body: Sent<'_>,
         headers: &[(http::HeaderName, String)],
     ) -> Result<Response<Body>, ClientError> {
-        let base = if let Self::Remote(remote) = self { remote.base.as_str() } else { "" };
+        let base =
+            if let Service::Remote(remote) = &self.service { remote.base.as_str() } else { "" };
         let mut request = Request::builder().method(method).uri(format!("{base}/v1{path}"));
         let (media_type, bytes) = match body {
             Sent::Nothing => (None, Bytes::new()),
@@ -304,7 +396,7 @@ impl Client {
         if let Some(media_type) = media_type {
             request = request.header(CONTENT_TYPE, media_type);
         }
-        if matches!(self, Self::Local(_)) {
+        if !self.is_remote() {
             request = request.header(HOST, "localhost"); // a client of the network does so itself
         }
         for (name, value) in headers {
@@ -312,9 +404,9 @@ impl Client {
         }
         let request =
             request.body(bytes).map_err(|e| ClientError::UnexpectedResponse(e.to_string()))?;
-        let response = match self {
-            Self::Remote(remote) => remote.send(request).await?,
-            Self::Local(local) => match local.router().oneshot(request.map(Body::from)).await {
+        let response = match &self.service {
+            Service::Remote(remote) => remote.send(request).await?,
+            Service::Local(local) => match local.router().oneshot(request.map(Body::from)).await {
                 Ok(response) => response,
                 Err(never) => match never {},
             },
@@ -340,9 +432,9 @@ impl Client {
 
     /// The connection failed during the response.
     pub(super) fn broken(&self, error: &dyn std::error::Error) -> ClientError {
-        let address = match self {
-            Self::Remote(remote) => remote.base.clone(),
-            Self::Local(_) => "the service in this process".to_owned(),
+        let address = match &self.service {
+            Service::Remote(remote) => remote.base.clone(),
+            Service::Local(_) => "the service in this process".to_owned(),
         };
         ClientError::Unreachable { address, reason: root_cause(error), sent: true }
     }
@@ -414,4 +506,44 @@ pub(super) fn root_cause(error: &dyn std::error::Error) -> String {
         error = source;
     }
     error.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_command_reaches_the_same_service() {
+        let target = |server: Option<&str>, key: Option<&str>| TargetArgs {
+            server: server.map(str::to_owned),
+            key: key.map(SecretString::from),
+        };
+        let given = Flags {
+            config: Some("it's/c.toml".into()),
+            listen: None,
+            database_url: Some("sqlite://my runs.db".to_owned()),
+            agents_dir: Some("a".to_owned()),
+        };
+        let postgres =
+            Flags { database_url: Some("postgres://u:hunter2@h/d".to_owned()), ..Flags::default() };
+        for (target, flags, expected) in [
+            (target(None, None), Flags::default(), ""),
+            (target(None, Some("tl_x")), Flags::default(), ""),
+            (target(Some("http://h:1"), None), given.clone(), " --server http://h:1"),
+            (
+                target(Some("http://[::1]:1"), Some("tl_x_hunter2")),
+                Flags::default(),
+                " --server 'http://[::1]:1' --key KEY",
+            ),
+            (target(Some("http://u:hunter2@h"), None), Flags::default(), " --server URL"),
+            (
+                target(None, None),
+                given,
+                r" --config 'it'\''s/c.toml' --database-url 'sqlite://my runs.db' --agents-dir a",
+            ),
+            (target(None, None), postgres, " --database-url URL"),
+        ] {
+            assert_eq!(target.repeated(&flags), expected);
+        }
+    }
 }

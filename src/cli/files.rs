@@ -17,6 +17,7 @@ use super::JsonArg;
 use super::client::{Client, ClientError, TargetArgs, segment};
 use super::output::{print, print_json};
 use super::run_args::id;
+use super::run_view::time;
 use super::table::table;
 use crate::config::Flags;
 use crate::runtime::keys::DEFAULT_TENANT;
@@ -74,7 +75,7 @@ pub(super) async fn files(flags: &Flags, command: FilesCommand) -> anyhow::Resul
         | FilesCommand::Get { place, .. }
         | FilesCommand::Put { place, .. } => &place.target,
     };
-    let client = Client::open(target, flags, DEFAULT_TENANT).await?;
+    let client = Client::open_existing(target, flags, DEFAULT_TENANT).await?;
     let done = run(&client, command).await;
     client.close().await;
     done
@@ -146,6 +147,6 @@ fn listed(rows: &[Value]) -> String {
     let text = |row: &Value, field: &str| row[field].as_str().unwrap_or_default().to_owned();
     let rows = rows
         .iter()
-        .map(|row| vec![text(row, "path"), row["size"].to_string(), text(row, "modified_at")]);
+        .map(|row| vec![text(row, "path"), row["size"].to_string(), time(row, "/modified_at")]);
     table(&["PATH", "BYTES", "CHANGED"], &rows.collect::<Vec<_>>())
 }

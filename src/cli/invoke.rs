@@ -232,7 +232,7 @@ async fn run(client: &Client, agent: &str, route: &str, mut body: Value) -> anyh
 /// The run if it is parked; prints what it waits for.
 async fn parked(client: &Client, run_id: Uuid, progress: &Progress) -> Option<Value> {
     let run = client.get(&format!("/runs/{run_id}")).await.ok()?; // on an error, the next event decides
-    let waiting = pending_text(&run);
+    let waiting = pending_text(&run, client.options());
     let is_driven = run.get("status").and_then(Value::as_str) == Some("running");
     if waiting.is_empty() || is_driven {
         return None; // beside what waits, other work of it may go on

@@ -212,7 +212,8 @@ async fn revoke(client: &Client, id: &str, path: &str, force: bool) -> anyhow::R
     match client.delete(if force { &forced } else { path }).await {
         Ok(_) => Ok(()),
         Err(error) if error.code() == Some("NOT_FOUND") => {
-            bail!("there is no key {id}\n  `toolloop keys list` shows the existing keys")
+            let options = client.options();
+            bail!("there is no key {id}\n  `toolloop keys list{options}` shows the existing keys")
         }
         Err(error) if error.code() == Some("PROTECTED_KEY") => {
             // The rest is for callers of the API.

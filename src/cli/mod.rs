@@ -70,7 +70,7 @@ struct SettingArgs {
     /// Configuration file [default: toolloop.toml, if it exists]
     #[arg(long, value_name = "FILE", global = true)]
     config: Option<PathBuf>,
-    /// Address and port to serve on
+    /// IP address and port to serve on, e.g. 127.0.0.1:8080
     #[arg(long, value_name = "ADDRESS", global = true)]
     listen: Option<String>,
     /// Database, as sqlite://FILE or postgres://…
@@ -265,11 +265,13 @@ async fn check(flags: &Flags, json: bool) -> anyhow::Result<ExitCode> {
             let mistakes = Config::mistakes(flags);
             let lines = mistakes.iter().map(ToString::to_string).collect::<Vec<_>>();
             let lines = if lines.is_empty() { vec![first.to_string()] } else { lines };
-            return Err(UsageError(lines.join("\n")).into());
+            return broken_settings(lines, json);
         }
     };
     let config = &config;
-    app::check_admin_key(config)?;
+    if let Err(error) = app::check_admin_key(config) {
+        return broken_settings(vec![error.to_string()], json);
+    }
     let mut findings = app::check(config, unset);
     findings.warnings.extend(app::due_restarts(config).await);
     let problems = &findings.problems;
@@ -295,6 +297,15 @@ async fn check(flags: &Flags, json: bool) -> anyhow::Result<ExitCode> {
         output::print(&problems.join("\n"))?;
     }
     Ok(ExitCode::from(u8::from(!problems.is_empty())))
+}
+
+/// What is wrong with the settings, so that nothing that depends on them was checked.
+fn broken_settings(problems: Vec<String>, json: bool) -> anyhow::Result<ExitCode> {
+    let error = UsageError(problems.join("\n"));
+    if json {
+        output::print_json(&json!(app::Findings { problems, ..Default::default() }))?;
+    }
+    Err(error.into())
 }
 
 #[cfg(test)]

@@ -1,9 +1,8 @@
 //! Printing: results to standard output, everything else to standard error.
 //!
-//! A closed pipe is not an error. Control characters in text from models and servers are escaped, so
-//! that it cannot send escape sequences to the terminal.
+//! A closed pipe is not an error. Invisible characters in text from models and servers are escaped, so
+//! that it cannot send escape sequences to the terminal or be read as another text.
 
-use std::borrow::Cow;
 use std::io::{self, ErrorKind, IsTerminal as _, Write as _};
 
 use serde_json::Value;
@@ -52,19 +51,6 @@ pub(super) fn confirmed(question: &str) -> io::Result<bool> {
     Ok(["y", "yes"].contains(&answer.trim().to_ascii_lowercase().as_str()))
 }
 
-/// Escapes control characters other than line feeds and tabs.
-pub(super) fn escape_control(text: &str) -> Cow<'_, str> {
-    let harms = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
-    if !text.contains(harms) {
-        return Cow::Borrowed(text);
-    }
-    let mut shown = String::with_capacity(text.len());
-    for c in text.chars() {
-        if harms(c) { shown.extend(c.escape_default()) } else { shown.push(c) }
-    }
-    Cow::Owned(shown)
-}
-
 /// Text on one line of at most `width` characters, with invisible characters escaped.
 pub(super) fn one_line(text: &str, width: usize) -> String {
     let flat = text.replace(['\n', '\t'], " ");
@@ -75,22 +61,34 @@ pub(super) fn one_line(text: &str, width: usize) -> String {
     flat.chars().take(width.saturating_sub(1)).chain(['…']).collect()
 }
 
-/// The text of a text output; any other output as indented JSON.
+/// The text of a text output; any other output as indented JSON. Invisible characters are escaped.
 pub(super) fn human_readable(output: &Value) -> String {
     match text_of(output) {
-        Some(text) => escape_control(text).into_owned(),
-        None => escape_control(&format!("{output:#}")).into_owned(),
+        Some(text) => escaped(text).into_owned(),
+        None => escaped_json(&format!("{output:#}")).into_owned(),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
-    fn control_characters_are_escaped() {
-        assert_eq!(escape_control("tide\n\ttables"), "tide\n\ttables");
-        assert_eq!(escape_control("\u{1b}[2J\r"), "\\u{1b}[2J\\r");
+    fn nothing_in_an_output_hides() {
+        let text = |text: &str| human_readable(&json!({ "result": text }));
+        assert_eq!(text("tide\n\ttables, größer"), "tide\n\ttables, größer");
+        assert_eq!(text("\u{1b}[2J\r"), "\\u{1b}[2J\\r");
+        assert_eq!(text("a\u{202e}b\u{200b}"), "a\\u{202e}b\\u{200b}");
+        let output = json!({"\u{202e}": "\u{200b}\u{9b}", "n": 1});
+        let shown = human_readable(&output);
+        assert!(shown.is_ascii() && shown.contains("\\u202e"), "{shown}");
+        assert_eq!(serde_json::from_str::<Value>(&shown).unwrap(), output);
+    }
+
+    #[test]
+    fn one_line_is_one_line() {
         assert_eq!(one_line("a\nb\u{7}", 20), "a b\\u{7}");
         assert_eq!(one_line("abcdef", 4), "abc…");
         assert_eq!(one_line("a\u{202e}b\u{e0041}", 40), "a\\u{202e}b\\u{e0041}");

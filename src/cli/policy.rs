@@ -123,7 +123,7 @@ async fn replay(flags: &Flags, args: &ReplayArgs) -> anyhow::Result<ExitCode> {
         request["definition"] = read(file)?.into();
     }
     let tenant = args.tenant.as_deref().unwrap_or(DEFAULT_TENANT);
-    let client = Client::open(&args.target, flags, tenant).await?;
+    let client = Client::open_existing(&args.target, flags, tenant).await?;
     let replay = replay_all(&client, args, request).await;
     client.close().await;
     let replay = replay?;

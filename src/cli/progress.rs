@@ -1,21 +1,21 @@
 //! The progress of a run on standard error.
 //!
-//! On a terminal, a status line that is updated in place, and a permanent line for each tool call and
+//! On a terminal that can redraw a line, a status line that is updated in place, and a permanent line for each tool call and
 //! each error; otherwise plain lines. Unknown events are ignored, so that an older command line can
 //! watch a newer service.
 
-use std::io::IsTerminal as _;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 
-use super::output::{escape_control, one_line, print_notice};
+use super::output::{one_line, print_notice};
 use crate::event::{
     Awaited, CallFailure, ContextCompacted, Event, ModelInterrupted, ModelResponded, ModelRetried,
     Resolution, Resolved, RunEvent, ToolCallCompleted, stored,
 };
 use crate::message::Usage;
+use crate::message::visible::escaped;
 
 /// How often the status line is redrawn.
 const TICK: Duration = Duration::from_millis(100);
@@ -29,12 +29,12 @@ pub(super) enum Progress {
 }
 
 impl Progress {
-    /// A status line if standard error is a terminal, else plain lines.
+    /// A status line if standard error is a terminal that can redraw it, else plain lines.
     pub(super) fn start() -> Self {
-        if !std::io::stderr().is_terminal() {
-            return Self::Lines;
-        }
         let bar = ProgressBar::new_spinner();
+        if bar.is_hidden() {
+            return Self::Lines; // a hidden bar drops the lines that it is given
+        }
         if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed} {wide_msg}") {
             bar.set_style(style);
         }
@@ -181,14 +181,14 @@ pub(super) fn describe(event: &Event) -> Option<String> {
         RunEvent::ModelResponded(response) => answered(response),
         RunEvent::CallGiven(given) => {
             let calls = given.message.tool_calls.iter();
-            let told = calls.map(|call| format!("  calls {}", escape_control(&call.name)));
+            let told = calls.map(|call| format!("  calls {}", escaped(&call.name)));
             told.collect::<Vec<_>>().join("\n")
         }
         RunEvent::ModelRetried(tried) => retried(tried),
         RunEvent::ModelInterrupted(call) => format!(
             "  {}/{}: interrupted after about {} tokens",
-            escape_control(&call.provider),
-            escape_control(&call.model),
+            escaped(&call.provider),
+            escaped(&call.model),
             call.usage.total_tokens()
         ),
         RunEvent::AnswerBlank { .. } => "  empty answer: the model is prompted again".to_owned(),
@@ -295,10 +295,10 @@ fn answer(resolved: &Resolved) -> String {
 }
 
 fn retried(tried: &ModelRetried) -> String {
-    let (provider, model) = (escape_control(&tried.provider), escape_control(&tried.model));
+    let (provider, model) = (escaped(&tried.provider), escaped(&tried.model));
     let status = tried.status.map(|status| format!(" {status}")).unwrap_or_default();
     let next = match &tried.fallback {
-        Some(fallback) => format!("{} takes over", escape_control(fallback)),
+        Some(fallback) => format!("{} takes over", escaped(fallback)),
         None => format!("again in {} ms", tried.wait_ms),
     };
     format!("  {provider}/{model} failed ({}{status}): {next}", tried.reason)
@@ -309,8 +309,8 @@ fn answered(response: &ModelResponded) -> String {
     let cost = usage.cost_micro_usd.map(|cost| format!(", {}", usd(cost))).unwrap_or_default();
     let mut line = format!(
         "  {}/{}{}{}: {} tokens{cost}, {} ms, {} tool call(s)",
-        escape_control(&response.provider),
-        escape_control(&response.model),
+        escaped(&response.provider),
+        escaped(&response.model),
         if response.fallback { " (fallback)" } else { "" },
         if response.repeated { " (repeated)" } else { "" },
         usage.total_tokens(),

@@ -12,10 +12,11 @@ use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use serde_json::json;
 
-use super::output::{escape_control, print, print_json};
+use super::output::{print, print_json};
 use super::{JsonArg, UsageError};
 use crate::agents::is_agent_name;
 use crate::config::{Config, Flags};
+use crate::message::visible::escaped;
 
 /// Path and content.
 type Template = (&'static str, &'static str);
@@ -77,7 +78,7 @@ pub(super) fn init(InitArgs { directory, output }: InitArgs) -> anyhow::Result<(
     }
     let shown = directory.display().to_string();
     let cd = if shown == "." { String::new() } else { format!("cd {shown} && ") };
-    print(&escape_control(&format!(
+    print(&escaped(&format!(
         "Written to {shown}:\n  {}\n\nNext:\n  {cd}toolloop serve",
         names.join("\n  ")
     )))?;
@@ -101,7 +102,7 @@ pub(super) fn new(flags: &Flags, command: NewCommand) -> anyhow::Result<()> {
     if output.json {
         print_json(&json!({"agent": name, "written": [shown]}))?;
     } else {
-        print(&escape_control(&format!("Written: {shown}\n\nNext:\n  toolloop check")))?;
+        print(&escaped(&format!("Written: {shown}\n\nNext:\n  toolloop check")))?;
     }
     Ok(())
 }

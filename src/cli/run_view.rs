@@ -5,8 +5,9 @@
 
 use serde_json::Value;
 
-use super::output::{escape_control, human_readable, one_line};
+use super::output::{human_readable, one_line};
 use super::table::table;
+use crate::message::visible::escaped;
 
 /// Maximum length of arguments and results in a list of calls, in characters.
 const PAYLOAD: usize = 100;
@@ -29,9 +30,14 @@ pub(super) fn run_table(runs: &[Value]) -> String {
     table(&head, &runs.iter().map(row).collect::<Vec<_>>())
 }
 
-/// One run with its iterations and tool calls.
-pub(super) fn run_text(run: &Value, iterations: &[Value], calls: &[Value]) -> String {
-    let mut parts = vec![fields(run)];
+/// One run with its iterations and tool calls. Commands that it names have these options.
+pub(super) fn run_text(
+    run: &Value,
+    iterations: &[Value],
+    calls: &[Value],
+    options: &str,
+) -> String {
+    let mut parts = vec![fields(run, options)];
     if !iterations.is_empty() {
         parts.push(format!("Iterations\n{}", iteration_table(iterations)));
     }
@@ -45,7 +51,7 @@ pub(super) fn run_text(run: &Value, iterations: &[Value], calls: &[Value]) -> St
     parts.join("\n\n")
 }
 
-fn fields(run: &Value) -> String {
+fn fields(run: &Value, options: &str) -> String {
     let mut lines = Vec::new();
     let mut add = |name: &str, shown: String| {
         if !shown.is_empty() {
@@ -92,16 +98,18 @@ fn fields(run: &Value) -> String {
         add("Warning", warning.as_str().unwrap_or_default().to_owned());
     }
     for call in list(run, "/pending") {
-        add("Waits for", pending_line(call));
+        add("Waits for", pending_line(run, call));
+        add("Answer", answering_command(call, options).unwrap_or_default());
     }
     lines.join("\n")
 }
 
-/// The pending calls of a run and the commands that answer them; empty if it waits for nothing.
-pub(super) fn pending_text(run: &Value) -> String {
+/// The pending calls of a run and the commands that answer them, with these options; empty if it waits
+/// for nothing.
+pub(super) fn pending_text(run: &Value, options: &str) -> String {
     let mut lines: Vec<String> = Vec::new();
     for call in list(run, "/pending") {
-        lines.push(format!("  {}", one_line(&pending_line(call), usize::MAX)));
+        lines.push(format!("  {}", one_line(&pending_line(run, call), usize::MAX)));
         let reason = text(call, "/reason");
         lines
             .extend((!reason.is_empty()).then(|| format!("    {}", one_line(&reason, usize::MAX))));
@@ -110,13 +118,13 @@ pub(super) fn pending_text(run: &Value) -> String {
             let asked = format!("{name}: {}", text(form, "/message"));
             lines.push(format!("    asks for {}", one_line(&asked, usize::MAX)));
         }
-        lines.extend(answering_command(call).map(|command| format!("    {command}")));
+        lines.extend(answering_command(call, options).map(|command| format!("    {command}")));
     }
     lines.join("\n")
 }
 
-fn answering_command(call: &Value) -> Option<String> {
-    let (action, options) = match text(call, "/kind").as_str() {
+fn answering_command(call: &Value, options: &str) -> Option<String> {
+    let (action, answer) = match text(call, "/kind").as_str() {
         "approval" | "escalation" => ("approve", String::new()),
         "review" => ("resolve", " --outcome happened|did_not_happen".to_owned()),
         "client" => match call.pointer("/input/round") {
@@ -126,10 +134,11 @@ fn answering_command(call: &Value) -> Option<String> {
         _ => return None,
     };
     let (run, id) = (text(call, "/run_id"), text(call, "/call_id"));
-    Some(format!("toolloop runs {action} {run} {id}{options}"))
+    Some(format!("toolloop runs {action} {run} {id}{options}{answer}"))
 }
 
-fn pending_line(call: &Value) -> String {
+/// What a call waits for; of a child's, with the child's id.
+fn pending_line(run: &Value, call: &Value) -> String {
     let of = format!(
         "{} of {} {}",
         text(call, "/kind"),
@@ -138,7 +147,10 @@ fn pending_line(call: &Value) -> String {
     );
     let until = time(call, "/expires_at");
     let until = if until.is_empty() { until } else { format!(" until {until}") };
-    format!("{} ({}){until}", of.trim_end(), text(call, "/call_id"))
+    let (id, of_run) = (text(call, "/call_id"), text(call, "/run_id"));
+    let is_own = of_run.is_empty() || of_run == text(run, "/run_id");
+    let of_run = if is_own { String::new() } else { format!(" of run {of_run}") };
+    format!("{} ({id}{of_run}){until}", of.trim_end())
 }
 
 fn iteration_table(iterations: &[Value]) -> String {
@@ -190,7 +202,7 @@ fn call_text(call: &Value) -> String {
 fn text(value: &Value, pointer: &str) -> String {
     match value.pointer(pointer) {
         None | Some(Value::Null) => String::new(),
-        Some(Value::String(text)) => escape_control(text).into_owned(),
+        Some(Value::String(text)) => escaped(text).into_owned(),
         Some(other) => other.to_string(),
     }
 }
@@ -208,7 +220,7 @@ fn list<'v>(value: &'v Value, pointer: &str) -> impl Iterator<Item = &'v Value> 
 }
 
 /// A time to the second, UTC.
-fn time(value: &Value, pointer: &str) -> String {
+pub(super) fn time(value: &Value, pointer: &str) -> String {
     let time = text(value, pointer);
     time.get(..19).map(|seconds| format!("{seconds}Z")).unwrap_or(time)
 }

@@ -13,7 +13,7 @@ use url::form_urlencoded::Serializer;
 use uuid::Uuid;
 
 use super::answers::{AnswerCommand, send_answer};
-use super::client::{Client, TargetArgs};
+use super::client::{Client, NoDatabase, TargetArgs};
 use super::event_follower::EventFollower;
 use super::invoke::exit_code;
 use super::output::{line, one_line, print, print_json, print_notice};
@@ -107,7 +107,14 @@ pub(super) async fn runs(flags: &Flags, command: RunsCommand) -> anyhow::Result<
     };
     let query =
         if let RunsCommand::List(args) = &command { list_query(args)? } else { String::new() };
-    let client = Client::open(target, flags, DEFAULT_TENANT).await?;
+    let opened = Client::open_existing(target, flags, DEFAULT_TENANT).await;
+    if let (RunsCommand::List(args), Err(error)) = (&command, &opened)
+        && error.is::<NoDatabase>()
+    {
+        print_notice(&error.to_string());
+        return listed(args, &[], &Value::Null);
+    }
+    let client = opened?;
     let outcome = match &command {
         RunsCommand::List(args) => list(&client, args, &query).await,
         RunsCommand::Show(run) => show(&client, run).await,
@@ -149,12 +156,16 @@ fn list_query(args: &ListArgs) -> Result<String, UsageError> {
 
 async fn list(client: &Client, args: &ListArgs, query: &str) -> anyhow::Result<ExitCode> {
     let (runs, next_cursor) = client.list(&format!("/runs?{query}"), args.limit as usize).await?;
+    listed(args, &runs, &next_cursor)
+}
+
+fn listed(args: &ListArgs, runs: &[Value], next_cursor: &Value) -> anyhow::Result<ExitCode> {
     if args.output.json {
         print_json(&json!({"data": runs, "next_cursor": next_cursor}))?;
     } else if runs.is_empty() {
         print_notice("No runs match.");
     } else {
-        print(&run_table(&runs))?;
+        print(&run_table(runs))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -168,7 +179,7 @@ async fn show(client: &Client, args: &RunArgs) -> anyhow::Result<ExitCode> {
         run["parts"] = json!({"iterations": iterations, "tool_calls": calls});
         print_json(&run)?;
     } else {
-        print(&run_text(&run, &iterations, &calls))?;
+        print(&run_text(&run, &iterations, &calls, client.options()))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -195,12 +206,13 @@ async fn show_so_far(client: &Client, args: &RunArgs, run: &Value) -> anyhow::Re
     let id = args.id;
     let (events, _) = client.list(&format!("/runs/{id}/events?"), usize::MAX).await?;
     events.iter().try_for_each(|event| show_event(args, event))?;
-    let waiting = pending_text(run);
+    let options = client.options();
+    let waiting = pending_text(run, options);
     let status = run.get("status").and_then(Value::as_str).unwrap_or_default();
     print_notice(&if waiting.is_empty() {
         format!(
             "Run {id} is {status}, and no service can continue it while this command has the database. Start one, \
-             `toolloop serve`, and follow the run there: `toolloop runs watch {id} --server URL`."
+             `toolloop serve{options}`, and follow the run there: `toolloop runs watch {id} --server URL`."
         )
     } else {
         format!("Run {id} waits for an answer:\n{waiting}")
@@ -240,7 +252,10 @@ async fn cancel(client: &Client, args: &RunArgs, reason: Option<&str>) -> anyhow
         Some(status @ ("completed" | "failed")) => {
             format!("Run {} had already ended: {status}.", args.id)
         }
-        _ => format!("Run {} is being cancelled: `toolloop runs watch {}`.", args.id, args.id),
+        _ => {
+            let (id, options) = (args.id, client.options());
+            format!("Run {id} is being cancelled: `toolloop runs watch {id}{options}`.")
+        }
     })?;
     Ok(ExitCode::SUCCESS)
 }

@@ -14,7 +14,8 @@ fn run() -> Value {
         "inputs": {"path": "."}, "overrides": {}, "metadata": {"ticket": "42"}, "session_id": "s-1",
         "parent_run_id": null, "agent_version": "1.2.0", "created_at": "2026-01-02T03:04:05.678901Z",
         "started_at": "2026-01-02T03:04:05.679Z", "finished_at": null, "pending": [
-            {"call_id": "c", "kind": "review", "tool": "file_ops", "arguments": {"operation": "delete"}, "reason": "…"}
+            {"run_id": "0197f000-0000-7000-8000-000000000001", "call_id": "c", "kind": "review", "tool": "file_ops",
+                "arguments": {"operation": "delete"}, "reason": "…"}
         ]
     })
 }
@@ -38,10 +39,25 @@ fn a_run_is_shown_with_its_parts() {
         json!({"attempt": 1, "iteration": 1, "tool": "file_ops", "arguments": "{not json", "decision": "blocked",
             "reason": "autonomy is read-only", "state": "denied", "result": null, "duration_ms": null}),
     ];
-    insta::assert_snapshot!(run_text(&run(), &iterations, &calls));
+    insta::assert_snapshot!(run_text(&run(), &iterations, &calls, ""));
     let done = json!({"run_id": "x", "agent": "a", "status": "completed", "termination_reason": "completed",
         "output": {"result": "The tide\nturns."}, "usage": {}});
-    assert!(run_text(&done, &[], &[]).ends_with("\n\nOutput\nThe tide\nturns."));
+    assert!(run_text(&done, &[], &[], "").ends_with("\n\nOutput\nThe tide\nturns."));
+}
+
+#[test]
+fn a_call_of_a_child_is_shown_with_the_child() {
+    let call = |run: &str| json!({"run_id": run, "call_id": "c", "kind": "approval", "tool": "t", "arguments": {}});
+    let run = json!({"run_id": "parent", "pending": [call("parent"), call("child")]});
+    let shown = run_text(&run, &[], &[], " --server URL");
+    for line in [
+        "Waits for   approval of t (c)",
+        "Answer      toolloop runs approve parent c --server URL",
+        "Waits for   approval of t (c of run child)",
+        "Answer      toolloop runs approve child c --server URL",
+    ] {
+        assert!(shown.lines().any(|shown| shown == line), "{line}: {shown}");
+    }
 }
 
 #[test]
@@ -79,6 +95,6 @@ fn what_a_run_waits_for_is_shown_with_the_command_that_answers_it() {
     form["expires_at"] = json!("2026-01-02T03:04:05.678901Z");
     let waits = ["approval", "escalation", "review", "client", "child"].map(call);
     let pending = [&waits[..], &[form]].concat();
-    let run = json!({ "pending": pending });
-    insta::assert_snapshot!(pending_text(&run));
+    let run = json!({"run_id": "r", "pending": pending});
+    insta::assert_snapshot!(pending_text(&run, " --server URL --key KEY"));
 }

@@ -42,7 +42,7 @@ pub(super) struct ImportArgs {
 
 pub(super) fn import(args: ImportArgs) -> anyhow::Result<()> {
     let ImportArgs { file, operations, output, json } = args;
-    let document = read_document(&file)
+    let document = read_document(&file, &file)
         .and_then(|root| Document::of(root).map_err(|wrong| format!("{} {wrong}", file.display())))
         .map_err(UsageError)?;
     if operations.is_empty() {

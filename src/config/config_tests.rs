@@ -299,7 +299,7 @@ fn errors_in_the_file_name_file_line_and_key() {
         ),
         (
             "[server]\n\nlisten = \"localhost\"",
-            "conf/toolloop.toml:3: server.listen: \"…\" is not an address with a port",
+            "conf/toolloop.toml:3: server.listen: \"…\" is not an IP address and a port, e.g. 127.0.0.1:8080",
         ),
         (
             "[server]\nbody_limit = \"1MB\"",
@@ -424,11 +424,22 @@ fn errors_in_the_file_name_file_line_and_key() {
 }
 
 #[test]
+fn the_embedded_store_is_a_file() {
+    let file = |url: &str| {
+        let flags = Flags { database_url: Some(url.into()), ..Flags::default() };
+        load("", &[], &flags).unwrap().database.file()
+    };
+    assert_eq!(file("sqlite://a/b.db"), Some("a/b.db".into()));
+    assert_eq!(file("sqlite:/b.db"), Some("/b.db".into()));
+    assert_eq!(file("postgres://x"), None);
+}
+
+#[test]
 fn errors_outside_the_file_name_the_variable_or_flag() {
     let table = [
         (
             ("TOOLLOOP_SERVER__LISTEN", "x"),
-            "environment variable TOOLLOOP_SERVER__LISTEN: server.listen: \"…\" is not an address",
+            "environment variable TOOLLOOP_SERVER__LISTEN: server.listen: \"…\" is not an IP address and a port",
         ),
         (
             ("TOOLLOOP_SERVER__LISTN", "x"),
@@ -458,10 +469,7 @@ fn errors_outside_the_file_name_the_variable_or_flag() {
     }
     let flags = Flags { listen: Some("x".into()), ..Flags::default() };
     let error = load("", &[], &flags).unwrap_err().to_string();
-    assert_eq!(
-        error,
-        "--listen: \"…\" is not an address with a port; write e.g. \"127.0.0.1:8080\""
-    );
+    assert_eq!(error, "--listen: \"…\" is not an IP address and a port, e.g. 127.0.0.1:8080");
 }
 
 #[test]

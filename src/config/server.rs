@@ -76,7 +76,7 @@ fn address<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<SocketAd
     let text = String::deserialize(deserializer)?;
     text.parse().map_err(|_| {
         serde::de::Error::custom(format!(
-            "{text:?} is not an address with a port; write e.g. \"127.0.0.1:8080\""
+            "{text:?} is not an IP address and a port, e.g. 127.0.0.1:8080"
         ))
     })
 }

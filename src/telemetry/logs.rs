@@ -253,7 +253,8 @@ fn one_line(line: &[u8], has_colours: bool) -> String {
         let colour = if has_colours { colour_at_start(rest) } else { 0 };
         let (raw, after) = rest.split_at(colour);
         shown.push_str(raw);
-        let end = after.char_indices().skip(1).find(|(_, c)| *c == '\u{1b}');
+        let begun = usize::from(colour == 0); // an escape that begins no colour is text
+        let end = after.char_indices().skip(begun).find(|(_, c)| *c == '\u{1b}');
         let (text, after) = after.split_at(end.map_or(after.len(), |(end, _)| end));
         shown.push_str(&escaped(text).replace('\n', "\\n"));
         rest = after;
@@ -328,6 +329,11 @@ mod tests {
                 "\\u{1b}[2J\\u{1b}]0;t\\u{7}\\u{1b}\n",
             ),
             ("é\u{1b}[1mü\u{1b}", "é\\u{1b}[1mü\\u{1b}\n", "é\u{1b}[1mü\\u{1b}\n"),
+            (
+                "\u{1b}[2mapp\u{1b}[0m\u{1b}[2m:\u{1b}[0m \u{1b}[3mn\u{1b}[0m\u{1b}[2m=\u{1b}[0m1\u{1b}\u{1b}[2J",
+                "\\u{1b}[2mapp\\u{1b}[0m\\u{1b}[2m:\\u{1b}[0m \\u{1b}[3mn\\u{1b}[0m\\u{1b}[2m=\\u{1b}[0m1\\u{1b}\\u{1b}[2J\n",
+                "\u{1b}[2mapp\u{1b}[0m\u{1b}[2m:\u{1b}[0m \u{1b}[3mn\u{1b}[0m\u{1b}[2m=\u{1b}[0m1\\u{1b}\\u{1b}[2J\n",
+            ),
             ("", "\n", "\n"),
         ] {
             assert_eq!(one_line(line.as_bytes(), false), plain);

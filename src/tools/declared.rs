@@ -21,7 +21,7 @@ pub mod written;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use super::Tool;
@@ -183,7 +183,7 @@ impl Declared {
             .map(|(i, entry)| (format!("tools[{i}]"), entry))
             .collect();
         if let Some(section) = openapi {
-            let document = read_document(&place.dir.join(&section.file))
+            let document = read_document(&place.dir.join(&section.file), Path::new(&section.file))
                 .map_err(|message| Wrong::at("openapi.file", message))?;
             let imported = openapi::Document::of(document)
                 .map_err(|message| Wrong::at("openapi.file", message))?;
@@ -291,12 +291,11 @@ fn read_text(path: &Path, max: u64) -> Result<String, String> {
     String::from_utf8(bytes).map_err(|_| "is not UTF-8".to_owned())
 }
 
-/// A description of an API, in JSON or YAML.
+/// A description of an API, in JSON or YAML; `shown` is what mistakes call the file.
 ///
 /// # Errors
 /// Why it cannot be read.
-pub fn read_document(path: &Path) -> Result<serde_json::Value, String> {
-    let shown = PathBuf::from(path.file_name().unwrap_or_default());
+pub fn read_document(path: &Path, shown: &Path) -> Result<serde_json::Value, String> {
     let text = read_text(path, MAX_DOCUMENT)
         .map_err(|why| format!("{} cannot be read: {why}", shown.display()))?;
     if text.trim_start().starts_with('{') {

@@ -172,8 +172,16 @@ async fn a_file_is_put_read_replaced_and_deleted(db: Db) {
         ("if-match", "\"other\"", 412),
         ("if-match", tag.as_str(), 200),
     ] {
-        let known = ask(&service, Method::GET, &path, &[(name, tag)], b"").await;
-        assert_eq!(known.status, status, "{name}: {tag}");
+        for method in [Method::GET, Method::HEAD] {
+            let known = ask(&service, method.clone(), &path, &[(name, tag)], b"").await;
+            assert_eq!(known.status, status, "{method}: {name}: {tag}");
+            let length = known.headers.get("content-length").map(|it| it.to_str().unwrap());
+            match status {
+                200 => assert_eq!(length, Some("17"), "{method}: {name}: {tag}"),
+                304 => assert_eq!(length, None, "{method}: it is not that of the file"),
+                _ => {}
+            }
+        }
     }
 
     let large = vec![b'z'; 3 << 20];

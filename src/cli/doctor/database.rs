@@ -2,11 +2,10 @@
 //!
 //! A missing SQLite file is not created; one that a service has locked is not opened.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use secrecy::ExposeSecret as _;
 
 use super::Finding;
 use super::machine::refuses_writing;
@@ -35,10 +34,9 @@ struct Answer {
 }
 
 pub(super) async fn examine(config: &Config) -> Database {
-    let url = config.database.url.expose_secret();
     let only =
         |finding| Database { findings: vec![finding], admins: None, now: None, workspace: None };
-    let file = sqlite_file(url);
+    let file = config.database.file();
     let place = match &file {
         Some(file) => file.display().to_string(),
         None => "PostgreSQL".to_owned(),
@@ -154,11 +152,6 @@ fn schema(about: &DatabaseInfo) -> Finding {
     }
 }
 
-fn sqlite_file(url: &str) -> Option<PathBuf> {
-    let path = url.strip_prefix("sqlite:")?;
-    Some(PathBuf::from(path.strip_prefix("//").unwrap_or(path)))
-}
-
 fn not_usable(file: &Path) -> Option<Finding> {
     let reason = refuses_writing(file)?;
     let next = "make it writable, or choose another file with --database-url";
@@ -196,12 +189,5 @@ mod tests {
         let about = |applied| DatabaseInfo { version: "x".into(), applied, known: 3, now: None };
         let health = [0, 2, 3, 4].map(|applied| schema(&about(applied)).status);
         assert_eq!(health, [Health::Ok, Health::Warn, Health::Ok, Health::Fail]);
-    }
-
-    #[test]
-    fn the_file_of_an_sqlite_url() {
-        assert_eq!(sqlite_file("sqlite://a/b.db"), Some("a/b.db".into()));
-        assert_eq!(sqlite_file("sqlite:/b.db"), Some("/b.db".into()));
-        assert_eq!(sqlite_file("postgres://x"), None);
     }
 }

@@ -23,7 +23,8 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::Request;
+use axum::http::header::CONTENT_LENGTH;
+use axum::http::{Request, StatusCode};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -231,6 +232,10 @@ async fn serve_connection(
         let timing = Arc::clone(&timing);
         async move {
             let mut response = answer.await?;
+            if response.status() == StatusCode::NOT_MODIFIED {
+                // That of no body is not that of the content (RFC 9110, section 8.6).
+                response.headers_mut().remove(CONTENT_LENGTH);
+            }
             if is_reserved {
                 unread.close(&mut response, &timing);
             } else {

@@ -6,7 +6,7 @@ use super::{directory, toolloop};
 use crate::approvals::{ended, file, text};
 use crate::client_tools;
 use crate::reviews;
-use crate::service::{Db, Setup};
+use crate::service::{Db, Setup, command};
 
 const EDITOR: &str = "
 model: scripted/editor
@@ -62,6 +62,77 @@ async fn a_parked_run_is_approved_over_the_network() {
     assert_eq!(file(&service, "notes.txt"), "better");
     let late = remote(&["runs", "deny", id, call]).await;
     assert!(late.code == Some(1) && late.err.contains("already approved"), "{}", late.err);
+}
+
+#[tokio::test]
+async fn commands_that_are_told_work_as_they_are_told() {
+    let setup =
+        Setup::new().agent("editor", EDITOR).scenario("editor", EDITING).file("notes.txt", "old");
+    let service = setup.start(Db::Sqlite).await;
+    let elsewhere = directory(&[]);
+    let url = service.url("");
+    let parked = command(elsewhere.path())
+        .args(["invoke", "editor", "--server", &url])
+        .env("TOOLLOOP_KEY", &service.key)
+        .output()
+        .await
+        .unwrap();
+    let said = String::from_utf8(parked.stderr).unwrap();
+    assert_eq!(parked.status.code(), Some(3), "{said}");
+    assert!(!said.contains(&service.key), "{said}");
+    let told = said.lines().find_map(|line| line.trim().strip_prefix("toolloop ")).unwrap();
+    let program = command(elsewhere.path()).as_std().get_program().to_owned();
+    let approved = tokio::process::Command::new("sh")
+        .args(["-c", &format!("{} {told}", program.to_str().unwrap())])
+        .current_dir(elsewhere.path())
+        .env("TOOLLOOP_KEY", &service.key)
+        .output()
+        .await
+        .unwrap();
+    let (out, said) =
+        (String::from_utf8(approved.stdout).unwrap(), String::from_utf8(approved.stderr).unwrap());
+    assert_eq!(approved.status.code(), Some(0), "{told}: {said}");
+    let watch = format!("--server {url} --key \"$TOOLLOOP_KEY\"`");
+    assert!(out.contains("toolloop runs watch") && out.contains(&watch), "{out}");
+    let run = text(&serde_json::from_slice(&parked.stdout).unwrap(), "run_id").to_owned();
+    assert_eq!(ended(&service, &format!("/v1/runs/{run}")).await["status"], "completed");
+
+    // A key of the command line is not told.
+    let key = ["invoke", "editor", "--server", &url, "--key", &service.key];
+    let parked = toolloop(elsewhere.path(), &key).await;
+    assert_eq!(parked.code, Some(3), "{}", parked.err);
+    assert!(parked.err.contains(&format!(" --server {url} --key KEY\n")), "{}", parked.err);
+}
+
+#[tokio::test]
+async fn what_only_reads_or_answers_makes_no_database() {
+    let dir = directory(&[]);
+    let id = "01970000-0000-7000-8000-000000000000";
+    for arguments in [
+        &["runs", "show", id][..],
+        &["runs", "watch", id],
+        &["runs", "cancel", id],
+        &["runs", "approve", id, id],
+        &["files", "ls", id],
+        &["policy", "replay", "--agent", "a"],
+        &["audit", "verify"],
+        &["audit", "export"],
+    ] {
+        let done = toolloop(dir.path(), arguments).await;
+        assert_eq!(done.code, Some(1), "{arguments:?}: {}{}", done.out, done.err);
+        assert!(
+            done.err.contains("there is no database at toolloop.db")
+                && done.err.contains("--server"),
+            "{arguments:?}: {}",
+            done.err
+        );
+    }
+    let listed = toolloop(dir.path(), &["runs", "list", "--json"]).await;
+    assert_eq!(listed.code, Some(0), "{}", listed.err);
+    assert!(listed.err.contains("there is no database"), "{}", listed.err);
+    let listed: Value = serde_json::from_str(&listed.out).unwrap();
+    assert_eq!(listed, json!({"data": [], "next_cursor": null}));
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
 #[tokio::test]

@@ -29,6 +29,8 @@ async fn wrong_usage_is_exit_code_two() {
         (&["doctor", "--config", "missing.toml"], "missing.toml: cannot be read"),
         (&["doctor", "--json", "--config", "missing.toml"], "missing.toml: cannot be read"),
         (&["tools", "import", "api.json", "--json", "--operation", "ListThings"], "--json"),
+        (&["tools", "import", "none/api.json"], "none/api.json cannot be read"),
+        (&["check", "--listen", "localhost:8080"], "an IP address and a port, e.g. 127.0.0.1:8080"),
     ] {
         let done = toolloop(dir.path(), arguments).await;
         assert_eq!(done.code, Some(2), "{arguments:?}: {}{}", done.out, done.err);
@@ -38,6 +40,22 @@ async fn wrong_usage_is_exit_code_two() {
         let done = toolloop(dir.path(), &["runs", "list", option, value]).await;
         assert_eq!(done.code, Some(0), "{}", done.err);
     }
+}
+
+#[tokio::test]
+async fn broken_settings_are_problems_of_a_check_in_json() {
+    let dir =
+        directory(&[("toolloop.toml", "[server]\nlissen = 1\nlisten = \"localhost:8080\"\n")]);
+    let checked = toolloop(dir.path(), &["check", "--json"]).await;
+    assert_eq!(checked.code, Some(2), "{}", checked.err);
+    let found: Value = serde_json::from_str(&checked.out).unwrap();
+    let problems = found["problems"].as_array().unwrap();
+    assert_eq!(problems.len(), 2, "{found:#}");
+    assert!(
+        problems.iter().any(|it| it.as_str().unwrap().contains("toolloop.toml:2: ")),
+        "{found:#}"
+    );
+    assert_eq!((&found["warnings"], &found["not_loaded"]), (&json!([]), &json!([])));
 }
 
 #[tokio::test]

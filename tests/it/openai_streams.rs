@@ -220,7 +220,7 @@ async fn endless_streams_are_cut_off() {
     let mebibyte = Bytes::from(vec![b'x'; 1 << 20]);
     let comments = Bytes::from([b": ", vec![b'x'; 1 << 19].as_slice(), b"\n\n"].concat());
     let table = [
-        (vec![mebibyte; 100], Transient, "a frame is larger than 1 MiB"),
+        (vec![mebibyte; 100], TooLarge, "the answer is larger than 2 MiB"),
         (vec![comments; 200], TooLarge, "the answer is larger than 16 MiB"),
         (
             vec![Bytes::from_static(b"data: [[[[[[[[[[[[[[[[\n\n")],
@@ -233,6 +233,16 @@ async fn endless_streams_are_cut_off() {
         let error = follow(&patient(&mock)).await.0.unwrap_err();
         assert!(error.kind == kind && error.message.starts_with(message), "{error}");
     }
+}
+
+#[tokio::test]
+async fn an_answer_in_one_frame_may_be_large() {
+    let mock = MockModel::start().await;
+    let text = "x".repeat(3 << 19);
+    let choice = json!({"index": 0, "delta": {"content": text}, "finish_reason": "stop"});
+    let frame = format!("data: {}\n\ndata: [DONE]\n\n", json!({"choices": [choice]}));
+    mock.script([Reply::Pieces(vec![frame.into()], After::Silence)]);
+    assert_eq!(follow(&patient(&mock)).await.0.unwrap().text.len(), text.len());
 }
 
 #[tokio::test]

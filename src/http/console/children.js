@@ -1,6 +1,6 @@
 // The runs that a run delegated to, and theirs: a tree, flat and in order, each with its depth and its own spans.
 
-import { get, part } from "./api.js";
+import { all, get, part } from "./api.js";
 
 /** Runs whose parts are read, and how deep. */
 const MOST = 24;
@@ -41,15 +41,15 @@ export class Children {
     const path = `runs/${part(run.run_id)}`;
     const [asked, iterations, calls] = await Promise.all([
       get(path, this.signal),
-      get(`${path}/iterations?limit=200`, this.signal), get(`${path}/tool-calls?limit=200`, this.signal),
+      all(`${path}/iterations?limit=200`, this.signal), all(`${path}/tool-calls?limit=200`, this.signal),
     ]);
     const parts = {
       inputs: asked.inputs,
-      model: iterations.data.map(({ started_at: at, latency_ms: took, number }) => {
+      model: iterations.map(({ started_at: at, latency_ms: took, number }) => {
         const from = Date.parse(at);
         return { from, to: from + took, label: `${run.agent}: iteration ${number}` };
       }),
-      tools: calls.data.filter((call) => call.started_at).map((call) => ({
+      tools: calls.filter((call) => call.started_at).map((call) => ({
         from: Date.parse(call.started_at), to: call.finished_at ? Date.parse(call.finished_at) : null,
         label: `${run.agent}: ${call.tool}`, tone: call.is_error ? "bad" : undefined,
       })),

@@ -130,7 +130,7 @@ fn is_zero(count: &usize) -> bool {
 /// byte (signed thinking, redacted thinking, unknown blocks).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct OpaqueBlocks {
-    /// Their provider; they are never sent to another one.
+    /// Their provider; they are never sent to another one, nor to it by another API.
     pub provider: String,
     /// JSON text, verbatim.
     pub json: String,

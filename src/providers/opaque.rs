@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::message::AssistantMessage;
+use crate::message::{AssistantMessage, OpaqueBlocks};
 use crate::model::ProviderKind;
 
 /// What their form says of blocks.
@@ -42,6 +42,22 @@ pub(super) fn sent_back<'a>(
     let blocks = message.opaque.as_ref().filter(|blocks| blocks.provider == provider)?;
     let form = Form::of(&blocks.json);
     (form.kind == kind && form.is_for(model)).then_some(&blocks.json)
+}
+
+/// The API of blocks that one of these models, each as `provider/model`, may get back; where there
+/// are none, any model may.
+pub(super) fn may_be_sent(blocks: &OpaqueBlocks, readers: &[String]) -> Option<ProviderKind> {
+    let models = readers.iter().filter_map(|reader| reader.split_once('/'));
+    let mut of_provider = models
+        .filter(|(provider, _)| *provider == blocks.provider)
+        .map(|(_, model)| model)
+        .peekable();
+    if !readers.is_empty() && of_provider.peek().is_none() {
+        return None;
+    }
+    let form = Form::of(&blocks.json);
+    let is_read = readers.is_empty() || of_provider.any(|model| form.is_for(model));
+    is_read.then_some(form.kind)
 }
 
 impl<'a> Form<'a> {
@@ -77,7 +93,6 @@ fn is_response_item(kind: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::OpaqueBlocks;
 
     const BLOCKS: [(&str, ProviderKind); 8] = [
         (r#"[{"type":"thinking"},{"type":"tool_use"}]"#, ProviderKind::Anthropic),
@@ -106,6 +121,25 @@ mod tests {
                 let sent = |provider| sent_back(&message(json), kind, provider, "m").is_some();
                 assert_eq!((sent("p"), sent("q")), (kind == written_in, false), "{json} {kind:?}");
             }
+        }
+    }
+
+    #[test]
+    fn blocks_count_for_those_who_may_get_them() {
+        let (chat, list) = (r#"{"model":"a/b","reasoning":"r"}"#, r#"[{"type":"thinking"}]"#);
+        for (json, readers, counts) in [
+            (chat, vec![], true),
+            (chat, vec!["p/a/b"], true),
+            (chat, vec!["p/c"], false),
+            (chat, vec!["p/c", "q/a/b"], false),
+            (chat, vec!["q/c", "p/a/b"], true),
+            (list, vec![], true),
+            (list, vec!["p/c"], true),
+            (list, vec!["q/c"], false),
+        ] {
+            let names: Vec<String> = readers.iter().map(ToString::to_string).collect();
+            let blocks = message(json).opaque.unwrap();
+            assert_eq!(may_be_sent(&blocks, &names).is_some(), counts, "{json} {readers:?}");
         }
     }
 }

@@ -130,7 +130,7 @@ fn is_zero(count: &usize) -> bool {
 /// byte (signed thinking, redacted thinking, unknown blocks).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct OpaqueBlocks {
-    /// Their provider; they are never sent to another one.
+    /// Their provider; they are never sent to another one, nor to it by another API.
     pub provider: String,
     /// JSON text, verbatim.
     pub json: String,
@@ -214,7 +214,7 @@ pub struct Conversation {
     history: usize,
 }
 
-/// Turns at the end of a conversation that compaction leaves unchanged.
+/// Turns at the end of a run's own part of a conversation that compaction leaves unchanged.
 const LAST_TURNS: usize = 2;
 
 /// The results do not match the calls one to one.
@@ -301,23 +301,27 @@ impl Conversation {
         Ok(())
     }
 
-    /// The turns that may be compacted, the oldest first: all but the run's first message and the
-    /// last two.
+    /// The turns that may be compacted, the oldest first: all but the run's first message and its
+    /// last two turns.
     pub fn replaceable(&self) -> impl Iterator<Item = &Turn> + Clone {
         self.places().map(move |place| &self.turns[place])
     }
 
     /// The last turns, which are not summarised; without the run's first message.
     pub fn last_turns(&self) -> impl Iterator<Item = &Turn> + Clone {
-        let first = self.turns.len().saturating_sub(LAST_TURNS);
-        (first..self.turns.len())
+        (self.first_of_last_turns()..self.turns.len())
             .filter(move |place| *place != self.history)
             .map(move |place| &self.turns[place])
     }
 
     fn places(&self) -> impl Iterator<Item = usize> + Clone + use<> {
         let history = self.history;
-        (0..self.turns.len().saturating_sub(LAST_TURNS)).filter(move |place| *place != history)
+        (0..self.first_of_last_turns()).filter(move |place| *place != history)
+    }
+
+    /// Turns of earlier runs are not among the last ones.
+    fn first_of_last_turns(&self) -> usize {
+        self.turns.len().saturating_sub(LAST_TURNS).max(self.history)
     }
 
     /// Replaces the results of these calls by a note of their size.

@@ -78,6 +78,8 @@ pub struct Compaction {
     /// Failed tries of the call that did not fit.
     pub failed_tries: u32,
     window: Option<u64>,
+    /// The models that read it, each as `provider/model`.
+    readers: Vec<String>,
     load: Load,
     /// Tokens to come down to.
     goal: u64,
@@ -98,6 +100,7 @@ pub struct Written {
 pub fn plan(
     conversation: &Conversation,
     load: Load,
+    readers: &[String],
     cause: CompactionCause,
     window: Option<u64>,
 ) -> Option<Compaction> {
@@ -109,22 +112,25 @@ pub fn plan(
     let mut cleared = oldest_results(conversation, load, goal);
     let mut smaller = conversation.clone();
     smaller.clear_results(&cleared);
-    let freed = estimate::bytes(conversation) - estimate::bytes(&smaller);
+    let bytes = |conversation: &Conversation| estimate::bytes(conversation, readers);
+    let freed = bytes(conversation) - bytes(&smaller);
     let mut summarised = if load.without(freed) > enough {
-        oldest_turns(&smaller, load.bytes_of(goal / 2))
+        oldest_turns(&smaller, load.bytes_of(goal / 2), readers)
     } else {
         0
     };
     if cause == CompactionCause::ProviderRefused {
-        if !is_worth_a_summary(conversation, summarised, load) {
+        if !is_worth_a_summary(oldest_bytes(conversation, summarised, readers), load) {
             summarised = 0;
         }
-        let freed = freed + oldest_bytes(&smaller, summarised);
+        let freed = freed + oldest_bytes(&smaller, summarised, readers);
         if load.without(freed) > enough && freed.saturating_mul(LEAST_TAKEN) < load.bytes {
             cleared.extend(largest_results(conversation, load, freed, goal));
         }
     }
-    let compaction = Compaction { cause, cleared, summarised, failed_tries: 0, window, load, goal };
+    let (failed_tries, readers) = (0, readers.to_vec());
+    let compaction =
+        Compaction { cause, cleared, summarised, failed_tries, window, readers, load, goal };
     (!compaction.cleared.is_empty() || summarised > 0).then_some(compaction)
 }
 
@@ -160,33 +166,37 @@ fn largest_results(
     needed.map(|result| result.call_id).collect()
 }
 
-/// Whether a summary of so many of the oldest turns can be shorter than they are by an amount that
+/// Whether a summary of turns of so many bytes can be shorter than they are by an amount that
 /// matters.
-fn is_worth_a_summary(conversation: &Conversation, turns: usize, load: Load) -> bool {
-    let replaced = oldest_bytes(conversation, turns);
+fn is_worth_a_summary(replaced: usize, load: Load) -> bool {
     replaced > phrases::summary("").len() + SHORTEST_SUMMARY
         && replaced.saturating_mul(LEAST_SUMMARISED) >= load.bytes
 }
 
-fn oldest_bytes(conversation: &Conversation, turns: usize) -> usize {
-    conversation.replaceable().take(turns).map(estimate::turn_bytes).sum()
+fn oldest_bytes(conversation: &Conversation, turns: usize, readers: &[String]) -> usize {
+    let oldest = conversation.replaceable().take(turns);
+    oldest.map(|turn| estimate::turn_bytes(turn, readers)).sum()
 }
 
 /// How many of the replaceable turns are summarised: all but the last ones, as many of those as
-/// have room. An answer stays together with what was said to it.
-fn oldest_turns(conversation: &Conversation, room: usize) -> usize {
+/// have room. An answer stays together with what was said to it: one without room takes that along.
+fn oldest_turns(conversation: &Conversation, room: usize, readers: &[String]) -> usize {
+    let bytes = |turn: &Turn| estimate::turn_bytes(turn, readers);
     let (middle, mut last) =
         (conversation.replaceable().collect::<Vec<_>>(), conversation.last_turns());
     let mut end = middle.len();
-    let mut kept: usize = last.clone().map(estimate::turn_bytes).sum();
+    let mut kept: usize = last.clone().map(bytes).sum();
     while end > 1 {
-        kept += estimate::turn_bytes(middle[end - 1]);
+        kept += bytes(middle[end - 1]);
         if kept > room {
             break;
         }
         end -= 1;
     }
-    if matches!(middle.get(end).copied().or_else(|| last.next()), Some(Turn::User(_))) {
+    while matches!(middle.get(end), Some(Turn::User(_))) {
+        end += 1;
+    }
+    if end == middle.len() && matches!(last.next(), Some(Turn::User(_))) {
         end = end.saturating_sub(1);
     }
     let oldest = &middle[..end];
@@ -230,7 +240,8 @@ impl Compaction {
         let gone =
             conversation.replaceable().take(summary.as_ref().map_or(0, |summary| summary.turns));
         let gone: Vec<Uuid> = gone.flat_map(calls_of).collect();
-        let (before, after) = (estimate::bytes(conversation), estimate::bytes(&smaller));
+        let bytes = |conversation: &Conversation| estimate::bytes(conversation, &self.readers);
+        let (before, after) = (bytes(conversation), bytes(&smaller));
         ContextCompacted {
             attempt,
             iteration,
@@ -248,7 +259,7 @@ impl Compaction {
     }
 
     fn summary(&self, conversation: &Conversation, text: &str) -> Option<Summary> {
-        let replaced = oldest_bytes(conversation, self.summarised);
+        let replaced = oldest_bytes(conversation, self.summarised, &self.readers);
         let summary = Summary { turns: self.summarised, text: phrases::summary(text) };
         (!text.is_empty() && summary.text.len() < replaced).then_some(summary)
     }

@@ -13,6 +13,7 @@ pub mod estimate;
 mod failure;
 pub mod names;
 pub mod ollama;
+mod opaque;
 pub mod openai;
 mod passed;
 pub mod prices;

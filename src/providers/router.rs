@@ -234,7 +234,8 @@ impl Router {
     /// cost if there is a price.
     pub fn usage_so_far(&self, model: &str, request: &ModelRequest<'_>, received: usize) -> Usage {
         let written = estimate::tokens(received);
-        let usage = estimate::with_output(request.conversation, request.tools, written);
+        let (conversation, tools) = (request.conversation, request.tools);
+        let usage = estimate::with_output(conversation, tools, written, model.to_owned());
         self.resolve(model).map_or(usage, |route| route.priced(usage))
     }
 

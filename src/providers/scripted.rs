@@ -214,7 +214,7 @@ fn completion(step: &Step, request: &ModelRequest<'_>) -> Result<Completion, Str
 /// An estimate, so that budgets and totals have something to count; offered tools do not count.
 fn estimated(conversation: &Conversation, text: &str, calls: &[RawToolCall]) -> Usage {
     let (input_tokens, output_tokens) =
-        (estimate::of_conversation(conversation), estimate::of_answer(text, calls));
+        (estimate::of_conversation(conversation, &[]), estimate::of_answer(text, calls));
     Usage { input_tokens, output_tokens, estimated: true, ..Usage::default() }
 }
 

@@ -9,7 +9,6 @@ use super::Runtime;
 use super::history::History;
 use super::input_labels::labels_of_inputs;
 use super::journals;
-use crate::agents::definition::HistorySection;
 use crate::agents::prompt::{ActiveSkill, Background};
 use crate::agents::{Definition, Skill};
 use crate::bounds::text::quoted;
@@ -45,7 +44,8 @@ impl Runtime {
         background.labels = labels_of_inputs(plan.agent.definition.inputs.as_ref(), &new.inputs);
         if let Some(session_id) = new.session_id.clone().filter(|_| !earlier.is_empty()) {
             let bounds = plan.agent.definition.history;
-            let (history, labels) = self.earlier(&caller.tenant, earlier, bounds).await?;
+            let none_taken = History::within(bounds, &plan.models);
+            let (history, labels) = self.earlier(&caller.tenant, earlier, none_taken).await?;
             let (runs, tokens) = (history.runs(), history.tokens());
             if runs > 0 {
                 background.turns = history.into_turns();
@@ -84,12 +84,12 @@ impl Runtime {
         &self,
         tenant: &str,
         runs: &[Uuid],
-        bounds: HistorySection,
+        mut history: History,
     ) -> Result<(History, Labels), StoreError> {
         let store = &self.inner.store;
         let sizes = store.journal_sizes(tenant, runs).await?;
         let newest_first: Vec<Uuid> = runs.iter().rev().copied().collect();
-        let (mut history, mut labels) = (History::within(bounds), Labels::default());
+        let mut labels = Labels::default();
         let mut left = newest_first.as_slice();
         while !left.is_empty() {
             let (count, bytes) = journals::piece(left, &sizes);

@@ -14,6 +14,7 @@ use crate::engine::{FoldError, Rules, State};
 use crate::event::{ContextCompacted, Event, RunEvent, ToolCallBlocked, ToolCallCompleted};
 use crate::message::Turn;
 use crate::providers::estimate;
+use crate::run::TerminationReason;
 
 /// What one run gives to later ones.
 #[derive(Debug, Default, PartialEq)]
@@ -28,6 +29,8 @@ pub struct RunTurns {
 #[derive(Debug)]
 pub(super) struct History {
     bounds: HistorySection,
+    /// The models that read them, each as `provider/model`.
+    readers: Vec<String>,
     newest_first: Vec<Vec<Turn>>,
     tokens: u64,
     /// Whether nothing older is taken.
@@ -130,13 +133,19 @@ fn summarised(
 
 impl History {
     /// Of no run yet.
-    pub(super) fn within(bounds: HistorySection) -> Self {
-        Self { bounds, newest_first: Vec::new(), tokens: 0, is_complete: false }
+    pub(super) fn within(bounds: HistorySection, readers: &[String]) -> Self {
+        let readers = readers.to_vec();
+        Self { bounds, readers, newest_first: Vec::new(), tokens: 0, is_complete: false }
     }
 
-    /// Adds the next older run as a whole, unless it or one before it has no room.
+    /// Adds the next older run as a whole, unless it or one before it has no room. There is half as
+    /// much room for it and all older ones if it ended because the context window was too small for
+    /// what it took over: so a session goes on whatever its model can read.
     pub(super) fn add(&mut self, journal: &[Event]) {
         let Some(first) = journal.first().filter(|_| !self.is_complete) else { return };
+        if overflowed(journal) {
+            self.bounds.max_tokens /= 2;
+        }
         let own = own_turns(journal).unwrap_or_else(|error| {
             tracing::warn!(run_id = %first.run_id, %error, "an earlier run of the session cannot be read");
             RunTurns::default()
@@ -144,7 +153,8 @@ impl History {
         if own.turns.is_empty() {
             return;
         }
-        let more = estimate::tokens(own.turns.iter().map(estimate::turn_bytes).sum());
+        let more = own.turns.iter().map(|turn| estimate::turn_bytes(turn, &self.readers));
+        let more = estimate::tokens(more.sum());
         let max_runs = usize::try_from(self.bounds.max_runs).unwrap_or(usize::MAX);
         if self.runs() >= max_runs || self.tokens + more > self.bounds.max_tokens {
             self.is_complete = true;
@@ -169,6 +179,16 @@ impl History {
     pub(super) fn into_turns(self) -> Vec<Turn> {
         self.newest_first.into_iter().rev().flatten().collect()
     }
+}
+
+/// Whether a run took over turns and ended because the context window was too small.
+fn overflowed(journal: &[Event]) -> bool {
+    let took_over = journal
+        .iter()
+        .any(|event| matches!(event.what, RunEvent::RunStarted { history, .. } if history > 0));
+    let ending = journal.last().and_then(|event| event.what.ending());
+    let reason = ending.map(|ending| ending.outcome.reason());
+    took_over && reason == Some(TerminationReason::ContextOverflow)
 }
 
 #[cfg(test)]

@@ -8,7 +8,9 @@ use super::*;
 use crate::event::{
     CompactionCause, ContextCompacted, ModelResponded, RunEvent, Summary, ToolCallCompleted,
 };
-use crate::message::{AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, Usage};
+use crate::message::{
+    AssistantMessage, CallTarget, Conversation, FinishReason, OpaqueBlocks, ToolCall, Usage,
+};
 use crate::run::{Outcome, TerminationReason};
 use crate::runtime::journals::by_run;
 
@@ -107,6 +109,13 @@ impl Story {
             bytes_before: 9,
             bytes_after: 1,
         }))
+    }
+
+    fn overflow(&mut self) -> Vec<Event> {
+        let reason = TerminationReason::ContextOverflow;
+        let outcome = Outcome::failed(reason, "too long", json!(null), String::new());
+        self.tell(RunEvent::ended(outcome, 1));
+        self.events.clone()
     }
 
     fn end(&mut self) -> Vec<Event> {
@@ -212,7 +221,7 @@ fn told(stories: Vec<Vec<Event>>) -> (Vec<Event>, Vec<Uuid>) {
 
 /// What these runs give, the oldest first, within these bounds.
 fn history(journals: &[Event], ids: &[Uuid], bounds: HistorySection) -> History {
-    let (mut history, by_run) = (History::within(bounds), by_run(journals));
+    let (mut history, by_run) = (History::within(bounds, &[]), by_run(journals));
     ids.iter().rev().for_each(|id| history.add(by_run[id]));
     history
 }
@@ -237,6 +246,47 @@ fn whole_runs_are_dropped_from_the_oldest() {
             .filter_map(|word| Some(word.strip_prefix("u:")?.to_owned()));
         assert_eq!(asked.collect::<Vec<_>>(), expected, "{max_runs} runs, {max_tokens} tokens");
         assert_eq!(sums, (expected.len(), expected.len() as u64 * 100));
+    }
+}
+
+#[test]
+fn reasoning_that_goes_back_takes_room() {
+    let thinks = |name: &str| {
+        let json = format!(r#"[{{"type":"thinking","thinking":"{}"}}]"#, "r".repeat(4000));
+        let opaque = Some(OpaqueBlocks { provider: "p".into(), json });
+        let message =
+            AssistantMessage { text: "said".into(), opaque, ..AssistantMessage::default() };
+        Story::new(&[], name).answer(message).end()
+    };
+    let (journals, ids) = told(vec![thinks("q1"), thinks("q2"), thinks("q3")]);
+    let bounds = HistorySection { max_runs: 9, max_tokens: 2100 };
+    for (readers, runs) in
+        [(vec![], 2), (vec!["p/m"], 2), (vec!["q/m", "p/m"], 2), (vec!["q/m"], 3)]
+    {
+        let names: Vec<String> = readers.iter().map(ToString::to_string).collect();
+        let (mut history, by_run) = (History::within(bounds, &names), by_run(&journals));
+        ids.iter().rev().for_each(|id| history.add(by_run[id]));
+        assert_eq!(history.runs(), runs, "{readers:?}");
+    }
+}
+
+#[test]
+fn each_run_that_did_not_fit_halves_what_older_ones_may_take() {
+    let long = |name: &str| Story::new(&[], name).say(&"x".repeat(398)).end(); // 100 tokens
+    let overflown = || Story::new(&before(), "much").overflow();
+    let alone = || Story::new(&[], "alone").overflow();
+    for (newer, taken) in [
+        (vec![], 4),
+        (vec![overflown()], 2),
+        (vec![alone()], 4),
+        (vec![overflown(), overflown()], 1),
+        (vec![overflown(), overflown(), overflown()], 0),
+        (vec![overflown(), long("q5")], 2),
+    ] {
+        let older = ["q1", "q2", "q3", "q4"].map(long);
+        let (journals, ids) = told(older.into_iter().chain(newer).collect());
+        let bounds = HistorySection { max_runs: 20, max_tokens: 400 };
+        assert_eq!(history(&journals, &ids, bounds).runs(), taken);
     }
 }
 

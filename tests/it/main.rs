@@ -72,6 +72,7 @@ mod inputs;
 mod installing;
 mod interception;
 mod jwt;
+mod kept_reasoning;
 mod keys;
 mod large_pages;
 mod left_behind;

@@ -216,7 +216,8 @@ impl State {
 
     /// Tokens that the next model call reads, estimated.
     pub fn input_tokens(&self) -> u64 {
-        let said = estimate::of_conversation(&self.conversation) + self.rules.offered_tokens;
+        let said = estimate::of_conversation(&self.conversation, self.readers())
+            + self.rules.offered_tokens;
         said.max(self.last_tokens)
     }
 

@@ -4,6 +4,8 @@
 //! Once in an iteration because the window is nearly full by our estimate, once because a provider
 //! said so. What is taken from the conversation then is decided in [`context`].
 
+use std::slice;
+
 use super::State;
 use crate::engine::context::{self, Compaction, Load};
 use crate::event::CompactionCause;
@@ -19,8 +21,11 @@ impl State {
         if self.compactions.contains(&cause) {
             return None;
         }
-        let window = self.rules.windows.get(place).and_then(|window| window.tokens);
-        let mut compaction = context::plan(&self.conversation, self.load(), cause, window)?;
+        let refused_by = self.rules.windows.get(place);
+        let window = refused_by.and_then(|window| window.tokens);
+        let readers = refused_by.map_or(&[][..], |window| slice::from_ref(&window.model));
+        let load = self.load(readers);
+        let mut compaction = context::plan(&self.conversation, load, readers, cause, window)?;
         compaction.failed_tries = failed_tries;
         Some(compaction)
     }
@@ -42,24 +47,32 @@ impl State {
         }
         context::plan(
             &self.conversation,
-            self.load(),
+            self.load(self.readers()),
+            self.readers(),
             CompactionCause::WindowNearlyFull,
             Some(tokens),
         )
     }
 
-    fn load(&self) -> Load {
+    fn load(&self, readers: &[String]) -> Load {
         let offered =
             usize::try_from(self.rules.offered_tokens.saturating_mul(4)).unwrap_or(usize::MAX);
-        let bytes = estimate::bytes(&self.conversation).saturating_add(offered);
+        let bytes = estimate::bytes(&self.conversation, readers).saturating_add(offered);
         Load { tokens: self.next_input(), bytes }
+    }
+
+    /// The model that reads the conversation next, as far as is known: the last one, else the first.
+    pub(super) fn readers(&self) -> &[String] {
+        let first = || self.rules.windows.first().map(|window| &window.model);
+        self.totals.model.as_ref().or_else(first).map_or(&[][..], slice::from_ref)
     }
 
     /// Tokens that the next model call would read: what the last one took and what was added since,
     /// else all of it by its size.
     pub(super) fn next_input(&self) -> u64 {
         if self.last_tokens == 0 {
-            return estimate::of_conversation(&self.conversation) + self.rules.offered_tokens;
+            let said = estimate::of_conversation(&self.conversation, self.readers());
+            return said + self.rules.offered_tokens;
         }
         let added =
             self.conversation.turns().iter().skip(self.counted_turns).map(|turn| match turn {

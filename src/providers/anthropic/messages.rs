@@ -11,11 +11,11 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::message::{AssistantTurn, OpaqueBlocks, Turn};
-use crate::model::ThinkingStyle;
+use crate::message::{AssistantTurn, Turn};
+use crate::model::{ProviderKind, ThinkingStyle};
 use crate::providers::arguments::ArgumentsObject;
 use crate::providers::call_ids::CallIds;
-use crate::providers::{ModelRequest, NOTHING};
+use crate::providers::{ModelRequest, NOTHING, opaque};
 
 #[derive(Serialize)]
 pub(super) struct Message<'a> {
@@ -157,7 +157,8 @@ fn said<'a>(
         input: ArgumentsObject::new(&call.arguments),
         cache_control: None,
     });
-    let Some(kept) = message.opaque.as_ref().and_then(|opaque| kept(opaque, provider)) else {
+    let own = opaque::sent_back(message, ProviderKind::Anthropic, provider, request.model);
+    let Some(kept) = own.and_then(kept) else {
         return Block::text(&message.text).into_iter().chain(calls).collect();
     };
     let mut blocks = Vec::with_capacity(kept.len());
@@ -192,12 +193,9 @@ struct Said<'a> {
     text: Cow<'a, str>,
 }
 
-/// The opaque blocks of this provider, with their types.
-fn kept<'a>(opaque: &'a OpaqueBlocks, provider: &str) -> Option<Vec<(Cow<'a, str>, &'a RawValue)>> {
-    if opaque.provider != provider {
-        return None;
-    }
-    let blocks: Vec<&RawValue> = serde_json::from_str(&opaque.json).ok()?;
+/// Opaque blocks with their types.
+fn kept(json: &str) -> Option<Vec<(Cow<'_, str>, &RawValue)>> {
+    let blocks: Vec<&RawValue> = serde_json::from_str(json).ok()?;
     let typed = blocks
         .into_iter()
         .map(|raw| Some((serde_json::from_str::<Typed>(raw.get()).ok()?.r#type, raw)));

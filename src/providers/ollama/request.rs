@@ -13,9 +13,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::message::{AssistantMessage, ToolCall, Turn};
+use crate::model::ProviderKind;
 use crate::providers::arguments::ArgumentsObject;
 use crate::providers::call_ids::CallIds;
-use crate::providers::{ModelRequest, NOTHING, Passed, ToolChoice, ToolOffer, WireNames};
+use crate::providers::{ModelRequest, NOTHING, Passed, ToolChoice, ToolOffer, WireNames, opaque};
 use crate::run::{Effort, Thinking};
 
 #[derive(Serialize)]
@@ -201,7 +202,7 @@ fn messages<S: Serializer>(
                 blank if blank.trim().is_empty() && calls.is_empty() => NOTHING,
                 text => text,
             },
-            thinking: thinking(message, provider),
+            thinking: thinking(message, provider, request.model),
             tool_calls: (!calls.is_empty()).then_some(Calls { made: calls, ids, names }),
         })?;
         for ((call, tool_call_id), result) in calls.iter().zip(ids).zip(turn.results()) {
@@ -215,9 +216,13 @@ fn messages<S: Serializer>(
     seq.end()
 }
 
-fn thinking<'a>(message: &'a AssistantMessage, provider: &str) -> Option<Cow<'a, str>> {
-    let opaque = message.opaque.as_ref().filter(|opaque| opaque.provider == provider)?;
-    serde_json::from_str::<KeptThinking>(&opaque.json).ok().map(|kept| kept.thinking)
+fn thinking<'a>(
+    message: &'a AssistantMessage,
+    provider: &str,
+    model: &str,
+) -> Option<Cow<'a, str>> {
+    let own = opaque::sent_back(message, ProviderKind::Ollama, provider, model)?;
+    serde_json::from_str::<KeptThinking>(own).ok().map(|kept| kept.thinking)
 }
 
 impl Serialize for Calls<'_> {

@@ -12,6 +12,8 @@ use serde_json::{Map, Value};
 
 use crate::bounds::json::AtMost;
 use crate::message::{AssistantMessage, OpaqueBlocks};
+use crate::model::ProviderKind;
+use crate::providers::opaque;
 use crate::providers::received::{self, MAX_PARTS};
 
 /// The stored form.
@@ -34,9 +36,8 @@ pub(super) struct Kept<'a> {
 impl<'a> Kept<'a> {
     /// What this model of this provider gets back with a message.
     pub(super) fn of(message: &'a AssistantMessage, provider: &str, model: &str) -> Self {
-        let blocks = message.opaque.as_ref().filter(|blocks| blocks.provider == provider);
-        let kept = blocks.and_then(|blocks| serde_json::from_str::<Self>(&blocks.json).ok());
-        kept.filter(|kept| kept.model == model).unwrap_or_default()
+        let kept = opaque::sent_back(message, ProviderKind::Openai, provider, model);
+        kept.and_then(|json| serde_json::from_str(json).ok()).unwrap_or_default()
     }
 
     fn is_empty(&self) -> bool {

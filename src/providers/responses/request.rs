@@ -13,10 +13,10 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::message::{AssistantTurn, Turn};
-use crate::model::ThinkingStyle;
+use crate::model::{ProviderKind, ThinkingStyle};
 use crate::providers::call_ids::CallIds;
 use crate::providers::openai::{MAX_DESCRIPTION, call_ids, effort, strict};
-use crate::providers::{ModelRequest, Passed, ToolChoice, ToolOffer, WireNames};
+use crate::providers::{ModelRequest, Passed, ToolChoice, ToolOffer, WireNames, opaque};
 
 /// Needed to send back the reasoning of a response that is not stored.
 const ENCRYPTED_REASONING: [&str; 1] = ["reasoning.encrypted_content"];
@@ -196,8 +196,10 @@ impl Input<'_> {
         let message = turn.message();
         let calls = message.tool_calls.as_slice();
         let reasons = self.request.capabilities.thinking != ThinkingStyle::None;
-        let own = message.opaque.as_ref().filter(|it| reasons && it.provider == self.provider);
-        let own: Option<Vec<&RawValue>> = own.and_then(|it| serde_json::from_str(&it.json).ok());
+        let kind = ProviderKind::OpenaiResponses;
+        let own = opaque::sent_back(message, kind, self.provider, self.request.model);
+        let own = own.filter(|_| reasons);
+        let own: Option<Vec<&RawValue>> = own.and_then(|json| serde_json::from_str(json).ok());
         let own = own.filter(|_| ids.are_new(calls));
         let call_ids: Vec<Cow<'_, str>> = match &own {
             Some(_) => calls.iter().map(|call| Cow::Borrowed(&*call.provider_id)).collect(),

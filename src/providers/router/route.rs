@@ -32,8 +32,10 @@ impl Route<'_> {
     ) -> Answer {
         let has_more_calls = received::leave_out_calls(&mut completion);
         let reported = completion.usage;
-        let usage = reported
-            .unwrap_or_else(|| estimate::usage(request.conversation, request.tools, &completion));
+        let usage = reported.unwrap_or_else(|| {
+            let model = format!("{}/{}", self.provider, self.model);
+            estimate::usage(request.conversation, request.tools, &completion, model)
+        });
         Answer {
             completion,
             usage: self.priced(usage),

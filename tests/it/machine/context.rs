@@ -43,7 +43,25 @@ fn conversation(parts: &[Part]) -> Conversation {
 }
 
 fn load(conversation: &Conversation, tokens: u64) -> Load {
-    Load { tokens, bytes: estimate::bytes(conversation) }
+    Load { tokens, bytes: bytes(conversation) }
+}
+
+/// A model of a provider that gets no opaque blocks back.
+fn readers() -> [String; 1] {
+    ["other/model".to_owned()]
+}
+
+fn bytes(conversation: &Conversation) -> usize {
+    estimate::bytes(conversation, &readers())
+}
+
+fn plan(
+    conversation: &Conversation,
+    tokens: u64,
+    cause: CompactionCause,
+    window: Option<u64>,
+) -> Option<Compaction> {
+    context::plan(conversation, load(conversation, tokens), &readers(), cause, window)
 }
 
 fn settled(compaction: Compaction, conversation: &Conversation, text: &str) -> ContextCompacted {
@@ -128,7 +146,7 @@ type Taken = (&'static str, Vec<Part>, u64, Option<u64>, CompactionCause, Option
 
 fn check_taken((what, parts, tokens, window, cause, expected): Taken) {
     let conversation = conversation(&parts);
-    let compaction = context::plan(&conversation, load(&conversation, tokens), cause, window);
+    let compaction = plan(&conversation, tokens, cause, window);
     assert_eq!(compaction.map(|c| (c.cleared.len(), c.summarised)), expected, "{what}");
 }
 
@@ -192,20 +210,43 @@ fn a_summary_must_be_worth_it() {
         Called(vec![20]),
         Called(vec![20]),
     ]);
-    let plan = || {
-        context::plan(&conversation, load(&conversation, 2000), WindowNearlyFull, Some(1000))
-            .unwrap()
-    };
-    let good = settled(plan(), &conversation, " x ");
+    let planned = || plan(&conversation, 2000, WindowNearlyFull, Some(1000)).unwrap();
+    let good = settled(planned(), &conversation, " x ");
     assert!(good.shrank() && good.tokens_after < good.tokens_before);
     assert!(good.summary.unwrap().text.ends_with("\n\nx"));
     for useless in ["", " \n", &"x".repeat(500)] {
-        let compacted = settled(plan(), &conversation, useless);
+        let compacted = settled(planned(), &conversation, useless);
         assert!(
             compacted.summary.is_none() && compacted.call.is_some() && !compacted.shrank(),
             "{useless:?}"
         );
         assert_eq!(compacted.tokens_before, compacted.tokens_after);
+    }
+}
+
+#[test]
+fn reasoning_that_goes_back_counts_for_its_provider_alone() {
+    let mut conversation = Conversation::new("system");
+    conversation.push_user("the task");
+    for at in 1..=6 {
+        let calls = vec![call(at, 0, "a")];
+        let results = vec![ToolResult::of_service(calls[0].id, "ok", false)];
+        let json = format!(r#"{{"model":"m","reasoning":"{}"}}"#, "r".repeat(3000));
+        let opaque = Some(OpaqueBlocks { provider: "p".into(), json });
+        let message = AssistantMessage { tool_calls: calls, opaque, ..AssistantMessage::default() };
+        conversation.push_turn(message, results).unwrap();
+    }
+    for (reader, shrinks) in [("p/m", true), ("p/other", false), ("q/m", false)] {
+        for cause in [WindowNearlyFull, ProviderRefused] {
+            let readers = [reader.to_owned()];
+            let load = Load { tokens: 5000, bytes: estimate::bytes(&conversation, &readers) };
+            let compaction = context::plan(&conversation, load, &readers, cause, Some(5000));
+            let summary = "s".repeat(1000);
+            let shrank = compaction
+                .map(|compaction| settled(compaction, &conversation, &summary))
+                .is_some_and(|compacted| compacted.shrank());
+            assert_eq!(shrank, shrinks, "{reader} {cause:?}");
+        }
     }
 }
 
@@ -218,9 +259,7 @@ fn the_record_for_a_summary_is_short_and_shows_every_call() {
         Called(vec![7]),
         Called(vec![7]),
     ]);
-    let compaction =
-        context::plan(&conversation, load(&conversation, 9000), WindowNearlyFull, Some(1000))
-            .unwrap();
+    let compaction = plan(&conversation, 9000, WindowNearlyFull, Some(1000)).unwrap();
     let request = compaction.request(&conversation);
     let [Turn::User(text)] = request.turns() else { panic!("{request:?}") };
     assert!(text.len() < 5000, "{}", text.len());
@@ -398,7 +437,7 @@ proptest! {
     ) {
         let before = conversation(&parts);
         let cause = if refused { ProviderRefused } else { WindowNearlyFull };
-        let Some(compaction) = context::plan(&before, load(&before, tokens), cause, window) else { return Ok(()) };
+        let Some(compaction) = plan(&before, tokens, cause, window) else { return Ok(()) };
         let needs_model = compaction.summarised > 0;
         let clears = !compaction.cleared.is_empty();
         let compacted = settled(compaction, &before, &summary);
@@ -411,8 +450,8 @@ proptest! {
         assert_valid(&after, "property");
         prop_assert_eq!(compacted.shrank(), clears || compacted.summary.is_some());
         prop_assert_eq!(compacted.call.is_some(), needs_model);
-        prop_assert_eq!(estimate::bytes(&before) as u64, compacted.bytes_before);
-        prop_assert_eq!(estimate::bytes(&after) as u64, compacted.bytes_after);
+        prop_assert_eq!(bytes(&before) as u64, compacted.bytes_before);
+        prop_assert_eq!(bytes(&after) as u64, compacted.bytes_after);
         prop_assert!(compacted.bytes_after <= compacted.bytes_before && compacted.tokens_after <= compacted.tokens_before);
 
         prop_assert_eq!(after.system(), before.system());
@@ -429,7 +468,7 @@ proptest! {
             }
         }
 
-        let planned_again = context::plan(&after, load(&after, compacted.tokens_after), cause, window);
+        let planned_again = plan(&after, compacted.tokens_after, cause, window);
         let again = planned_again.map(|compaction| compaction.cleared).unwrap_or_default();
         prop_assert!(again.iter().all(|call| !compacted.cleared.contains(call)), "a note is not cleared again");
     }

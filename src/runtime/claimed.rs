@@ -22,12 +22,13 @@ pub(super) enum ResumeError {
 
 impl From<FoldError> for ResumeError {
     fn from(error: FoldError) -> Self {
-        unreadable(&error)
+        unreadable(&error.to_string())
     }
 }
 
-pub(super) fn unreadable(error: &dyn std::error::Error) -> ResumeError {
-    ResumeError::Unusable(format!("its journal cannot be read: {error}"))
+/// The journal is damaged, or of a version that this one does not know.
+pub(super) fn unreadable(why: &str) -> ResumeError {
+    ResumeError::Unusable(format!("its journal cannot be read: {why}"))
 }
 
 pub(super) fn unusable(error: &dyn std::error::Error) -> ResumeError {

@@ -176,8 +176,8 @@ impl Follower {
             return Ok(());
         }
         let (store, tenant, run) = (&self.runtime.inner.store, &self.tenant, self.run);
-        let Some(next) = store.journal_piece(tenant, run, self.seen, PAGE, PAGE_BYTES).await?
-        else {
+        let next = store.journal_piece(tenant, run, self.seen, PAGE, PAGE_BYTES).await;
+        let Some(next) = pass_over(&mut self.seen, next)? else {
             // Something may have happened between reading and subscribing: read once more.
             self.caught_up = self.live.is_some();
             if self.live.is_none() {
@@ -187,10 +187,7 @@ impl Follower {
         };
         let _turn = journals::turn(next.bytes).await;
         let page = store.readable_until(tenant, run, self.seen, next.until).await;
-        if let Err(StoreError::UnreadableEvent { seq, .. }) = &page {
-            self.seen = *seq;
-        }
-        let page = page?;
+        let page = pass_over(&mut self.seen, page)?;
         let page = page.into_iter().filter(|event| until.is_none_or(|until| event.seq <= until));
         self.ready.extend(page.map(|event| Arc::new(Published::new(StreamItem::Event(event)))));
         Ok(())
@@ -205,4 +202,12 @@ impl Follower {
         let events = channel.subscribe();
         self.live = Some(Subscription { channel, events, journal_until: None });
     }
+}
+
+/// What was read; an event that cannot be read counts as seen, and is reported once.
+fn pass_over<T>(seen: &mut i64, read: Result<T, StoreError>) -> Result<T, StoreError> {
+    if let Err(StoreError::UnreadableEvent { seq, .. }) = &read {
+        *seen = *seq;
+    }
+    read
 }

@@ -139,6 +139,10 @@ impl OwnedRun {
         self.run
     }
 
+    pub(super) fn epoch(&self) -> i64 {
+        self.epoch
+    }
+
     /// Whether another task has the same run under the same epoch, as rivals for an id do.
     fn is_shared(&self) -> bool {
         self.owned.0.lock().held.get(&(self.run, self.epoch)).is_some_and(|holders| *holders > 1)

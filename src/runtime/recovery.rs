@@ -200,10 +200,7 @@ impl Runtime {
             return Err(ResumeError::Unusable("its replicas died too often".to_owned()));
         }
         let turn = self.journal_turn(row).await?;
-        let journal = match self.journal_of(&row.tenant, row.id).await {
-            Err(error) if !error.is_transient() => return Err(unreadable(&error)),
-            journal => journal?,
-        };
+        let journal = self.counted_journal(row).await?;
         // A run can be ended without its plan.
         let planned = self.plan_of(&claimed, &journal);
         let is_child = row.parent_run_id.is_some();
@@ -384,6 +381,21 @@ impl Runtime {
         Ok(journals::turn(sizes.get(&run.id).copied().unwrap_or(0)).await)
     }
 
+    /// The journal of a claimed run: neither shorter nor longer than its row says.
+    async fn counted_journal(&self, row: &RunRecord) -> Result<Vec<Event>, ResumeError> {
+        let journal = match self.journal_of(&row.tenant, row.id).await {
+            Err(StoreError::UnreadableEvent { seq, why, .. }) => {
+                return Err(unreadable(&format!("event {seq}: {why}")));
+            }
+            Err(error) if !error.is_transient() => return Err(unreadable(&error.to_string())),
+            journal => journal?,
+        };
+        if journal.last().is_some_and(|last| last.seq > row.last_seq()) {
+            return Err(unreadable(&format!("event {}: its row does not count it", row.next_seq)));
+        }
+        Ok(journal)
+    }
+
     pub(super) async fn journal_of(
         &self,
         tenant: &str,
@@ -410,7 +422,12 @@ impl Runtime {
     ) {
         let id = identity.new.id;
         tracing::error!(run_id = %id, %reason, "run interrupted");
-        let row = match self.inner.store.run(&identity.caller.tenant, id).await {
+        let (store, owner) = (&self.inner.store, &self.inner.replica.id);
+        let row = match store.count_events(owner, id, ownership.epoch()).await {
+            Ok(()) => store.run(&identity.caller.tenant, id).await,
+            Err(error) => Err(error),
+        };
+        let row = match row {
             Ok(Some(row)) => row,
             Ok(None) => return, // it was deleted
             Err(error) if error.is_transient() => return self.inner.driven.live.abandon(ownership),

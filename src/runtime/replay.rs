@@ -3,10 +3,10 @@
 //!
 //! A model that had heard another decision would have gone on differently: after the first one that
 //! it would have noticed, the rest of its run is not judged but counted as unknown. So is a call
-//! whose actions the journal does not hold, and one whose decision depends on what other than the
-//! policy differs (`differences`). What other than the policy decided then (a rate limit, an
-//! interceptor) stays as it was where both definitions have the same of it. Nothing is executed or
-//! written.
+//! whose actions the journal does not hold, one behind an event that cannot be read, and one whose
+//! decision depends on what other than the policy differs (`differences`). What other than the policy
+//! decided then (a rate limit, an interceptor) stays as it was where both definitions have the same
+//! of it. Nothing is executed or written.
 
 mod calls;
 mod differences;
@@ -167,7 +167,8 @@ impl PolicyReplay {
             }
             after = Some(RunCursor { at: last.created_at, id: last.id.to_string() });
             let ids: Vec<Uuid> = runs.iter().map(|run| run.id).collect();
-            let journals = self.store.journals(tenant, &ids).await?;
+            let (journals, damaged) = self.store.readable_journals(tenant, &ids).await?;
+            let decided = self.store.decided_calls(&damaged).await?;
             let mut judged = Vec::with_capacity(runs.len());
             for run in runs {
                 let judge = match run.parent_run_id {
@@ -180,7 +181,8 @@ impl PolicyReplay {
                 let differences = Differences::between(recorded, &judge.agent);
                 let directory = query.agent.workspace_of(run.id, run.session_id.as_deref()).into();
                 let limits = Arc::clone(&limits);
-                judged.push(Judged { run, judge, differences, limits, directory });
+                let decided = decided.get(&run.id).copied();
+                judged.push(Judged { run, judge, differences, limits, directory, decided });
             }
             let so_far = replay;
             let judging = move || {

@@ -52,30 +52,38 @@ pub struct JournalPiece {
     pub bytes: u64,
 }
 
-/// Where events stand in a journal, and how large its rows are.
-#[derive(Debug, Default)]
-pub(super) struct JournalIndex(Vec<IndexedRow>);
+/// Where events stand in the journal of a run, and how large its rows are.
+#[derive(Debug)]
+pub(super) struct JournalIndex {
+    run: Uuid,
+    rows: Vec<IndexedRow>,
+}
 
 #[derive(Debug)]
-struct IndexedRow {
+pub(super) struct IndexedRow {
     first_seq: i64,
     seq: i64,
     bytes: u64,
 }
 
 impl JournalIndex {
+    pub(super) fn of(run: Uuid, rows: Vec<IndexedRow>) -> Self {
+        Self { run, rows }
+    }
+
     /// The rows that have the arguments and the result of a call.
-    pub(super) fn rows_of(&self, call: &ToolCallRecord) -> Vec<i64> {
+    pub(super) fn rows_of(&self, call: &ToolCallRecord) -> Result<Vec<i64>, StoreError> {
         let row = |seq: i64| {
-            let row = self.0.get(self.0.partition_point(|row| row.seq < seq))?;
-            (row.first_seq <= seq).then_some(row.seq)
+            let row = self.rows.get(self.rows.partition_point(|row| row.seq < seq));
+            let row = row.filter(|row| row.first_seq <= seq);
+            row.map(|row| row.seq).ok_or_else(|| missing(self.run, seq))
         };
-        call.sources().filter_map(row).collect()
+        call.sources().map(row).collect()
     }
 
     pub(super) fn bytes_of(&self, row: i64) -> u64 {
-        let place = self.0.binary_search_by_key(&row, |row| row.seq);
-        place.map_or(0, |place| self.0[place].bytes)
+        let place = self.rows.binary_search_by_key(&row, |row| row.seq);
+        place.map_or(0, |place| self.rows[place].bytes)
     }
 }
 
@@ -98,7 +106,8 @@ impl Store {
     }
 
     /// The piece of a journal behind `after` with at most so many rows and bytes: one row at least,
-    /// however large it is. `None` behind the last event, and where the run does not exist.
+    /// however large it is. `None` behind the last event, and where the run does not exist; an error
+    /// where the run's row counts more events than there are.
     pub async fn journal_piece(
         &self,
         tenant: &str,
@@ -108,13 +117,20 @@ impl Store {
         most_bytes: u64,
     ) -> Result<Option<JournalPiece>, StoreError> {
         let sizes = Query::new(
-            "SELECT seq, CAST(octet_length(events) AS bigint) AS bytes FROM run_events \
-             WHERE run_id = :run AND seq > :after AND ",
+            "SELECT r.next_seq, e.seq, e.bytes FROM \
+             (SELECT next_seq FROM runs WHERE id = :run AND tenant = :tenant) r LEFT JOIN \
+             (SELECT seq, CAST(octet_length(events) AS bigint) AS bytes FROM run_events \
+             WHERE run_id = :run AND seq > :after ORDER BY seq LIMIT :limit) e ON true \
+             ORDER BY e.seq",
         );
-        let sizes = sizes.push(IS_OURS).push(" ORDER BY seq LIMIT :limit");
         let sizes = sizes.bind("tenant", tenant).bind("run", run);
         let sizes = sizes.bind("after", after).bind("limit", most_rows);
         let rows = self.backend.read(Work::Data, sizes).await?;
+        let Some(first) = rows.first() else { return Ok(None) };
+        if first.read::<Option<i64>>("seq")?.is_none() {
+            let is_whole = after + 1 >= first.read("next_seq")?;
+            return if is_whole { Ok(None) } else { Err(missing(run, after + 1)) };
+        }
         let bytes = rows.iter().map(|row| row.read("bytes")).collect::<Result<Vec<u64>, _>>()?;
         let piece = Piece::of(bytes.into_iter(), most_bytes);
         let last = (piece.rows as usize).checked_sub(1).and_then(|last| rows.get(last));
@@ -129,9 +145,10 @@ impl Store {
         after: i64,
         until: i64,
     ) -> Result<Vec<Event>, StoreError> {
-        let mut events = journal(&self.rows_until(tenant, run, after, until).await?)?;
-        events.retain(|event| event.seq > after);
-        Ok(events)
+        let rows = self.rows_until(tenant, run, after, until).await?;
+        let mut journal = ReadJournal { last: after, ..ReadJournal::of(run) };
+        rows.iter().try_for_each(|row| journal.add(row))?;
+        journal.whole()
     }
 
     /// As [`Self::events_until`], up to the first one that cannot be read; an error where it is the first.
@@ -142,19 +159,10 @@ impl Store {
         after: i64,
         until: i64,
     ) -> Result<Vec<Event>, StoreError> {
-        let mut events = Vec::new();
-        for row in self.rows_until(tenant, run, after, until).await? {
-            for (_, event) in
-                entries_of(&JournalRow::read(&row)?).into_iter().filter(|(seq, _)| *seq > after)
-            {
-                match event {
-                    Ok(event) => events.push(event),
-                    Err(error) if events.is_empty() => return Err(error),
-                    Err(_) => return Ok(events),
-                }
-            }
-        }
-        Ok(events)
+        let rows = self.rows_until(tenant, run, after, until).await?;
+        let mut journal = ReadJournal { last: after, ..ReadJournal::of(run) };
+        rows.iter().try_for_each(|row| journal.add(row))?;
+        if journal.events.is_empty() { journal.whole() } else { Ok(journal.events) }
     }
 
     async fn rows_until(
@@ -175,12 +183,65 @@ impl Store {
 
     /// The journals of these runs, one after the other.
     pub async fn journals(&self, tenant: &str, runs: &[Uuid]) -> Result<Vec<Event>, StoreError> {
+        let mut events = Vec::new();
+        for journal in self.read_journals(tenant, runs).await? {
+            events.extend(journal.whole()?);
+        }
+        Ok(events)
+    }
+
+    /// As [`Self::journals`], each up to the first event that cannot be read; and the runs of which
+    /// there is one.
+    pub async fn readable_journals(
+        &self,
+        tenant: &str,
+        runs: &[Uuid],
+    ) -> Result<(Vec<Event>, Vec<Uuid>), StoreError> {
+        let (mut events, mut damaged) = (Vec::new(), Vec::new());
+        for journal in self.read_journals(tenant, runs).await? {
+            damaged.extend(journal.damage.is_some().then_some(journal.run));
+            events.extend(journal.events);
+        }
+        Ok((events, damaged))
+    }
+
+    async fn read_journals(
+        &self,
+        tenant: &str,
+        runs: &[Uuid],
+    ) -> Result<Vec<ReadJournal>, StoreError> {
         let all = Query::new(
-            "SELECT * FROM run_events WHERE run_id IN :runs AND EXISTS (SELECT 1 FROM runs \
-             WHERE runs.id = run_events.run_id AND runs.tenant = :tenant) ORDER BY run_id, seq",
+            "SELECT r.id, r.next_seq, e.run_id, e.seq, e.first_seq, e.epoch, e.at, e.events \
+             FROM runs r LEFT JOIN run_events e ON e.run_id = r.id \
+             WHERE r.id IN :runs AND r.tenant = :tenant ORDER BY r.id, e.seq",
         );
         let all = all.bind("tenant", tenant).bind("runs", runs);
-        journal(&self.backend.read(Work::Data, all).await?)
+        let mut journals: Vec<(ReadJournal, i64)> = Vec::new();
+        for row in self.backend.read(Work::Data, all).await? {
+            let run = row.read("id")?;
+            if journals.last().is_none_or(|(journal, _)| journal.run != run) {
+                journals.push((ReadJournal::of(run), row.read("next_seq")?));
+            }
+            if let Some((journal, _)) = journals.last_mut()
+                && row.read::<Option<i64>>("seq")?.is_some()
+            {
+                journal.add(&row)?;
+            }
+        }
+        Ok(journals.into_iter().map(|(journal, next_seq)| journal.until(next_seq - 1)).collect())
+    }
+
+    /// Has the row of a run count the events that its journal has, where it counts fewer and this owner
+    /// still has it under this epoch.
+    pub async fn count_events(&self, owner: &str, run: Uuid, epoch: i64) -> Result<(), StoreError> {
+        let last = "(SELECT max(seq) FROM run_events WHERE run_id = :run)";
+        let count = Query::new(format!(
+            "UPDATE runs SET next_seq = {last} + 1 WHERE id = :run AND owner = :owner \
+             AND epoch = :epoch AND status = 'running' AND next_seq <= {last}"
+        ));
+        let count = count.bind("run", run).bind("owner", owner).bind("epoch", epoch);
+        self.backend.write(Work::Data, count).await?;
+        Ok(())
     }
 
     /// How many bytes the journals of these runs have.
@@ -220,7 +281,8 @@ impl Store {
             let (first_seq, seq) = (row.read("first_seq")?, row.read("seq")?);
             Ok(IndexedRow { first_seq, seq, bytes: row.read("bytes")? })
         };
-        rows.iter().map(row).collect::<Result<_, StoreError>>().map(JournalIndex)
+        let rows = rows.iter().map(row).collect::<Result<_, StoreError>>()?;
+        Ok(JournalIndex::of(run, rows))
     }
 
     /// The events of these rows of a journal.
@@ -233,16 +295,66 @@ impl Store {
             "SELECT * FROM run_events WHERE run_id = :run AND seq IN :rows ORDER BY seq",
         );
         let these = these.bind("run", run).bind("rows", rows);
-        journal(&self.backend.read(Work::Data, these).await?)
+        let mut events = Vec::new();
+        for row in self.backend.read(Work::Data, these).await? {
+            events.extend(events_of(&JournalRow::read(&row)?)?);
+        }
+        Ok(events)
     }
 }
 
-fn journal(rows: &[Row]) -> Result<Vec<Event>, StoreError> {
-    let mut events = Vec::new();
-    for row in rows {
-        events.extend(events_of(&JournalRow::read(row)?)?);
+/// A journal, or a part of it, as far as its events follow one another and can be read.
+#[derive(Debug)]
+struct ReadJournal {
+    run: Uuid,
+    events: Vec<Event>,
+    /// The number of the last event that was read, or is before the part.
+    last: i64,
+    /// Why it ends before its end.
+    damage: Option<StoreError>,
+}
+
+impl ReadJournal {
+    fn of(run: Uuid) -> Self {
+        Self { run, events: Vec::new(), last: 0, damage: None }
     }
-    Ok(events)
+
+    /// Adds the next row.
+    fn add(&mut self, row: &Row) -> Result<(), StoreError> {
+        let row = JournalRow::read(row)?;
+        if self.damage.is_none() && row.first_seq > self.last + 1 {
+            self.damage = Some(missing(self.run, self.last + 1));
+        }
+        let after = self.last;
+        for (_, entry) in entries_of(&row).into_iter().filter(|(seq, _)| *seq > after) {
+            match entry {
+                _ if self.damage.is_some() => break,
+                Ok(event) => {
+                    self.last = event.seq;
+                    self.events.push(event);
+                }
+                Err(error) => self.damage = Some(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// The same; its end is missing where that is before this event.
+    fn until(mut self, last: i64) -> Self {
+        if self.damage.is_none() && self.last < last {
+            self.damage = Some(missing(self.run, self.last + 1));
+        }
+        self
+    }
+
+    fn whole(self) -> Result<Vec<Event>, StoreError> {
+        self.damage.map_or(Ok(self.events), Err)
+    }
+}
+
+/// What is said of an event that no row of the journal has.
+pub(super) fn missing(run: Uuid, seq: i64) -> StoreError {
+    StoreError::UnreadableEvent { run, seq, why: "it is missing".to_owned() }
 }
 
 #[cfg(test)]

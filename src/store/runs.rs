@@ -1,12 +1,12 @@
 //! Reading one run: its row, its journal, and its parts.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use super::backend::Work;
-use super::journal::{IS_OURS, JournalIndex, Piece};
+use super::journal::{IS_OURS, JournalIndex, Piece, missing};
 use super::projection::{attach_payloads, events_of};
 use super::sql::Query;
 use super::tables::Record;
@@ -33,6 +33,9 @@ impl Store {
         let Some(row) = rows.first() else { return Ok(None) };
         let mut run: RunRecord = Record::read(row)?;
         if run.finished_at.is_some() {
+            if row.read::<Option<i64>>("seq")?.is_none() {
+                return Err(missing(run.id, run.last_seq()));
+            }
             run.take_ending(events_of(&Record::read(row)?)?.last());
         }
         Ok(Some(run))
@@ -120,7 +123,10 @@ impl Store {
     ) -> Result<Vec<ToolCallRecord>, StoreError> {
         let mut calls = self.call_rows(tenant, run, page).await?;
         let index = self.index_of(run, &calls).await?;
-        let rows: BTreeSet<i64> = calls.iter().flat_map(|call| index.rows_of(call)).collect();
+        let mut rows = BTreeSet::new();
+        for call in &calls {
+            rows.extend(index.rows_of(call)?);
+        }
         if !rows.is_empty() {
             let rows: Vec<i64> = rows.into_iter().collect();
             attach_payloads(&mut calls, self.events_in_rows(run, &rows).await?);
@@ -140,11 +146,12 @@ impl Store {
         let calls = self.call_rows(tenant, run, page).await?;
         let index = self.index_of(run, &calls).await?;
         let mut counted = BTreeSet::new();
-        let sizes = calls.iter().map(|call| {
-            let new = index.rows_of(call).into_iter().filter(|row| counted.insert(*row));
-            ROW + new.map(|row| index.bytes_of(row)).sum::<u64>()
-        });
-        Ok(Piece::of(sizes, most_bytes))
+        let mut sizes = Vec::with_capacity(calls.len());
+        for call in &calls {
+            let new = index.rows_of(call)?.into_iter().filter(|row| counted.insert(*row));
+            sizes.push(ROW + new.map(|row| index.bytes_of(row)).sum::<u64>());
+        }
+        Ok(Piece::of(sizes.into_iter(), most_bytes))
     }
 
     /// Whether a run has such a tool call.
@@ -158,6 +165,16 @@ impl Store {
             Query::new("SELECT 1 FROM tool_calls WHERE run_id = :run AND call_id = :call AND ");
         let look = look.push(IS_OURS).bind("tenant", tenant).bind("run", run).bind("call", call);
         Ok(!self.backend.read(Work::Data, look).await?.is_empty())
+    }
+
+    /// How many tool calls of these runs were decided on.
+    pub async fn decided_calls(&self, runs: &[Uuid]) -> Result<HashMap<Uuid, u64>, StoreError> {
+        let count = Query::new(
+            "SELECT run_id, count(*) AS calls FROM tool_calls WHERE run_id IN :runs \
+             AND (decision IS NOT NULL OR effect IS NOT NULL) GROUP BY run_id",
+        );
+        let rows = self.backend.read(Work::Data, count.bind("runs", runs)).await?;
+        rows.iter().map(|row| Ok((row.read("run_id")?, row.read("calls")?))).collect()
     }
 
     /// Tool calls without what stands in the journal.
@@ -180,7 +197,7 @@ impl Store {
     ) -> Result<JournalIndex, StoreError> {
         let sources = || calls.iter().flat_map(ToolCallRecord::sources);
         let (Some(first), Some(last)) = (sources().min(), sources().max()) else {
-            return Ok(JournalIndex::default());
+            return Ok(JournalIndex::of(run, Vec::new()));
         };
         self.journal_index(run, first, last).await
     }

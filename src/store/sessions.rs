@@ -16,8 +16,8 @@ use super::{
 use crate::event::{Act, AuditAction};
 
 impl Store {
-    /// A session, with the last `ended` runs that held it and in which a model answered, or whose
-    /// context window was too small. `None`: no such session.
+    /// A session, with the last `ended` runs that held it and in which a model answered, or a call was
+    /// given in place of an answer, or whose context window was too small. `None`: no such session.
     pub async fn session(
         &self,
         tenant: &str,
@@ -38,7 +38,8 @@ impl Store {
              (SELECT CAST({json_array}(id ORDER BY session_turn) AS text) FROM (\
              SELECT id, session_turn FROM runs WHERE tenant = :tenant AND session_id = :session \
              AND session_turn IS NOT NULL AND finished_at IS NOT NULL \
-             AND (iterations > 0 OR termination_reason = 'context_overflow') \
+             AND (iterations > 0 OR (kind = 'call' AND attempts > 0) \
+             OR termination_reason = 'context_overflow') \
              ORDER BY session_turn DESC LIMIT :ended) past) AS ended \
              FROM (SELECT agent, created_at FROM runs WHERE tenant = :tenant \
              AND session_id = :session AND parent_run_id IS NULL ORDER BY created_at, id LIMIT 1) f \

@@ -237,7 +237,8 @@ async fn a_parked_run_shows_its_pending_calls() {
         "UPDATE run_events SET seq = 5, events = (SELECT json_group_array(json(value)) \
          FROM json_each(run_events.events) WHERE key <= 5 - first_seq) WHERE seq > 5",
         "UPDATE tool_calls SET state = 'unknown', result_seq = NULL",
-        "UPDATE runs SET status = 'needs_review', finished_at = NULL, termination_reason = NULL",
+        "UPDATE runs SET status = 'needs_review', next_seq = 6, finished_at = NULL, \
+         termination_reason = NULL",
         "INSERT INTO approvals (run_id, seq, call_id, tenant, at, kind, tool, reason, arguments, status) \
          SELECT run_id, 5, call_id, 'default', 0, 'review', tool, 'It is unknown whether it took effect.', \
          '{\"operation\": \"list\"}', 'pending' FROM tool_calls",

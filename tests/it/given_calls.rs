@@ -25,6 +25,7 @@ on_both_stores! {
     a_call_waits_for_approval_and_outlives_its_replica,
     a_call_outlives_a_death_around_the_commit_that_gives_it,
     a_call_crosses_sessions_budgets_streams_and_children,
+    a_call_is_a_turn_that_later_runs_of_its_session_read,
     those_who_acted_are_named_without_the_list_of_keys,
 }
 
@@ -314,6 +315,54 @@ async fn a_call_crosses_sessions_budgets_streams_and_children(db: Db) {
         (&children[0]["agent"], &children[0]["kind"]),
         (&json!("helper"), &json!("iterative"))
     );
+}
+
+async fn a_call_is_a_turn_that_later_runs_of_its_session_read(db: Db) {
+    let listens = "model: scripted/listens\ntools: [file_ops, 'agent:helper']\n\
+                   governance: {autonomy: supervised, paths: {write: ['out/**']}}\nenable_double_confirmation: false\n";
+    let service = setup()
+        .agent("listens", listens)
+        .scenario("listens", "steps: [{text: heard}]")
+        .start(db)
+        .await;
+    let listing = json!({"tool": "file_ops", "arguments": {"operation": "list", "path": "."}});
+    let calls = [
+        ("plain", listing.clone()),
+        ("child", json!({"tool": "agent:helper", "arguments": {}})),
+        ("approved", writing("out/old.txt")),
+        ("edited", writing("out/old.txt")),
+        ("denied", writing("out/old.txt")),
+    ];
+    for (session, mut body) in calls {
+        body["session_id"] = session.into();
+        let called = call(&service, "listens", &body).await;
+        let path = format!("/v1/runs/{}", text(&called.body, "run_id"));
+        if called.status == 202 {
+            let (_, calls) = paths(&called.body);
+            let (how, answer) = match session {
+                "edited" => ("approve", json!({"arguments": listing["arguments"]})),
+                "denied" => ("deny", json!({})),
+                _ => ("approve", json!({})),
+            };
+            let told = service.post(&format!("{}/{how}", calls[0]), &answer).await;
+            assert_eq!(told.status, 200, "{session}: {:#}", told.body);
+        }
+        service.until(&path, |run| run["finished_at"].is_string()).await;
+        let next = service.run("listens", &json!({"session_id": session})).await;
+        let messages = format!("/v1/runs/{}/messages", text(&next, "run_id"));
+        let messages = service.get(&messages).await.body;
+        let roles: Vec<&Value> =
+            messages["data"].as_array().unwrap().iter().map(|it| &it["role"]).collect();
+        let expected = ["system", "user", "assistant", "tool", "user", "assistant"];
+        assert_eq!(roles, expected, "{session}: {messages:#}");
+    }
+    // One that was refused before it was a call is none.
+    let mut refused = listing;
+    refused["session_id"] = "none".into();
+    refused["budget"] = json!({"max_tool_calls": 0});
+    call(&service, "listens", &refused).await;
+    let next = service.run("listens", &json!({"session_id": "none"})).await;
+    assert_eq!(next["status"], "completed", "{next:#}");
 }
 
 async fn those_who_acted_are_named_without_the_list_of_keys(db: Db) {

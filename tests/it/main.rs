@@ -36,6 +36,7 @@ mod counted_requests;
 mod crashes;
 mod credentials;
 mod cursors;
+mod damaged_journals;
 mod database_faults;
 mod declared_paths;
 mod delegation;

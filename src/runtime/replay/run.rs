@@ -38,6 +38,8 @@ pub(super) struct Judged {
     pub(super) differences: Differences,
     pub(super) limits: Arc<ReplayLimits>,
     pub(super) directory: Arc<str>,
+    /// How many of its calls were decided on, where its journal cannot be read to its end.
+    pub(super) decided: Option<u64>,
 }
 
 /// Judges the calls of runs whose journals lie one after the other; `None` where it takes longer.
@@ -148,6 +150,9 @@ impl<'r> RunReplay<'r> {
                 break; // written by another version: what follows is not understood
             }
         }
+        let unread = self.judged.decided.unwrap_or(0).saturating_sub(self.seen.len() as u64);
+        replay.calls += unread;
+        replay.unknown += unread;
         if replay.newly != before {
             replay.changed_runs += 1;
             replay.micro_usd += self.judged.run.usage.cost_micro_usd.unwrap_or(0);

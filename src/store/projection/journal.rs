@@ -60,6 +60,11 @@ pub(in crate::store) fn entries_of(row: &JournalRow) -> Vec<(i64, Result<Event, 
             return (row.first_seq..=row.seq).map(why).collect();
         }
     };
+    let counted = row.seq - row.first_seq + 1;
+    if i64::try_from(stored.len()) != Ok(counted) {
+        let why = format!("its row has {} events, not {counted}", stored.len());
+        return (row.first_seq..=row.seq).map(|seq| unreadable(seq, why.clone())).collect();
+    }
     let entry = |(seq, StoredEvent { at, r#type: kind, data })| match serde_json::from_str(
         &format!(r#"{{"type":"{kind}","data":{data}}}"#),
     ) {
@@ -67,7 +72,12 @@ pub(in crate::store) fn entries_of(row: &JournalRow) -> Vec<(i64, Result<Event, 
             let at = DateTime::from_timestamp_micros(at).unwrap_or(row.at);
             (seq, Ok(Event { seq, at, run_id: row.run_id, what }))
         }
-        Err(error) => unreadable(seq, format!("an entry of type {kind:?}: {error}")),
+        Err(error) => {
+            let error = error.to_string();
+            // Not the list of all that would be known.
+            let error = error.split(", expected").next().unwrap_or_default();
+            unreadable(seq, format!("an entry of type {kind:?}: {error}"))
+        }
     };
     (row.first_seq..).zip(stored).map(entry).collect()
 }

@@ -222,6 +222,7 @@ impl Tool for FileOps {
         };
         let only_reads = !permit.actions().iter().any(|action| action.effect != Effect::Read);
         let changed = context.changed.clone();
+        changed.is_one();
         let perform = move |stop: &CancellationToken| {
             Operation::parse(&arguments)?.perform(&workspace, &permit, stop, &changed)
         };

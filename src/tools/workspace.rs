@@ -233,7 +233,8 @@ impl Workspace {
     ) -> Result<Vec<String>, NotKept> {
         match self.keeping().await {
             Some(keeping) => {
-                keeping.keep(Touched { paths: paths.into_iter().collect(), is_all: true }).await
+                let paths = paths.into_iter().collect();
+                keeping.keep(Touched { paths, is_all: true, is_whole: false }).await
             }
             None => Ok(Vec::new()),
         }

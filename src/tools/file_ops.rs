@@ -351,7 +351,9 @@ impl<'a> Operation<'a> {
             Self::Write { content, .. } => {
                 writing::write(workspace, path, content, permit, stop, changed)
             }
-            Self::Append { content, .. } => writing::append(workspace, path, content, changed),
+            Self::Append { content, .. } => {
+                writing::append(workspace, path, content, stop, changed)
+            }
             Self::Edit { old, new, replace_all, .. } => {
                 let occurrences = if replace_all == Some(true) {
                     if self.actions(workspace)? != permit.actions() {
@@ -372,9 +374,9 @@ impl<'a> Operation<'a> {
                         "{path:?} changed while it was about to be moved; read it again"
                     )));
                 }
-                writing::rename(workspace, path, path_of(permit, 1)?, permit, changed)
+                writing::rename(workspace, path, path_of(permit, 1)?, permit, stop, changed)
             }
-            Self::Delete { .. } => writing::delete(workspace, path, changed),
+            Self::Delete { .. } => writing::delete(workspace, path, stop, changed),
             Self::Patch { patch } => patching::apply(workspace, patch, permit, stop, changed),
         }
     }

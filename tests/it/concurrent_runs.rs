@@ -213,7 +213,7 @@ async fn an_edit_that_succeeds_is_in_the_file(db: Db) {
     let edited = futures::future::join_all(edited).await;
     let text = service.get(file).await.body.as_str().unwrap().to_owned();
     for (of, calls) in runs.iter().zip(edited) {
-        assert_eq!(calls.len(), EDITS);
+        assert!(!calls.is_empty(), "a run ends early where too many are refused in a row");
         for (number, call) in calls.iter().enumerate() {
             let is_done = call["is_error"] == false;
             assert_eq!(text.contains(&format!("({of}.{number})")), is_done, "{call:#}\n{text}");

@@ -518,6 +518,8 @@ CREATE TABLE workspace_files (
     -- Of a link.
     target      text,
     version     bigint      NOT NULL,
+    -- Which write made the version; absent where the path was deleted with its run or session.
+    write_id    uuid,
     at          timestamptz NOT NULL,
     PRIMARY KEY (tenant, path)
 );

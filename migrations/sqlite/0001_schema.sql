@@ -452,6 +452,7 @@ CREATE TABLE workspace_files (
     modified_ns INTEGER,
     target      TEXT,
     version     INTEGER NOT NULL,
+    write_id    TEXT,
     at          INTEGER NOT NULL,
     PRIMARY KEY (tenant, path)
 ) STRICT;

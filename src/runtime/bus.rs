@@ -13,6 +13,7 @@ use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, OnceCell, broadcast};
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::clock;
@@ -97,6 +98,8 @@ pub(super) struct Channel {
     bus: Weak<Bus>,
     sender: broadcast::Sender<Arc<Published>>,
     published: Mutex<Progress>,
+    /// Cancelled when the run is there no more, so that nothing can follow.
+    is_gone: CancellationToken,
 }
 
 /// How far a channel is.
@@ -126,7 +129,8 @@ impl Bus {
         let (sender, _) = broadcast::channel(RING);
         let published = Mutex::new(Progress { last: after, waiting: None, early: Vec::new() });
         let (tenant, bus) = (tenant.to_owned(), Arc::downgrade(self));
-        let channel = Arc::new(Channel { tenant, run, bus, sender, published });
+        let is_gone = CancellationToken::new();
+        let channel = Arc::new(Channel { tenant, run, bus, sender, published, is_gone });
         channels.by_run.insert(run, Arc::downgrade(&channel));
         self.joined.notify_one();
         (channel, !std::mem::replace(&mut channels.are_polled, true))
@@ -179,6 +183,16 @@ impl Channel {
                 self.tell(StreamItem::Progress(clock::now(), progress));
             }
         }
+    }
+
+    /// The run was deleted.
+    pub(super) fn run_is_gone(&self) {
+        self.is_gone.cancel();
+    }
+
+    /// Resolves when the run was deleted.
+    pub(super) async fn gone(&self) {
+        self.is_gone.cancelled().await;
     }
 
     /// All events up to number `last` are published, whether this channel was there or not.

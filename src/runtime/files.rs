@@ -224,7 +224,8 @@ impl Files {
         };
         let done = self.blocking(alone).await?;
         if let Some(keeping) = keeping {
-            let touched = Touched { paths: paths(&done).into_iter().collect(), is_all: true };
+            let paths = paths(&done).into_iter().collect();
+            let touched = Touched { paths, is_all: true, is_whole: true };
             let refused = keeping.keep(touched).await.map_err(ChangeError::from)?;
             if let Some(path) = refused.into_iter().next() {
                 return Err(ChangeError::InTheWay(

@@ -39,6 +39,7 @@ pub struct Follower {
     /// Whether the journal held nothing new after subscribing.
     caught_up: bool,
     over: bool,
+    is_gone: bool,
 }
 
 /// A subscription; the channel lives as long as its last subscription.
@@ -62,6 +63,7 @@ impl Runtime {
             live: None,
             caught_up: false,
             over: false,
+            is_gone: false,
         }
     }
 
@@ -113,8 +115,8 @@ impl Runtime {
 }
 
 impl Follower {
-    /// The next event, or a piece of an answer that is being written. `None` after the last one, or
-    /// where the service is stopping; another replica, or this one later, goes on from the last
+    /// The next event, or a piece of an answer that is being written. `None` after the last one, where
+    /// the run was deleted, or where the service is stopping; another replica, or this one later, goes on from the last
     /// event that was handed out. May be dropped and called again at any time.
     ///
     /// # Errors
@@ -149,9 +151,15 @@ impl Follower {
                     },
                     Err(RecvError::Lagged(_) | RecvError::Closed) => self.fell_behind(),
                 },
+                () = live.channel.gone() => (self.over, self.is_gone) = (true, true),
                 () = self.runtime.inner.replica.drained.cancelled() => self.over = true,
             }
         }
+    }
+
+    /// Whether it ended because the run was deleted.
+    pub fn run_is_gone(&self) -> bool {
+        self.is_gone
     }
 
     fn handed_out(&mut self, published: Arc<Published>) -> Arc<Published> {

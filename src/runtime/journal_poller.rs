@@ -2,7 +2,8 @@
 //!
 //! One task asks for all of these runs at once how far they are, and reads the journals of those that
 //! went on. It asks often while something happens, and the less often the more runs there are, so that
-//! its cost has a bound. It ends with the last follower.
+//! its cost has a bound. A run of which it hears nothing was deleted: its followers are told. It ends with
+//! the last follower.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -51,10 +52,18 @@ impl Runtime {
         let runs: Vec<Uuid> = channels.keys().copied().collect();
         // Followers meet an error of the store themselves when they need the journal.
         let Ok(newest) = self.inner.store.newest_events(&runs).await else { return false };
-        let news: Vec<&Arc<Channel>> = newest
-            .iter()
-            .filter_map(|(run, seq)| channels.get(run).filter(|channel| channel.last() < *seq))
-            .collect();
+        let newest: HashMap<Uuid, i64> = newest.into_iter().collect();
+        let is_here = |run| self.inner.driven.live.get(run).is_some();
+        for channel in channels.values() {
+            // One that has begun here in the meantime may not be stored yet.
+            if !newest.contains_key(&channel.run) && !is_here(channel.run) {
+                channel.run_is_gone();
+            }
+        }
+        let has_new = |channel: &&Arc<Channel>| {
+            newest.get(&channel.run).is_some_and(|seq| channel.last() < *seq)
+        };
+        let news: Vec<&Arc<Channel>> = channels.values().filter(has_new).collect();
         let has_news = !news.is_empty();
         stream::iter(news)
             .for_each_concurrent(AT_ONCE, async |channel| {

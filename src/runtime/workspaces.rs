@@ -28,6 +28,7 @@ use crate::fairness;
 use crate::objects::Objects;
 use crate::store::Store;
 use crate::tools::Workspace;
+use crate::tools::file_locks::FileLocks;
 use crate::tools::keeping::NotKept;
 use crate::tools::quota::Quota;
 use crate::tools::stored_files::StoredFiles;
@@ -89,6 +90,7 @@ pub(super) struct Workspaces {
     quarantine_retention: Option<Duration>,
     stored: Arc<StoredFiles>,
     changes: Arc<ChangeLocks>,
+    locks: FileLocks,
     store: Arc<Store>,
     /// Held while it is looked whether files can be written, also by a look that hangs.
     looking: Arc<AsyncMutex<()>>,
@@ -136,14 +138,17 @@ impl Workspaces {
                 SharedFiles::Objects(kept)
             }
         };
-        let changes = match &shared {
-            SharedFiles::Volume(_) => ChangeLocks::on_volume(root.clone()),
-            SharedFiles::No | SharedFiles::Objects(_) => ChangeLocks::default(),
+        let (changes, locks) = match &shared {
+            SharedFiles::Volume(_) => {
+                (ChangeLocks::on_volume(root.clone()), FileLocks::on_volume(root.clone()))
+            }
+            SharedFiles::No | SharedFiles::Objects(_) => Default::default(),
         };
         Self {
             root,
             shared,
             changes: Arc::new(changes),
+            locks,
             quota,
             quarantine_retention,
             stored: Arc::default(),
@@ -193,7 +198,7 @@ impl Workspaces {
         let (owner, path) = (tenant.to_owned(), directory.to_owned());
         let opened = self.on_disk(move |root| Workspace::open(root, &owner, &path)).await;
         match opened.map_err(OpenError::NotHere)? {
-            Ok(workspace) => Ok(workspace.within(&self.quota)),
+            Ok(workspace) => Ok(workspace.within(&self.quota).locked_by(&self.locks)),
             Err(error @ WorkspaceError::Io { .. }) if !self.is_usable().await => {
                 Err(OpenError::NotHere(error))
             }
@@ -217,7 +222,7 @@ impl Workspaces {
         let (owner, path) = (tenant.to_owned(), directory.to_owned());
         let found = self.on_disk(move |root| Workspace::find(root, &owner, &path)).await;
         let found = found.flatten().map_err(io::Error::other)?;
-        Ok(found.map(|workspace| workspace.within(&self.quota)))
+        Ok(found.map(|workspace| workspace.within(&self.quota).locked_by(&self.locks)))
     }
 
     /// Opens something beneath the root; on a volume beside the threads of the runtime, and for

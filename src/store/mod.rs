@@ -85,7 +85,8 @@ pub use tables::{
 };
 pub use webhooks::{DeliveryFilter, DeliveryStatus, Tried};
 pub use workspaces::{
-    FileWriter, KeptContent, KeptFile, KeptPath, ObjectClaim, PathWrite, PathsChanged, PathsWritten,
+    FileWriter, FileWrites, KeptContent, KeptFile, KeptPath, ObjectClaim, PathWrite, PathsChanged,
+    PathsWritten,
 };
 
 /// The format of definitions and journals that this version writes, and the newest that it reads.

@@ -14,6 +14,7 @@ use super::budget::Ownership;
 use super::conflict::anew;
 use super::sql::{Query, Row};
 use super::{Store, StoreError};
+use std::collections::BTreeMap;
 use uuid::Uuid;
 
 /// Rows that are read or written by one statement.
@@ -82,6 +83,16 @@ pub struct PathWrite {
     pub content: Option<KeptContent>,
 }
 
+/// Paths that are written in one transaction.
+#[derive(Debug, Clone, Copy)]
+pub struct FileWrites<'a> {
+    /// Which write it is. One that is repeated because its answer was lost is the same.
+    pub id: Uuid,
+    /// Whether nothing is written where a part cannot be.
+    pub is_whole: bool,
+    pub paths: &'a [PathWrite],
+}
+
 /// Who writes, and what must be so when it is written.
 #[derive(Debug, Clone, Copy)]
 pub enum FileWriter<'a> {
@@ -94,7 +105,8 @@ pub enum FileWriter<'a> {
 /// What became of writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PathsWritten {
-    /// All but those that others have changed since, or made impossible.
+    /// All but those that others have changed since, or made impossible; none where the write is whole
+    /// and there are any.
     Done { version: i64, changed_by_others: Vec<String> },
     /// The run is another owner's: nothing was written.
     Fenced,
@@ -194,12 +206,12 @@ impl Store {
     }
 
     /// Writes paths of a tenant, in one transaction; under the fence of a run where it is one that
-    /// changed them. Doing it twice is harmless.
+    /// changed them. Doing it twice under one id is harmless.
     pub async fn write_files(
         &self,
         tenant: &str,
         by: FileWriter<'_>,
-        writes: &[PathWrite],
+        writes: FileWrites<'_>,
     ) -> Result<PathsWritten, StoreError> {
         anew(|| self.try_to_write_files(tenant, by, writes)).await
     }
@@ -208,7 +220,7 @@ impl Store {
         &self,
         tenant: &str,
         by: FileWriter<'_>,
-        writes: &[PathWrite],
+        writes: FileWrites<'_>,
     ) -> Result<PathsWritten, StoreError> {
         let mut tx = self.backend.begin(Work::Data).await?;
         if let FileWriter::Run(run, by) = by {
@@ -228,32 +240,13 @@ impl Store {
         {
             return Ok(PathsWritten::Orphaned);
         }
-        let (mut due, mut changed_by_others) = (Vec::new(), Vec::new());
-        for some in writes.chunks(PAGE as usize) {
-            let paths: Vec<String> = some.iter().map(|write| write.path.clone()).collect();
-            let mut there = std::collections::BTreeMap::new();
-            for known in at_paths(&mut *tx, tenant, &paths).await? {
-                there.insert(known.path.clone(), known);
-            }
-            for write in some {
-                let known = there.remove(&write.path);
-                let (at, content) = known.map_or((0, None), |it| (it.version, it.content));
-                let is_base = if content.is_none() { write.base == 0 } else { write.base == at };
-                let is_done = match (&content, &write.content) {
-                    (Some(one), Some(other)) => one.is_same(other),
-                    (None, None) => true,
-                    _ => false,
-                };
-                if is_base || is_done {
-                    due.push(Due { write, before: content });
-                } else {
-                    changed_by_others.push(write.path.clone());
-                }
-            }
-        }
+        let (mut due, mut changed_by_others) = due_of(&mut *tx, tenant, writes).await?;
         let impossible = places::impossible(&mut *tx, tenant, &due).await?;
         due.retain(|due| !impossible.contains(&due.write.path));
         changed_by_others.extend(impossible);
+        if writes.is_whole && !changed_by_others.is_empty() {
+            changed_by_others.extend(due.drain(..).map(|due| due.write.path.clone()));
+        }
         let loose: Vec<String> =
             due.iter().filter_map(|due| object_of(due.before.as_ref())).collect();
         let due: Vec<&PathWrite> = due.into_iter().map(|due| due.write).collect();
@@ -261,7 +254,7 @@ impl Store {
             return Ok(PathsWritten::Lost);
         }
         for some in due.chunks(CHUNK) {
-            tx.run(upsert(tenant, version, some)).await?;
+            tx.run(upsert(tenant, version, Some(writes.id), some)).await?;
         }
         let_go(&mut *tx, &loose).await?;
         tx.commit().await?;
@@ -385,16 +378,59 @@ async fn let_go(tx: &mut dyn Transaction, objects: &[String]) -> Result<(), Stor
     Ok(())
 }
 
+/// The writes of which the paths are as the writer knows them, and the paths that others have changed. The
+/// tenant's files are locked.
+async fn due_of<'a>(
+    tx: &mut dyn Transaction,
+    tenant: &str,
+    writes: FileWrites<'a>,
+) -> Result<(Vec<Due<'a>>, Vec<String>), StoreError> {
+    let (mut due, mut changed_by_others) = (Vec::new(), Vec::new());
+    for some in writes.paths.chunks(PAGE as usize) {
+        let paths: Vec<String> = some.iter().map(|write| write.path.clone()).collect();
+        let mut there = BTreeMap::new();
+        for row in &rows_at(tx, tenant, &paths).await? {
+            let (known, by) = (read(row)?, row.read::<Option<Uuid>>("write_id")?);
+            there.insert(known.path.clone(), (known, by));
+        }
+        for write in some {
+            let (before, at, by) = match there.remove(&write.path) {
+                Some((known, by)) => (known.content, known.version, by),
+                None => (None, 0, None),
+            };
+            let is_base = if before.is_none() { write.base == 0 } else { write.base == at };
+            // What others have changed to the same is their change; a directory is there either way.
+            let is_there = matches!(
+                (&before, &write.content),
+                (Some(KeptContent::Directory), Some(KeptContent::Directory))
+            );
+            if is_base || is_there || by == Some(writes.id) {
+                due.push(Due { write, before });
+            } else {
+                changed_by_others.push(write.path.clone());
+            }
+        }
+    }
+    Ok((due, changed_by_others))
+}
+
 /// These paths of a tenant, as far as they are known.
 async fn at_paths(
     tx: &mut dyn Transaction,
     tenant: &str,
     paths: &[String],
 ) -> Result<Vec<KeptPath>, StoreError> {
+    rows_at(tx, tenant, paths).await?.iter().map(read).collect()
+}
+
+async fn rows_at(
+    tx: &mut dyn Transaction,
+    tenant: &str,
+    paths: &[String],
+) -> Result<Vec<Row>, StoreError> {
     let look =
         Query::new("SELECT * FROM workspace_files WHERE tenant = :tenant AND path IN :paths");
-    let rows = tx.run(look.bind("tenant", tenant).bind("paths", paths)).await?;
-    rows.iter().map(read).collect()
+    tx.run(look.bind("tenant", tenant).bind("paths", paths)).await
 }
 
 /// Everything beneath a directory of a tenant is deleted.
@@ -416,7 +452,7 @@ pub(super) async fn delete_beneath(
     let delete = beneath(
         Query::new(
             "UPDATE workspace_files SET kind = 'gone', object = NULL, hash = NULL, size = NULL, \
-             mode = NULL, modified_ns = NULL, target = NULL, version = :version, at = {now} \
+             mode = NULL, modified_ns = NULL, target = NULL, version = :version, write_id = NULL, at = {now} \
              WHERE tenant = :tenant AND kind <> 'gone'",
         ),
         directory,
@@ -466,18 +502,19 @@ async fn use_objects(tx: &mut dyn Transaction, writes: &[&PathWrite]) -> Result<
     Ok(true)
 }
 
-fn upsert(tenant: &str, version: i64, writes: &[&PathWrite]) -> Query {
+fn upsert(tenant: &str, version: i64, by: Option<Uuid>, writes: &[&PathWrite]) -> Query {
     let mut query = Query::new(
         "INSERT INTO workspace_files (tenant, path, kind, object, hash, size, mode, modified_ns, \
-         target, version, at) VALUES ",
+         target, version, write_id, at) VALUES ",
     )
     .bind("tenant", tenant)
-    .bind("version", version);
+    .bind("version", version)
+    .bind("write_id", by);
     for (number, write) in writes.iter().enumerate() {
         let comma = if number == 0 { "" } else { ", " };
         query = query.push(&format!(
             "{comma}(:tenant, :path{number}, :kind{number}, :object{number}, :hash{number}, \
-             :size{number}, :mode{number}, :modified{number}, :target{number}, :version, {{now}})"
+             :size{number}, :mode{number}, :modified{number}, :target{number}, :version, :write_id, {{now}})"
         ));
         let file = match &write.content {
             Some(KeptContent::File(file)) => Some(file),
@@ -502,7 +539,7 @@ fn upsert(tenant: &str, version: i64, writes: &[&PathWrite]) -> Query {
         " ON CONFLICT (tenant, path) DO UPDATE SET kind = excluded.kind, object = excluded.object, \
          hash = excluded.hash, size = excluded.size, mode = excluded.mode, \
          modified_ns = excluded.modified_ns, target = excluded.target, \
-         version = excluded.version, at = excluded.at",
+         version = excluded.version, write_id = excluded.write_id, at = excluded.at",
     )
 }
 

@@ -35,6 +35,7 @@ struct Told {
     /// How many files may be changed whose change was not foreseen; none: any number.
     left: Option<u64>,
     is_complete: bool,
+    is_whole: bool,
     /// Closed when what programs have left is looked through.
     looking: Option<watch::Receiver<()>>,
     /// What speaks against what they have left.
@@ -77,6 +78,11 @@ impl Changed {
             (change.diff, change.truncated) = (None, true);
         }
         told.changes.push(change);
+    }
+
+    /// What is changed is one change: where a part of it is refused, all of it is.
+    pub(super) fn is_one(&self) {
+        self.0.lock().is_whole = true;
     }
 
     /// Nothing will be changed any more.
@@ -129,7 +135,8 @@ impl Changed {
     /// What the call has changed, to be kept.
     pub fn touched(&self) -> Touched {
         let told = self.0.lock();
-        Touched { paths: told.touched.clone(), is_all: told.is_complete }
+        let (is_all, is_whole) = (told.is_complete, told.is_complete && told.is_whole);
+        Touched { paths: told.touched.clone(), is_all, is_whole }
     }
 
     /// All changes, where they are known.

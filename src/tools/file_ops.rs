@@ -232,6 +232,7 @@ impl Tool for FileOps {
         };
         let only_reads = !permit.actions().iter().any(|action| action.effect != Effect::Read);
         let changed = context.changed.clone();
+        changed.is_one();
         let perform = move |stop: &CancellationToken| {
             Operation::parse(&arguments)?.perform(&workspace, &permit, stop, &changed)
         };
@@ -384,7 +385,9 @@ impl<'a> Operation<'a> {
             Self::Write { content, .. } => {
                 writing::write(workspace, path, content, permit, stop, changed)
             }
-            Self::Append { content, .. } => writing::append(workspace, path, content, changed),
+            Self::Append { content, .. } => {
+                writing::append(workspace, path, content, stop, changed)
+            }
             Self::Edit { old, new, replace_all, .. } => {
                 let occurrences = if replace_all == Some(true) {
                     if self.actions(workspace)? != permit.actions() {
@@ -405,9 +408,9 @@ impl<'a> Operation<'a> {
                         "{path:?} changed while it was about to be moved; read it again"
                     )));
                 }
-                writing::rename(workspace, path, path_of(permit, 1)?, permit, changed)
+                writing::rename(workspace, path, path_of(permit, 1)?, permit, stop, changed)
             }
-            Self::Delete { .. } => writing::delete(workspace, path, changed),
+            Self::Delete { .. } => writing::delete(workspace, path, stop, changed),
             Self::Patch { patch } => patching::apply(workspace, patch, permit, stop, changed),
         }
     }

@@ -18,6 +18,8 @@ pub struct Touched {
     pub paths: BTreeSet<String>,
     /// Whether nothing else was changed.
     pub is_all: bool,
+    /// Whether nothing of it is kept where a part cannot be.
+    pub is_whole: bool,
 }
 
 /// Why a change is not kept.

@@ -15,6 +15,7 @@ use cap_std::fs::{Dir, File, Metadata, MetadataExt};
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 
+use super::file_locks::FileLock;
 use super::keeping::NotKept;
 use super::quota::{Growth, OverQuota};
 use super::staged::Staged;
@@ -237,9 +238,13 @@ impl StoredFiles {
             match before {
                 Some((metadata, _)) => {
                     file.staged.inherit(metadata)?;
+                    let _lock = locked(workspace, (dir, name), before.as_ref(), condition)?;
                     replace(file, dir, name)?;
                 }
-                None => place_new(workspace, file, place, condition.is_some())?,
+                None => {
+                    let _lock = workspace.lock(&[(dir, name)])?;
+                    place_new(workspace, file, place, condition.is_some())?;
+                }
             }
         }
         places.keep();
@@ -275,7 +280,9 @@ impl StoredFiles {
         let before = current(workspace, path)?.ok_or(ChangeError::NotFound)?;
         self.check(Some(&before), condition)?;
         let (dir, name) = workspace.holder(path)?;
+        let lock = locked(workspace, (&dir, name), Some(&before), condition)?;
         dir.remove_file(name)?;
+        drop(lock);
         workspace.freed(before.0.len());
         let mut deleted = vec![path.to_owned()];
         deleted.extend(remove_emptied(workspace, path));
@@ -334,6 +341,22 @@ impl StoredFiles {
 
 fn way_to<'p>(workspace: &Workspace, path: &'p str) -> Result<Way<'p>, ChangeError> {
     workspace.way(path).map_err(|error| blocked(error, path))
+}
+
+/// Waits for the moment in which no run changes a file. One that the condition was checked of must still be
+/// the same then; while it is open, no other file can be taken for it.
+fn locked(
+    workspace: &Workspace,
+    (dir, name): (&Dir, &str),
+    before: Option<&(Metadata, File)>,
+    condition: Option<&Condition>,
+) -> Result<FileLock, ChangeError> {
+    let lock = workspace.lock(&[(dir, name)])?;
+    let is_same = || {
+        let now = dir.symlink_metadata(name).ok();
+        now.as_ref().map(Version::of) == before.map(|(metadata, _)| Version::of(metadata))
+    };
+    if condition.is_none() || is_same() { Ok(lock) } else { Err(ChangeError::Condition) }
 }
 
 /// Puts a file where there was none. A run or a program may have made one in the meantime.

@@ -22,6 +22,7 @@ use cap_std::fs::{Dir, File, Metadata, OpenOptions};
 
 use uuid::Uuid;
 
+use super::file_locks::{FileLock, FileLocks};
 use super::keeping::{Keeper, Keeping, NotKept, Touched};
 use super::quarantine::Quarantine;
 use super::quota::{Growth, OverQuota, Quota};
@@ -44,6 +45,7 @@ pub struct Workspace {
     directory: Arc<str>,
     quota: Arc<Quota>,
     quarantine: Quarantine,
+    locks: FileLocks,
     /// Who keeps its files, where that is not the directory.
     keeper: Option<Arc<dyn Keeper>>,
 }
@@ -146,8 +148,8 @@ impl Workspace {
             opened => opened,
         };
         let tenant = open_or_make(&root.map_err(failed)?, tenant).map_err(failed)?;
-        let (root, quota) = (Arc::new(tenant), Arc::default());
-        let tenant = Self { root, directory: ".".into(), quota, quarantine, keeper: None };
+        let (root, quota, locks) = (Arc::new(tenant), Arc::default(), FileLocks::default());
+        let tenant = Self { root, directory: ".".into(), quota, quarantine, locks, keeper: None };
         if beneath == "." {
             return Ok(tenant);
         }
@@ -182,6 +184,20 @@ impl Workspace {
     #[must_use]
     pub fn within(self, quota: &Arc<Quota>) -> Self {
         Self { quota: Arc::clone(quota), ..self }
+    }
+
+    /// The same with other locks of its files.
+    #[must_use]
+    pub fn locked_by(self, locks: &FileLocks) -> Self {
+        Self { locks: locks.clone(), ..self }
+    }
+
+    /// Waits until no other changes one of these names of its directories, and then lets none. Blocks.
+    ///
+    /// # Errors
+    /// It takes too long, or the volume cannot be used.
+    pub fn lock(&self, names: &[(&Dir, &str)]) -> io::Result<FileLock> {
+        self.locks.lock(names)
     }
 
     /// The same with a keeper of its files.
@@ -233,7 +249,8 @@ impl Workspace {
     ) -> Result<Vec<String>, NotKept> {
         match self.keeping().await {
             Some(keeping) => {
-                keeping.keep(Touched { paths: paths.into_iter().collect(), is_all: true }).await
+                let paths = paths.into_iter().collect();
+                keeping.keep(Touched { paths, is_all: true, is_whole: false }).await
             }
             None => Ok(Vec::new()),
         }

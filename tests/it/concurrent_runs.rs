@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::service::{Answer, Db, Service, Setup, answer, on_both_stores};
@@ -12,6 +13,7 @@ on_both_stores! {
     children_take_turns_in_the_place_of_their_parent,
     a_chain_of_runs_needs_one_place,
     one_request_sent_many_times_at_once_is_one_run,
+    an_edit_that_succeeds_is_in_the_file,
 }
 
 const AGENT: &str = "
@@ -178,4 +180,43 @@ async fn one_request_sent_many_times_at_once_is_one_run(db: Db) {
         .collect();
     assert_eq!(runs.len(), 1, "{runs:?}");
     assert_eq!(count(&service.get("/v1/runs").await.body), 1);
+}
+
+/// Runs that edit lines of their own in one file.
+async fn an_edit_that_succeeds_is_in_the_file(db: Db) {
+    const EDITS: usize = 12;
+    let edit = |number: usize| {
+        format!(
+            "  - tool_calls: [{{tool: file_ops, arguments: {{operation: edit, path: doc.txt, \
+             old: '<{{{{ inputs.of }}}}.{number}>', new: '({{{{ inputs.of }}}}.{number})'}}}}]\n"
+        )
+    };
+    let steps: String = (0..EDITS).map(edit).collect();
+    let editor = "tools: [file_ops]\nworkspace: team\n\
+                  governance: {autonomy: full, paths: {read: ['**'], write: ['**']}}\n";
+    let service = Setup::new()
+        .agent("editor", &format!("{}{editor}", agent("editor")))
+        .scenario("editor", &format!("steps:\n{steps}  - text: done\n"))
+        .start(db)
+        .await;
+    let runs = ["a", "b", "c", "d", "e", "f"];
+    let lines =
+        |of: &&str| (0..EDITS).map(|number| format!("<{of}.{number}>\n")).collect::<String>();
+    let file = "/v1/agents/editor/files/doc.txt";
+    let put = service.request(Method::PUT, file).body(runs.iter().map(lines).collect::<String>());
+    assert_eq!(answer(put).await.status, 201);
+    let edited = runs.map(async |of| {
+        let run = service.run("editor", &json!({"inputs": {"of": of}})).await;
+        let calls = format!("/v1/runs/{}/tool-calls", run["run_id"].as_str().unwrap());
+        service.get(&calls).await.body["data"].as_array().unwrap().clone()
+    });
+    let edited = futures::future::join_all(edited).await;
+    let text = service.get(file).await.body.as_str().unwrap().to_owned();
+    for (of, calls) in runs.iter().zip(edited) {
+        assert!(!calls.is_empty(), "a run ends early where too many are refused in a row");
+        for (number, call) in calls.iter().enumerate() {
+            let is_done = call["is_error"] == false;
+            assert_eq!(text.contains(&format!("({of}.{number})")), is_done, "{call:#}\n{text}");
+        }
+    }
 }

@@ -79,6 +79,12 @@ steps:
   - {text: done}
 ";
 
+const MOVING: &str = "
+steps:
+  - tool_calls: [{tool: file_ops, arguments: {operation: move, path: 'in/{{ inputs.job }}', to: '{{ inputs.to }}/{{ inputs.job }}'}}]
+  - {text: done}
+";
+
 const PROGRAM: &str = "
 steps:
   - tool_calls: [{tool: shell, arguments: {command: \"mkdir -p out && truncate -s 3 out/made && chmod 750 out/made && ln -s made out/link && truncate -s 9000000 out/large\"}}]
@@ -123,6 +129,8 @@ fn kept_with(url: &str, runtime: &str) -> Setup {
         .agent("lead", &lead)
         .agent("chief", &chief)
         .agent("helper", &agent("adding", "team", "file_ops"))
+        .agent("mover", &agent("moving", "jobs", "file_ops"))
+        .scenario("moving", MOVING)
         .agent("program", &program)
         .scenario("program", PROGRAM)
         .scenario("leading", LEADING)
@@ -327,6 +335,46 @@ async fn runs_that_share_a_workspace_lose_no_line_of_each_other() {
         // A call that was told to have been kept was kept, and no other.
         let is_kept = !results[0].starts_with("Error:");
         assert_eq!(text.matches(line).count(), usize::from(is_kept), "{line} {results:#?}\n{text}");
+    }
+}
+
+/// Requests that change the same at the same time in the same way, on two replicas.
+#[tokio::test]
+async fn of_equal_changes_on_two_replicas_one_succeeds() {
+    let objects = place();
+    let (first, second) = two(&objects).await;
+    let owner = "/v1/agents/mover";
+    for round in 0..8 {
+        let job = format!("job{round}");
+        let path = format!("in/{job}");
+        let new = async |service: &Service| {
+            let request = service.request(Method::PUT, &format!("{owner}/files/{path}"));
+            answer(request.header("if-none-match", "*").body("job")).await.status.as_u16()
+        };
+        let made = tokio::join!(new(&first), new(&second));
+        assert!(matches!(made, (201, 409 | 412) | (409 | 412, 201)), "{made:?}");
+        for service in [&first, &second] {
+            assert_eq!(content(service, owner, &path).await, "job");
+        }
+        let move_to = async |service: &Service, to: &str| {
+            let inputs = json!({"inputs": {"job": job, "to": to}});
+            let run = service.run("mover", &inputs).await;
+            results(service, &path_of(&run)).await[0].starts_with("Moved")
+        };
+        let moved = tokio::join!(move_to(&first, "one"), move_to(&second, "other"));
+        assert!(moved.0 != moved.1, "{moved:?}");
+        let at = format!("{}/{job}", if moved.0 { "one" } else { "other" });
+        for service in [&first, &second] {
+            let files = listed(service, owner).await;
+            assert_eq!(files.iter().filter(|path| path.ends_with(&job)).collect::<Vec<_>>(), [&at]);
+        }
+        let tag = first.get(&format!("{owner}/files/{at}")).await.headers["etag"].clone();
+        let delete = async |service: &Service| {
+            let request = service.request(Method::DELETE, &format!("{owner}/files/{at}"));
+            answer(request.header("if-match", tag.clone())).await.status.as_u16()
+        };
+        let deleted = tokio::join!(delete(&first), delete(&second));
+        assert!(matches!(deleted, (204, 404 | 409 | 412) | (404 | 409 | 412, 204)), "{deleted:?}");
     }
 }
 

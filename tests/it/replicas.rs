@@ -12,6 +12,7 @@ use crate::fault_rounds::rounds;
 use crate::postgres_cluster;
 use crate::postgres_proxy::Proxy;
 use crate::service::{Answer, Db, Service, Setup, Signal, answer, command, on_both_stores};
+use crate::streaming::follow;
 
 on_both_stores! {
     a_replica_without_a_workspace_leaves_runs_alone,
@@ -414,4 +415,29 @@ async fn the_time_is_that_of_the_database() {
     days.until(&format!("{run}/events"), |events| has(events, "run.resumed")).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(days.get(&run).await.body["status"], "running");
+}
+
+/// As with a session, or by retention.
+#[tokio::test]
+async fn what_waits_for_a_run_ends_when_another_replica_deletes_it() {
+    let here = setup().start(Db::Postgres).await;
+    let body = json!({"session_id": "s", "on_session_busy": "enqueue"});
+    let run = invoke(&here, "slow", &body).await.body["run_id"].as_str().unwrap().to_owned();
+    here.until(&format!("/v1/runs/{run}"), |run| run["status"] == "running").await;
+    let there = setup().start_on(here.database_url.clone()).await;
+    let events = follow(&there, &run, None).await.rest();
+    let delete = async {
+        there.until("/v1/runs?status=queued", |runs| runs["data"][0].is_object()).await;
+        execute(&here.database_url, "DELETE FROM run_events; DELETE FROM runs").await;
+    };
+    let wait = there.post("/v1/agents/slow/invoke-iterative", &body);
+    let (events, waited, ()) = tokio::join!(events, wait, delete);
+    assert!(events.iter().all(|frame| frame.event != "run.completed"), "{events:#?}");
+    assert_eq!(
+        (waited.status.as_u16(), &waited.body["code"]),
+        (404, &json!("NOT_FOUND")),
+        "{:#}",
+        waited.body
+    );
+    assert!(waited.body["run_id"].is_string());
 }

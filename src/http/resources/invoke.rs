@@ -292,8 +292,12 @@ async fn outcome(
     | Accepted::Known(run_id)
     | Accepted::Started(Started { run_id, .. })) = accepted;
     let waited = async || app.runtime.wait(&caller.tenant, run_id, until).await;
+    let there = async || match waited().await {
+        Ok(None) => Err(deleted()),
+        found => found.map_err(Problem::from),
+    };
     let run = match accepted {
-        Accepted::Queued(_) | Accepted::Known(_) => waited().await.map_err(Problem::from),
+        Accepted::Queued(_) | Accepted::Known(_) => there().await,
         Accepted::Started(started) => {
             match tokio::time::timeout_at(until, started.finished()).await {
                 Ok(Ok(run)) => Ok(Some(run)),
@@ -307,7 +311,7 @@ async fn outcome(
                     }
                     found => found.map_err(Problem::from),
                 },
-                Ok(Err(WaitError::Parked(_))) => waited().await.map_err(Problem::from),
+                Ok(Err(WaitError::Parked(_))) => there().await,
                 Err(_) if headers.takes_accepted() => {
                     existing(app, &caller.tenant, run_id).await.map(Some)
                 }
@@ -320,6 +324,11 @@ async fn outcome(
         Err(problem) => Err(problem),
     };
     answered.map_err(|problem| problem.of_run(run_id))
+}
+
+/// The run was deleted, with its session or by retention, while its client waited.
+fn deleted() -> Problem {
+    Problem::new(Code::NotFound, "The run was deleted while its outcome was waited for.")
 }
 
 /// The run where it has ended or the client takes it as it is, else why there is nothing to answer.

@@ -155,6 +155,9 @@ impl Reader {
         match news {
             None => self.interrupted("the API key or token is revoked or has expired"),
             Some(Ok(Some(published))) => self.framed(&published).await,
+            Some(Ok(None)) if self.follower.run_is_gone() => {
+                self.ended_with(": the run was deleted\n\n")
+            }
             Some(Ok(None)) => self.interrupted("the service is shutting down"),
             Some(Err(StoreError::UnreadableEvent { seq, .. })) => {
                 self.seen = seq;
@@ -180,9 +183,13 @@ impl Reader {
 
     /// The last comment of a stream that ends before its run.
     fn interrupted(&mut self, why: &str) -> Bytes {
+        self.ended_with(&format!(": {why}; resume with Last-Event-ID: {}\n\n", self.seen))
+    }
+
+    fn ended_with(&mut self, comment: &str) -> Bytes {
         self.is_over = true;
         CancelOnDrop::disarm(self.cancel.take());
-        format!(": {why}; resume with Last-Event-ID: {}\n\n", self.seen).into()
+        comment.to_owned().into()
     }
 }
 

@@ -3,23 +3,25 @@
 //!
 //! On a volume that replicas share the lock is one of the file system, so that it holds for all of them.
 //! Where the volume has no locks, it holds within this replica only.
+//!
+//! Runs do not take it: for the moment in which they, and callers, change a file they have
+//! [`crate::tools::file_locks`], which are taken after it.
 
 use std::collections::HashMap;
-use std::fs::{File, OpenOptions, TryLockError, create_dir};
+use std::fs::{File, TryLockError};
 use std::io::{self, ErrorKind};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use rustix::io::Errno;
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
-/// Where the files lie that are locked; no tenant can have its name.
-const DIRECTORY: &str = ".locks";
+use crate::tools::file_locks::{is_unsupported, lock_file};
+
 /// How long others may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The pause between two tries.
@@ -63,7 +65,7 @@ impl ChangeLocks {
         };
         let (root, name) = (root.clone(), tenant.to_owned());
         // What hangs keeps the lock, so that no other hangs beside it.
-        let opened = spawn_blocking(move || (opened(&root, &name), here)).await;
+        let opened = spawn_blocking(move || (lock_file(&root, &name), here)).await;
         let (file, here) = opened.map_err(io::Error::other)?;
         let mut held = (file?, here);
         loop {
@@ -87,30 +89,6 @@ impl ChangeLocks {
             }
         }
     }
-}
-
-fn opened(root: &Path, tenant: &str) -> io::Result<File> {
-    let directory = root.join(DIRECTORY);
-    let open = || {
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false);
-        options.open(directory.join(tenant))
-    };
-    match open() {
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            match create_dir(&directory) {
-                Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
-                _ => {}
-            }
-            open()
-        }
-        opened => opened,
-    }
-}
-
-fn is_unsupported(error: &io::Error) -> bool {
-    error.kind() == ErrorKind::Unsupported
-        || error.raw_os_error() == Some(Errno::NOLCK.raw_os_error())
 }
 
 #[cfg(test)]

@@ -77,6 +77,8 @@ struct Tenant {
     scopes: Mutex<BTreeMap<String, Arc<Scope>>>,
     /// Held while files of it are put into their places.
     placing: Mutex<()>,
+    /// Held from a write of paths until what it made of them is known here.
+    noting: tokio::sync::Mutex<()>,
     locks: DirectoryLocks,
 }
 
@@ -257,6 +259,7 @@ impl KeptFiles {
                 known: Mutex::default(),
                 scopes: Mutex::default(),
                 placing: Mutex::default(),
+                noting: tokio::sync::Mutex::default(),
                 locks: DirectoryLocks::default(),
             })
         }));

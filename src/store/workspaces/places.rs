@@ -44,7 +44,7 @@ impl Store {
                 .map(|path| PathWrite { path: path.clone(), base: 0, content: None })
                 .collect();
             let deletes: Vec<&PathWrite> = deletes.iter().collect();
-            tx.run(upsert(tenant, version, &deletes)).await?;
+            tx.run(upsert(tenant, version, None, &deletes)).await?;
             let_go(&mut *tx, &objects).await?;
         }
         tx.commit().await?;

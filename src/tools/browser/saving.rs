@@ -55,7 +55,9 @@ pub(super) async fn picture(picture: Vec<u8>, context: &ToolContext) -> Result<S
             let (staged, mut file) = Staged::create(made.dir())?;
             file.write_all(&picture)?;
             file.sync_data()?;
+            let lock = workspace.lock(&[(made.dir(), made.name())])?;
             staged.replace(made.dir(), made.name())?;
+            drop(lock);
             made.keep();
             Ok(())
         };

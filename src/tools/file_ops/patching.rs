@@ -5,14 +5,14 @@
 //! between leaves some of them.
 
 use std::collections::BTreeSet;
-use std::io::{self, Read};
+use std::io::{self, Read as _};
 use std::sync::Arc;
 
-use cap_std::fs::{Dir, Metadata};
+use cap_std::fs::{Dir, File, Metadata};
 use tokio_util::sync::CancellationToken;
 
 use super::diff::{Before, compared};
-use super::writing::{MAX_EDITED, same_version, writable};
+use super::writing::{MAX_EDITED, locked, same_version, writable};
 use super::{
     Permit, ToolError, Workspace, reads, refused, stopped, with_directories, writes_lines,
 };
@@ -73,6 +73,13 @@ pub(super) fn actions(workspace: &Workspace, patch: &str) -> Result<Vec<Action>,
     Ok(actions)
 }
 
+/// A file as it was read. While it is open, no other file can be taken for it.
+struct Read {
+    metadata: Metadata,
+    text: String,
+    _file: File,
+}
+
 /// One file on its way.
 struct Planned {
     path: String,
@@ -80,7 +87,7 @@ struct Planned {
     /// What holds it; `None` where it is not made yet.
     dir: Option<Arc<Dir>>,
     name: String,
-    before: Option<(Metadata, String)>,
+    before: Option<Read>,
     after: String,
 }
 
@@ -103,7 +110,7 @@ pub(super) fn apply(
         files.iter().partition(|file| file.what == PatchKind::Create);
     for file in existing.into_iter().chain(new) {
         let one = plan(workspace, file)?;
-        total += one.after.len() + one.before.as_ref().map_or(0, |(_, text)| text.len());
+        total += one.after.len() + one.before.as_ref().map_or(0, |before| before.text.len());
         if total > MAX_TOTAL {
             let message = format!("the files of the patch are larger than {MAX_TOTAL} bytes");
             return Err(ToolError::ForModel(message));
@@ -126,7 +133,7 @@ pub(super) fn apply(
     let staged = planned.iter().map(|one| match one.what {
         PatchKind::Delete => Ok(None),
         PatchKind::Create | PatchKind::Modify => {
-            let existing = one.before.as_ref().map(|(metadata, _)| metadata);
+            let existing = one.before.as_ref().map(|before| &before.metadata);
             let staged = one.dir().and_then(|dir| Staged::with(dir, &one.after, existing));
             staged.map(Some).map_err(|e| refused(&one.path, &e))
         }
@@ -135,6 +142,11 @@ pub(super) fn apply(
     if stop.is_cancelled() {
         return Err(stopped());
     }
+    let first = planned.first().map_or(".", |one| one.path.as_str());
+    let names = planned.iter().map(|one| Ok((&**one.dir()?, one.name.as_str())));
+    let names = names.collect::<io::Result<Vec<_>>>();
+    let names = names.map_err(|e| refused(first, &e))?;
+    let lock = locked(workspace, first, &names, stop)?;
     planned.iter().try_for_each(Planned::is_unchanged)?;
     for (index, (one, staged)) in planned.iter().zip(staged).enumerate() {
         if let Err(error) = one.take_place(staged) {
@@ -143,6 +155,7 @@ pub(super) fn apply(
             return Err(failed(one, &error, &left, changed));
         }
     }
+    drop(lock);
     for one in &planned {
         changed.add(one.change());
     }
@@ -167,7 +180,7 @@ fn plan(workspace: &Workspace, file: &FilePatch<'_>) -> Result<Planned, ToolErro
         (Some(dir), _) => Some(content(&path, dir, &name)?),
         (None, _) => return Err(refused(&path, &io::ErrorKind::NotFound.into())),
     };
-    let text = before.as_ref().map_or("", |(_, text)| text.as_str());
+    let text = before.as_ref().map_or("", |before| before.text.as_str());
     let after = file.apply(text).map_err(told)?;
     if after.len() as u64 > MAX_EDITED {
         let message = format!("{path:?} would have more than {MAX_EDITED} bytes");
@@ -177,7 +190,7 @@ fn plan(workspace: &Workspace, file: &FilePatch<'_>) -> Result<Planned, ToolErro
 }
 
 /// The text of a file that may be changed.
-fn content(path: &str, dir: &Dir, name: &str) -> Result<(Metadata, String), ToolError> {
+fn content(path: &str, dir: &Dir, name: &str) -> Result<Read, ToolError> {
     let file = open_for_reading(dir, name).map_err(|e| refused(path, &e))?;
     let metadata = file.metadata().map_err(|e| refused(path, &e))?;
     let metadata = writable(path, metadata)?;
@@ -186,9 +199,9 @@ fn content(path: &str, dir: &Dir, name: &str) -> Result<(Metadata, String), Tool
         return Err(ToolError::ForModel(message));
     }
     let mut bytes = Vec::new();
-    file.take(MAX_EDITED).read_to_end(&mut bytes).map_err(|e| refused(path, &e))?;
+    (&file).take(MAX_EDITED).read_to_end(&mut bytes).map_err(|e| refused(path, &e))?;
     match String::from_utf8(bytes) {
-        Ok(text) if !text.contains('\0') => Ok((metadata, text)),
+        Ok(text) if !text.contains('\0') => Ok(Read { metadata, text, _file: file }),
         _ => {
             let message = format!("{path:?} is a binary file; only text can be patched");
             Err(ToolError::ForModel(message))
@@ -199,7 +212,7 @@ fn content(path: &str, dir: &Dir, name: &str) -> Result<(Metadata, String), Tool
 impl Planned {
     /// How much more it takes; a file that is deleted is counted when the workspace is measured.
     fn growth(&self) -> Option<Growth> {
-        let before = self.before.as_ref().map(|(metadata, _)| metadata.len());
+        let before = self.before.as_ref().map(|before| before.metadata.len());
         (self.what != PatchKind::Delete).then(|| Growth::of_file(before, self.after.len() as u64))
     }
 
@@ -211,7 +224,7 @@ impl Planned {
         let now = self.dir().and_then(|dir| dir.symlink_metadata(&self.name)).ok();
         let is_same = match (&self.before, now) {
             (None, None) => true,
-            (Some((before, _)), Some(now)) => same_version(before, &now),
+            (Some(before), Some(now)) => same_version(&before.metadata, &now),
             _ => false,
         };
         let message = || {
@@ -236,7 +249,7 @@ impl Planned {
         let dir = self.dir()?;
         match &self.before {
             None => dir.remove_file(&self.name),
-            Some((metadata, text)) => {
+            Some(Read { metadata, text, .. }) => {
                 Staged::with(dir, text, Some(metadata))?.replace(dir, &self.name)
             }
         }
@@ -245,7 +258,7 @@ impl Planned {
     fn change(&self) -> FileChange {
         let before = match &self.before {
             None => Before::Nothing,
-            Some((_, text)) => Before::Content(text.clone().into_bytes()),
+            Some(before) => Before::Content(before.text.clone().into_bytes()),
         };
         let after = (self.what != PatchKind::Delete).then_some(self.after.as_bytes());
         compared(&self.path, &before, after)

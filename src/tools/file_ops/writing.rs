@@ -2,7 +2,8 @@
 //!
 //! Whole files are written beside their place first. Whether something may be lost is the permit's word alone:
 //! without it the last step is one that the system refuses where something is in the way, so a file
-//! that appears in between is safe. A file with more than one hard link is not written to.
+//! that appears in between is safe. The last look and the change are one step to all that take the lock of
+//! the file. A file with more than one hard link is not written to.
 
 use std::io::{self, Read, Write};
 
@@ -15,6 +16,7 @@ use super::diff::{Before, MAX_COMPARED, compared};
 use super::{Kind, Permit, ToolError, Workspace, refused, special, stopped};
 use crate::event::{ChangeKind, FileChange};
 use crate::tools::Changed;
+use crate::tools::file_locks::FileLock;
 use crate::tools::quota::Growth;
 use crate::tools::staged::{Staged, rename_without_loss};
 use crate::tools::workspace::{Made, Way, open_for_reading};
@@ -77,9 +79,11 @@ pub(super) fn write(
         return Err(stopped());
     }
     let done = format!("Wrote {} bytes to {path}.", content.len());
+    let lock = locked(workspace, path, &[(dir, name)], stop)?;
     if permit.allows_destruction() {
         let before = Before::of(dir, name, MAX_EDITED);
         staged.replace(dir, name).map_err(|e| refused(path, &e))?;
+        drop(lock);
         changed.add(compared(path, &before, Some(content.as_bytes())));
         made.keep();
         return Ok(done);
@@ -107,6 +111,7 @@ pub(super) fn append(
     workspace: &Workspace,
     path: &str,
     content: &str,
+    stop: &CancellationToken,
     changed: &Changed,
 ) -> Result<String, ToolError> {
     let way = workspace.way(path).map_err(|e| refused(path, &e))?;
@@ -115,6 +120,7 @@ pub(super) fn append(
     let after = length.unwrap_or(0) + content.len() as u64;
     let made = admitted(workspace, way, Growth::of_file(length, after))?;
     let (dir, name) = (made.dir(), made.name());
+    let lock = locked(workspace, path, &[(dir, name)], stop)?;
     let earlier = Before::of(dir, name, MAX_COMPARED as u64);
     let mut options = OpenOptions::new();
     options.append(true).create(true).follow(FollowSymlinks::No).nonblock(true);
@@ -124,9 +130,9 @@ pub(super) fn append(
     })?;
     // Of the open file, so nothing can be swapped between the look and the write.
     let before = file.metadata().map_err(|e| refused(path, &e)).and_then(|m| writable(path, m))?;
-    file.write_all(content.as_bytes())
-        .and_then(|()| file.sync_data())
-        .map_err(|e| refused(path, &e))?;
+    let written = file.write_all(content.as_bytes());
+    drop(lock);
+    written.and_then(|()| file.sync_data()).map_err(|e| refused(path, &e))?;
     changed.add(appended(path, earlier, content));
     made.keep();
     let length = before.len() + content.len() as u64;
@@ -183,7 +189,8 @@ pub(super) fn edit(
         )));
     }
     let mut bytes = Vec::new();
-    file.take(MAX_EDITED).read_to_end(&mut bytes).map_err(|e| refused(path, &e))?;
+    // While it is open, no other file can be taken for it.
+    (&file).take(MAX_EDITED).read_to_end(&mut bytes).map_err(|e| refused(path, &e))?;
     let text = String::from_utf8(bytes).map_err(|_| {
         ToolError::ForModel(format!("{path:?} is a binary file; only text can be edited"))
     })?;
@@ -211,12 +218,14 @@ pub(super) fn edit(
     if stop.is_cancelled() {
         return Err(stopped());
     }
+    let lock = locked(workspace, path, &[(&dir, name)], stop)?;
     if !dir.symlink_metadata(name).is_ok_and(|now| same_version(&before, &now)) {
         return Err(ToolError::ForModel(format!(
             "{path:?} was changed by another writer in the meantime; read it again"
         )));
     }
     staged.replace(&dir, name).map_err(|e| refused(path, &e))?;
+    drop(lock);
     changed.add(compared(path, &Before::Content(text.into_bytes()), Some(after.as_bytes())));
     Ok(format!(
         "Replaced {count} {} in {path}.",
@@ -275,6 +284,7 @@ pub(super) fn rename(
     from: &str,
     to: &str,
     permit: &Permit,
+    stop: &CancellationToken,
     changed: &Changed,
 ) -> Result<String, ToolError> {
     let (from_dir, from_name) = workspace.holder(from).map_err(|e| refused(from, &e))?;
@@ -301,6 +311,7 @@ pub(super) fn rename(
     }
     let made = admitted(workspace, way, Growth::default())?;
     let (to_dir, to_name) = (made.dir(), made.name());
+    let lock = locked(workspace, to, &[(&from_dir, from_name), (to_dir, to_name)], stop)?;
     let lost = permit.allows_destruction().then(|| content_of(to_dir, to_name, there)).flatten();
     let moved = if permit.allows_destruction() {
         from_dir.rename(from_name, to_dir, to_name)
@@ -308,6 +319,7 @@ pub(super) fn rename(
         rename_without_loss(&from_dir, from_name, to_dir, to_name)
     };
     moved.map_err(|e| refused(to, &e))?;
+    drop(lock);
     made.keep();
     if let Some(lost) = lost {
         changed.add(deleted(to, &lost));
@@ -321,9 +333,11 @@ pub(super) fn rename(
 pub(super) fn delete(
     workspace: &Workspace,
     path: &str,
+    stop: &CancellationToken,
     changed: &Changed,
 ) -> Result<String, ToolError> {
     let (dir, name) = workspace.holder(path).map_err(|e| refused(path, &e))?;
+    let lock = locked(workspace, path, &[(&dir, name)], stop)?;
     let metadata = dir.symlink_metadata(name).map_err(|e| refused(path, &e))?;
     let lost = content_of(&dir, name, Some(Kind::of(&metadata)));
     let done = match Kind::of(&metadata) {
@@ -332,6 +346,7 @@ pub(super) fn delete(
         Kind::Special => return Err(special(path)),
     };
     done.map_err(|e| refused(path, &e))?;
+    drop(lock);
     workspace.freed(metadata.len());
     if let Some(lost) = lost {
         changed.add(deleted(path, &lost));
@@ -368,7 +383,20 @@ pub(super) fn writable(path: &str, metadata: Metadata) -> Result<Metadata, ToolE
     }
 }
 
+/// Waits for the moment in which no other changes these names of directories. It may come late, so whether
+/// the call still goes on is asked then.
+pub(super) fn locked(
+    workspace: &Workspace,
+    path: &str,
+    names: &[(&Dir, &str)],
+    stop: &CancellationToken,
+) -> Result<FileLock, ToolError> {
+    let lock = workspace.lock(names).map_err(|e| refused(path, &e))?;
+    if stop.is_cancelled() { Err(stopped()) } else { Ok(lock) }
+}
+
 pub(super) fn same_version(before: &Metadata, now: &Metadata) -> bool {
-    let version = |m: &Metadata| (m.dev(), m.ino(), m.len(), m.mtime(), m.mtime_nsec());
-    version(before) == version(now)
+    let place = |m: &Metadata| (m.dev(), m.ino(), m.len());
+    let times = |m: &Metadata| (m.mtime(), m.mtime_nsec(), m.ctime(), m.ctime_nsec());
+    (place(before), times(before)) == (place(now), times(now))
 }

@@ -3,7 +3,7 @@
 
 use chrono::TimeDelta;
 use toolloop::store::{
-    FileWriter, KeptContent, KeptFile, ObjectClaim, Ownership, PathWrite, PathsChanged,
+    FileWriter, FileWrites, KeptContent, KeptFile, ObjectClaim, Ownership, PathWrite, PathsChanged,
     PathsWritten,
 };
 
@@ -11,6 +11,7 @@ use super::*;
 
 on_both! {
     what_others_have_changed_is_not_written_over,
+    an_equal_change_of_another_is_refused,
     a_run_of_another_owner_writes_nothing,
     what_has_changed_is_found_by_its_version,
     contents_go_when_no_path_has_them,
@@ -41,7 +42,16 @@ async fn stored(db: &Db, hash: &str) -> String {
     }
 }
 
-async fn done(db: &Db, writes: &[PathWrite]) -> (i64, Vec<String>) {
+/// A write of its own.
+fn once(paths: &[PathWrite]) -> FileWrites<'_> {
+    FileWrites { id: Uuid::now_v7(), is_whole: false, paths }
+}
+
+async fn done(db: &Db, paths: &[PathWrite]) -> (i64, Vec<String>) {
+    done_as(db, once(paths)).await
+}
+
+async fn done_as(db: &Db, writes: FileWrites<'_>) -> (i64, Vec<String>) {
     match db.store.write_files(TENANT, FileWriter::Caller(None), writes).await.unwrap() {
         PathsWritten::Done { version, changed_by_others } => (version, changed_by_others),
         other => panic!("{other:?}"),
@@ -54,11 +64,14 @@ async fn beneath(db: &Db, directory: &str, since: Option<i64>) -> PathsChanged {
 
 async fn what_others_have_changed_is_not_written_over(db: Db) {
     let (a, b) = (stored(&db, "aa11").await, stored(&db, "bb22").await);
-    let (first, refused) = done(&db, &[write("w/x", 0, Some(file(&a, "aa11")))]).await;
+    let paths = [write("w/x", 0, Some(file(&a, "aa11")))];
+    let writes = once(&paths);
+    let (first, refused) = done_as(&db, writes).await;
     assert!(refused.is_empty());
     // The same again, as after a lost answer.
-    let (second, refused) = done(&db, &[write("w/x", 0, Some(file(&a, "aa11")))]).await;
+    let (second, refused) = done_as(&db, writes).await;
     assert!(refused.is_empty());
+    assert_eq!(done(&db, &paths).await.1, ["w/x"], "an equal change of another");
     let writes = [
         write("w/x", first, Some(file(&b, "bb22"))),
         write("w/y", 0, Some(KeptContent::Directory)),
@@ -75,18 +88,41 @@ async fn what_others_have_changed_is_not_written_over(db: Db) {
     );
 }
 
+async fn an_equal_change_of_another_is_refused(db: Db) {
+    let a = stored(&db, "aa11").await;
+    let file = || Some(file(&a, "aa11"));
+    let (first, _) = done(&db, &[write("in/job", 0, file())]).await;
+    let moves = |to: &str| [write("in/job", first, None), write(to, 0, file())];
+    let (one, other) = (moves("one/job"), moves("other/job"));
+    let move_of = |paths| FileWrites { is_whole: true, ..once(paths) };
+    let (mine, others) = (move_of(&one), move_of(&other));
+    for _ in 0..2 {
+        assert!(done_as(&db, mine).await.1.is_empty());
+        let refused = done_as(&db, others).await.1;
+        assert_eq!(refused, ["in/job", "other/job"], "nothing of it is done");
+    }
+    assert_eq!(done(&db, &other[..1]).await.1, ["in/job"], "it is gone already");
+    let there = beneath(&db, ".", None).await.paths;
+    assert_eq!(there.iter().map(|it| &*it.path).collect::<Vec<_>>(), ["one/job"]);
+    // Two that make a directory have both made it.
+    for _ in 0..2 {
+        let directory = write("d", 0, Some(KeptContent::Directory));
+        assert!(done(&db, &[directory]).await.1.is_empty());
+    }
+}
+
 async fn a_run_of_another_owner_writes_nothing(db: Db) {
     let mut script = Script::owned();
     db.commit("me", &script.start()).await;
     let writes = [write("x", 0, Some(KeptContent::Directory))];
     for (owner, epoch, is_written) in [("me", 1, true), ("other", 1, false), ("me", 2, false)] {
         let by = FileWriter::Run(script.id, Ownership { owner, epoch });
-        let written = db.store.write_files(TENANT, by, &writes).await.unwrap();
+        let written = db.store.write_files(TENANT, by, once(&writes)).await.unwrap();
         assert_eq!(written != PathsWritten::Fenced, is_written, "{owner} {epoch}");
     }
     db.commit("me", &script.write(vec![completed(json!(1))])).await;
     let by = FileWriter::Run(script.id, Ownership { owner: "me", epoch: 1 });
-    let written = db.store.write_files(TENANT, by, &writes).await.unwrap();
+    let written = db.store.write_files(TENANT, by, once(&writes)).await.unwrap();
     assert_eq!(written, PathsWritten::Fenced, "it has ended");
 }
 
@@ -124,7 +160,7 @@ async fn nothing_lies_beneath_a_file(db: Db) {
     // A caller writes while the run is there of which the files are.
     let writes = [write("late", 0, directory())];
     let by = FileWriter::Caller(Some(Uuid::now_v7()));
-    let written = db.store.write_files(TENANT, by, &writes).await.unwrap();
+    let written = db.store.write_files(TENANT, by, once(&writes)).await.unwrap();
     assert_eq!(written, PathsWritten::Orphaned);
 }
 
@@ -178,7 +214,8 @@ async fn contents_go_when_no_path_has_them(db: Db) {
     assert_eq!(db.store.unused_objects(later(), 10).await.unwrap(), [a.as_str()]);
     // What is being deleted is neither referred to nor put again under the same name.
     let late = [write("z", 0, Some(file(&a, "aa11")))];
-    let written = db.store.write_files(TENANT, FileWriter::Caller(None), &late).await.unwrap();
+    let written =
+        db.store.write_files(TENANT, FileWriter::Caller(None), once(&late)).await.unwrap();
     assert_eq!(written, PathsWritten::Lost);
     let again = stored(&db, "aa11").await;
     assert_ne!(again, a);
@@ -198,7 +235,8 @@ async fn two_that_write_at_once_have_one_after_the_other(db: Db) {
                 write(&path, 0, Some(KeptContent::Directory)),
                 write("same", 0, Some(KeptContent::Link(path.clone()))),
             ];
-            match store.write_files(TENANT, FileWriter::Caller(None), &writes).await.unwrap() {
+            let by = FileWriter::Caller(None);
+            match store.write_files(TENANT, by, once(&writes)).await.unwrap() {
                 PathsWritten::Done { version, changed_by_others } => (version, changed_by_others),
                 other => panic!("{other:?}"),
             }

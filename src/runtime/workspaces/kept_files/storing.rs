@@ -10,12 +10,13 @@ use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
+use uuid::Uuid;
 
 use super::{FIRST_PAUSE, Failure, KeptFiles, Known, Scope, Writer, contains, known_beneath};
 use crate::objects::PART;
 use crate::store::writer::crash;
 use crate::store::{
-    FileWriter, KeptContent, KeptFile, ObjectClaim, Ownership, PathWrite, PathsWritten,
+    FileWriter, FileWrites, KeptContent, KeptFile, ObjectClaim, Ownership, PathWrite, PathsWritten,
 };
 use crate::tools::keeping::{NotKept, Touched};
 use crate::tools::layout::{self, Found, FoundFile, Stamp};
@@ -48,8 +49,9 @@ impl Scope {
         let mut turn = self.turn.lock().await;
         *self.used.lock() = Instant::now();
         let (since, mut pause) = (Instant::now(), FIRST_PAUSE);
+        let id = Uuid::new_v4();
         loop {
-            match self.try_to_keep(&mut turn, by, &touched).await {
+            match self.try_to_keep(&mut turn, by, id, &touched).await {
                 Ok(refused) => return Ok(refused),
                 Err(Failure::Fenced) => return Err(NotKept::Fenced),
                 Err(Failure::Orphaned) => return Err(NotKept::Orphaned),
@@ -63,6 +65,7 @@ impl Scope {
         &self,
         turn: &mut Option<i64>,
         by: Writer,
+        id: Uuid,
         touched: &Touched,
     ) -> Result<Vec<String>, Failure> {
         let (kept, tenant) = (&self.kept, &self.tenant);
@@ -91,7 +94,9 @@ impl Scope {
             }
             Writer::Caller(run) => FileWriter::Caller(run),
         };
-        let (version, others) = match kept.store.write_files(&tenant.name, by, &writes).await? {
+        let all = FileWrites { id, is_whole: touched.is_whole, paths: &writes };
+        let noting = tenant.noting.lock().await;
+        let (version, others) = match kept.store.write_files(&tenant.name, by, all).await? {
             PathsWritten::Done { version, changed_by_others } => (version, changed_by_others),
             PathsWritten::Fenced => return Err(Failure::Fenced),
             PathsWritten::Orphaned => return Err(Failure::Orphaned),
@@ -118,6 +123,7 @@ impl Scope {
                 };
             }
         }
+        drop(noting);
         if *turn == Some(version - 1) {
             *turn = Some(version);
         }

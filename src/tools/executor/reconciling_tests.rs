@@ -271,7 +271,7 @@ async fn a_cancelled_run_neither_guesses_nor_executes() {
         }
         let (finished, ()) = tokio::join!(execution, cancelling);
         let (said, known) = told(&finished.unwrap());
-        assert!(said.ends_with("it is unknown whether it took effect."), "{said}");
+        assert!(said.ends_with("before it was found out whether it took effect."), "{said}");
         assert_eq!(known, None);
     }
     assert_eq!(bench.counts(), (1, 0));

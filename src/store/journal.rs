@@ -117,24 +117,31 @@ impl Store {
         most_bytes: u64,
     ) -> Result<Option<JournalPiece>, StoreError> {
         let sizes = Query::new(
-            "SELECT r.next_seq, e.seq, e.bytes FROM \
-             (SELECT next_seq FROM runs WHERE id = :run AND tenant = :tenant) r LEFT JOIN \
-             (SELECT seq, CAST(octet_length(events) AS bigint) AS bytes FROM run_events \
-             WHERE run_id = :run AND seq > :after ORDER BY seq LIMIT :limit) e ON true \
-             ORDER BY e.seq",
+            "SELECT seq, CAST(octet_length(events) AS bigint) AS bytes FROM run_events \
+             WHERE run_id = :run AND seq > :after AND ",
         );
+        let sizes = sizes.push(IS_OURS).push(" ORDER BY seq LIMIT :limit");
         let sizes = sizes.bind("tenant", tenant).bind("run", run);
         let sizes = sizes.bind("after", after).bind("limit", most_rows);
         let rows = self.backend.read(Work::Data, sizes).await?;
-        let Some(first) = rows.first() else { return Ok(None) };
-        if first.read::<Option<i64>>("seq")?.is_none() {
-            let is_whole = after + 1 >= first.read("next_seq")?;
-            return if is_whole { Ok(None) } else { Err(missing(run, after + 1)) };
+        if rows.is_empty() {
+            let is_cut = self.is_cut(tenant, run, after).await?;
+            return if is_cut { Err(missing(run, after + 1)) } else { Ok(None) };
         }
         let bytes = rows.iter().map(|row| row.read("bytes")).collect::<Result<Vec<u64>, _>>()?;
         let piece = Piece::of(bytes.into_iter(), most_bytes);
         let last = (piece.rows as usize).checked_sub(1).and_then(|last| rows.get(last));
         last.map(|row| Ok(JournalPiece { until: row.read("seq")?, bytes: piece.bytes })).transpose()
+    }
+
+    /// Whether a journal ends with this event and its run's row counts more.
+    async fn is_cut(&self, tenant: &str, run: Uuid, after: i64) -> Result<bool, StoreError> {
+        let look = Query::new(
+            "SELECT 1 FROM runs WHERE id = :run AND tenant = :tenant AND next_seq > :after + 1 \
+             AND NOT EXISTS (SELECT 1 FROM run_events WHERE run_id = :run AND seq > :after)",
+        );
+        let look = look.bind("tenant", tenant).bind("run", run).bind("after", after);
+        Ok(!self.backend.read(Work::Data, look).await?.is_empty())
     }
 
     /// Journal entries with `seq > after` up to the row that ends with `until`, in order.

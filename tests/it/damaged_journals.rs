@@ -155,12 +155,13 @@ async fn what_is_missing_is_named_to_all_who_read_it(db: Db) {
     let service = service(db).await;
     for (session, is_end) in [("middle", false), ("end", true)] {
         let (run, first) = damaged_in(&service, session, is_end).await;
+        let events = format!("{}/events?after={}", path(&run), first - 1);
         // Of a run that has lost its end, the row itself cannot be shown.
         let first = if is_end { String::new() } else { format!("{first} ") };
         let (of_event, of_run) =
             (format!("Event {first}"), format!("of the run {run} cannot be read"));
         let mut readers = vec![
-            format!("{}/events", path(&run)),
+            events,
             format!("{}/messages", path(&run)),
             format!("/v1/sessions/{session}/messages"),
         ];

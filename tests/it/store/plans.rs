@@ -95,7 +95,7 @@ async fn fill(db: &Db, rows: u32) {
              parent_run_id, termination_reason, idempotency_key, request_hash, model, input_tokens, \
              output_tokens, cost_micro_usd, mixed_usage) \
              SELECT {id}, {at}, {tenant}, 'key', {}, '1', '1', 1, 'd', 'iterative', '{{}}', '{{}}', \
-             {label}, 1, 3, 1, {status}, CASE WHEN n % 5000 = 5 THEN 'me' END, \
+             {label}, 1, 1, 1, {status}, CASE WHEN n % 5000 = 5 THEN 'me' END, \
              CASE WHEN n % 5000 = 4 THEN {at} END, {at}, CASE WHEN NOT ({live}) THEN {at} END, \
              {}, {}, CASE WHEN {live} THEN NULL WHEN n % 5000 = 1 THEN 'max_iterations' \
              WHEN n % 5000 = 2 THEN 'cancelled' ELSE 'completed' END, 'key-' || n, 'hash', 'openai/gpt', 100, 20, 7, \

@@ -267,6 +267,7 @@ async fn documented_parameters_are_accepted_and_others_rejected(db: Db) {
         if operation.method != Method::GET {
             let request = service.request(operation.method.clone(), &format!("{path}?colour=red"));
             let refused = answer(request.json(&json!({}))).await;
+            assert_eq!(refused.status, 400, "{} {path}: {refused:?}", operation.method);
             assert_eq!(
                 problem(&refused),
                 (400, "INVALID_PARAMETER"),

@@ -268,13 +268,10 @@ async fn documented_parameters_are_accepted_and_others_rejected(db: Db) {
             let request = service.request(operation.method.clone(), &format!("{path}?colour=red"));
             let refused = answer(request.json(&json!({}))).await;
             assert_eq!(refused.status, 400, "{} {path}: {refused:?}", operation.method);
-            assert_eq!(
-                problem(&refused),
-                (400, "INVALID_PARAMETER"),
-                "{} {path}",
-                operation.method
-            );
-            assert!(refused.body["detail"].as_str().unwrap().contains("colour"));
+            if operation.method != Method::HEAD {
+                assert_eq!(problem(&refused), (400, "INVALID_PARAMETER"), "{path}");
+                assert!(refused.body["detail"].as_str().unwrap().contains("colour"));
+            }
             continue;
         }
         if operation.path == "/sessions/{id}/files" {

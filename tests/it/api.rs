@@ -60,7 +60,8 @@ impl Operation {
     fn path(&self, run: &str) -> String {
         let id = if self.path.starts_with("/keys") { "unknown" } else { run };
         let name = if self.path.starts_with("/tools") { "file_ops" } else { "reader" };
-        format!("/v1{}", self.path.replace("{id}", id).replace("{name}", name))
+        let path = self.path.replace("{id}", id).replace("{name}", name);
+        format!("/v1{}", path.replace("{call_id}", run))
     }
 
     fn scope(&self) -> Option<&str> {
@@ -267,11 +268,13 @@ async fn documented_parameters_are_accepted_and_others_rejected(db: Db) {
         if operation.method != Method::GET {
             let request = service.request(operation.method.clone(), &format!("{path}?colour=red"));
             let refused = answer(request.json(&json!({}))).await;
-            assert_eq!(refused.status, 400, "{} {path}: {refused:?}", operation.method);
-            if operation.method != Method::HEAD {
-                assert_eq!(problem(&refused), (400, "INVALID_PARAMETER"), "{path}");
-                assert!(refused.body["detail"].as_str().unwrap().contains("colour"));
-            }
+            let expected = if operation.method == Method::HEAD {
+                refused.status == 400 // without a body
+            } else {
+                problem(&refused) == (400, "INVALID_PARAMETER")
+                    && refused.body["detail"].to_string().contains("colour")
+            };
+            assert!(expected, "{} {path}: {refused:?}", operation.method);
             continue;
         }
         if operation.path == "/sessions/{id}/files" {

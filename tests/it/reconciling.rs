@@ -271,7 +271,7 @@ async fn a_cancel_ends_the_question(db: Db) {
     let audit = service.get("/v1/audit?tool=http:shop/order").await.body;
     let outcomes: Vec<_> =
         audit["data"].as_array().unwrap().iter().map(|r| &r["outcome"]).collect();
-    assert_eq!(outcomes, ["unknown"], "{audit:#}");
+    assert_eq!(outcomes, ["unknown", "unknown"], "of the crash, and of the cancel: {audit:#}");
     shop.hold_questions(false);
     assert_eq!((shop.effects_of("before truth"), shop.asked_of("before truth").len()), (0, 1));
 }

@@ -98,6 +98,7 @@ async fn commands_that_are_told_work_as_they_are_told() {
     assert_eq!(ended(&service, &format!("/v1/runs/{run}")).await["status"], "completed");
 
     // A key of the command line is not told.
+    std::fs::write(service.dir.path().join("workspace/default/notes.txt"), "old").unwrap();
     let key = ["invoke", "editor", "--server", &url, "--key", &service.key];
     let parked = toolloop(elsewhere.path(), &key).await;
     assert_eq!(parked.code, Some(3), "{}", parked.err);

@@ -75,6 +75,7 @@ impl FileLocks {
 }
 
 impl Volume {
+    #[expect(clippy::disallowed_methods, reason = "it runs on a thread that may block")]
     fn lock(&self, number: usize, until: Instant) -> io::Result<Option<File>> {
         let file = lock_file(&self.root, &format!(".{number:02x}"))?;
         loop {

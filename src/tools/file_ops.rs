@@ -193,7 +193,8 @@ impl Tool for FileOps {
                 let _turn = match operation {
                     Operation::Edit { path, .. } => {
                         let path = context.workspace.resolve(path)?.path;
-                        large_files::turn(writing::size(&context.workspace, &path)).await
+                        let size = writing::size(&context.workspace, &path, writing::MAX_EDITED);
+                        large_files::turn(size).await
                     }
                     _ => None,
                 };
@@ -343,26 +344,26 @@ impl<'a> Operation<'a> {
 
     /// Bytes that it has in memory at most while it is done, as the files are now.
     fn holds(self, workspace: &Workspace, permit: &Permit) -> u64 {
-        match self {
-            Self::Read { .. } => reading::HELD,
-            Self::Write { .. }
-            | Self::Edit { .. }
-            | Self::Patch { .. }
-            | Self::Move { .. }
-            | Self::Delete { .. } => {
-                let written = permit.actions().iter().filter_map(|action| match &action.what {
-                    ActionKind::Write { path } => Some(path),
-                    _ => None,
-                });
-                written.map(|path| writing::size(workspace, path)).sum::<u64>() * writing::COPIES
+        // What else is moved with a directory is not read.
+        let (files, most) = match self {
+            Self::Read { .. } => return reading::HELD,
+            Self::Append { .. } => (1, diff::MAX_COMPARED as u64),
+            Self::Move { .. } => (2, writing::MAX_EDITED),
+            Self::Write { .. } | Self::Edit { .. } | Self::Patch { .. } | Self::Delete { .. } => {
+                (usize::MAX, writing::MAX_EDITED)
             }
-            Self::Append { .. } => 0,
             Self::List { .. }
             | Self::Glob { .. }
             | Self::Search { .. }
             | Self::Stat { .. }
-            | Self::Mkdir { .. } => 0,
-        }
+            | Self::Mkdir { .. } => return 0,
+        };
+        let written = permit.actions().iter().filter_map(|action| match &action.what {
+            ActionKind::Write { path } => Some(path),
+            _ => None,
+        });
+        let sizes = written.take(files).map(|path| writing::size(workspace, path, most));
+        sizes.sum::<u64>() * writing::COPIES
     }
 
     /// Does it, on the permitted paths.

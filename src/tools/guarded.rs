@@ -66,9 +66,11 @@ pub(super) fn audited(result: &Result<String, Failure>) -> (&'static str, Option
         Err(Failure::Told(CallFailure::Cancelled, _)) => ("cancelled", None),
         Err(Failure::Told(CallFailure::NotExecuted, _)) => ("not_executed", None),
         Err(Failure::Told(CallFailure::Timeout, _)) => ("timed_out", None),
-        Err(Failure::Told(CallFailure::UnknownOutcome, _)) => ("unknown", None),
+        // What awaits input is so until it is made again.
+        Err(Failure::Told(CallFailure::UnknownOutcome, _) | Failure::AwaitsInput(_)) => {
+            ("unknown", None)
+        }
         Err(Failure::Told(_, message)) => ("failed", Some(message)),
-        Err(Failure::AwaitsInput(_)) => ("unknown", None), // until it is made again
         Err(_) => ("failed", None),
     }
 }

@@ -235,16 +235,13 @@ impl StoredFiles {
         }
         for ((file, before), place) in pairs().zip(places.iter()) {
             let (dir, name) = (place.dir(), place.name());
-            match before {
-                Some((metadata, _)) => {
-                    file.staged.inherit(metadata)?;
-                    let _lock = locked(workspace, (dir, name), before.as_ref(), condition)?;
-                    replace(file, dir, name)?;
-                }
-                None => {
-                    let _lock = workspace.lock(&[(dir, name)])?;
-                    place_new(workspace, file, place, condition.is_some())?;
-                }
+            if let Some((metadata, _)) = before {
+                file.staged.inherit(metadata)?;
+                let _lock = locked(workspace, (dir, name), before.as_ref(), condition)?;
+                replace(file, dir, name)?;
+            } else {
+                let _lock = workspace.lock(&[(dir, name)])?;
+                place_new(workspace, file, place, condition.is_some())?;
             }
         }
         places.keep();

@@ -201,7 +201,7 @@ async fn an_edit_that_succeeds_is_in_the_file(db: Db) {
         .await;
     let runs = ["a", "b", "c", "d", "e", "f"];
     let lines =
-        |of: &&str| (0..EDITS).map(|number| format!("<{of}.{number}>\n")).collect::<String>();
+        |of: &&str| (0..EDITS).map(|n| format!("<{of}.{n}>\n")).collect::<Vec<_>>().concat();
     let file = "/v1/agents/editor/files/doc.txt";
     let put = service.request(Method::PUT, file).body(runs.iter().map(lines).collect::<String>());
     assert_eq!(answer(put).await.status, 201);

@@ -3,9 +3,9 @@
 //! Only routes that offer both read the header. All others answer JSON and ignore it.
 
 use axum::extract::FromRequestParts;
-use axum::http::HeaderMap;
 use axum::http::header::ACCEPT;
 use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderValue};
 
 use super::problem::{Code, Problem};
 use crate::http::state::App;
@@ -33,7 +33,7 @@ impl FromRequestParts<App> for MediaType {
 /// the document name all that an operation answers, and read the first.
 pub(super) fn preferred(headers: &HeaderMap) -> Option<MediaType> {
     let given = headers.get_all(ACCEPT);
-    if given.iter().all(|value| value.is_empty()) {
+    if given.iter().all(HeaderValue::is_empty) {
         return Some(MediaType::Json);
     }
     let (mut json, mut stream) = (Quality::default(), Quality::default());

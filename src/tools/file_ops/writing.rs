@@ -36,11 +36,11 @@ pub(super) enum Occurrences {
     All,
 }
 
-/// Bytes of a file that are read where it is changed; none of one that is too large for that, or not there.
-pub(super) fn size(workspace: &Workspace, path: &str) -> u64 {
+/// Bytes of a file that are read where it is changed: none of one that has more than `most`, or is not there.
+pub(super) fn size(workspace: &Workspace, path: &str, most: u64) -> u64 {
     let file = workspace.holder(path).and_then(|(dir, name)| dir.symlink_metadata(name));
     let size = file.ok().filter(Metadata::is_file).map(|file| file.len());
-    size.filter(|size| *size <= MAX_EDITED).unwrap_or(0)
+    size.filter(|size| *size <= most).unwrap_or(0)
 }
 
 /// Whether a file holds exactly this text: writing it again would lose nothing.

@@ -13,6 +13,8 @@ use tokio::time::Instant;
 
 /// Of a hundred parts of the limit, so many may be in use before memory is scarce.
 const IN_USE: u64 = 65;
+/// Each kind of large contents may take one of so many parts of the limit.
+const PARTS: u64 = 8;
 /// How often those that wait for memory look.
 const LOOKS: Duration = Duration::from_millis(20);
 
@@ -33,6 +35,12 @@ pub fn set_limit(bytes: u64) {
 /// What this process may have, in bytes. `None` where it is unknown.
 pub fn limit() -> Option<u64> {
     *LIMIT
+}
+
+/// What one kind of large contents may take together: they are in memory several times, and are not of
+/// one kind only. `None` where the limit is unknown.
+pub fn part() -> Option<u64> {
+    LIMIT.map(|limit| limit / PARTS)
 }
 
 /// Whether the process should take no more. False where it is unknown.

@@ -1,8 +1,8 @@
 //! The progress of a run on standard error.
 //!
-//! On a terminal that can redraw a line, a status line that is updated in place, and a permanent line for each tool call and
-//! each error; otherwise plain lines. Unknown events are ignored, so that an older command line can
-//! watch a newer service.
+//! On a terminal that can redraw a line, a status line that is updated in place, and a permanent line
+//! for each tool call and each error; otherwise plain lines. Unknown events are ignored, so that an
+//! older command line can watch a newer service.
 
 use std::time::Duration;
 

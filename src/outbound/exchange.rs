@@ -61,11 +61,9 @@ impl Secured {
 const SMALL: usize = 64 * 1024;
 /// Bytes of a body from which on it needs the place of a large one.
 const LARGE: usize = 1024 * 1024;
-/// Bodies of more than [`SMALL`] bytes may take one of so many parts of the memory limit until they are
-/// large.
-const PARTS: u64 = 8;
+/// Bodies of more than [`SMALL`] bytes that are there at the same time.
 static BODIES: LazyLock<Semaphore> = LazyLock::new(|| {
-    let places = memory::limit().map_or(u64::MAX, |limit| limit / PARTS / LARGE as u64);
+    let places = memory::part().map_or(u64::MAX, |part| part / LARGE as u64);
     Semaphore::new(usize::try_from(places.clamp(16, 1024)).unwrap_or(1024))
 });
 /// Large bodies that are there at the same time. Who has such a place waits for nothing but the server.

@@ -7,7 +7,6 @@
 use std::borrow::Cow;
 
 use serde::Deserialize;
-use serde_json::value::RawValue;
 
 use crate::message::{AssistantMessage, OpaqueBlocks};
 use crate::model::ProviderKind;
@@ -23,7 +22,7 @@ struct Form<'a> {
 #[derive(Deserialize)]
 struct Typed<'a> {
     #[serde(borrow)]
-    r#type: Cow<'a, str>,
+    r#type: Option<Cow<'a, str>>,
 }
 
 #[derive(Deserialize)]
@@ -62,13 +61,9 @@ pub(super) fn may_be_sent(blocks: &OpaqueBlocks, readers: &[String]) -> Option<P
 
 impl<'a> Form<'a> {
     fn of(json: &'a str) -> Self {
-        if let Ok(blocks) = serde_json::from_str::<Vec<&RawValue>>(json) {
-            let is_item = |block: &&RawValue| {
-                serde_json::from_str::<Typed<'_>>(block.get())
-                    .is_ok_and(|typed| is_response_item(&typed.r#type))
-            };
-            let is_of_responses = blocks.iter().any(is_item);
-            let kind = if is_of_responses {
+        if let Ok(blocks) = serde_json::from_str::<Vec<Typed<'_>>>(json) {
+            let is_item = |block: &Typed<'_>| block.r#type.as_deref().is_some_and(is_response_item);
+            let kind = if blocks.iter().any(is_item) {
                 ProviderKind::OpenaiResponses
             } else {
                 ProviderKind::Anthropic

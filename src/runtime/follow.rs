@@ -116,8 +116,8 @@ impl Runtime {
 
 impl Follower {
     /// The next event, or a piece of an answer that is being written. `None` after the last one, where
-    /// the run was deleted, or where the service is stopping; another replica, or this one later, goes on from the last
-    /// event that was handed out. May be dropped and called again at any time.
+    /// the run was deleted, or where the service is stopping; another replica, or this one later, goes
+    /// on from the last event that was handed out. May be dropped and called again at any time.
     ///
     /// # Errors
     /// [`StoreError`] where the journal is needed and cannot be read; asking again is possible, and goes

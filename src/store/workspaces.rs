@@ -9,13 +9,15 @@
 mod owners;
 mod places;
 
+use std::collections::BTreeMap;
+
+use uuid::Uuid;
+
 use super::backend::{Transaction, Work};
 use super::budget::Ownership;
 use super::conflict::anew;
 use super::sql::{Query, Row};
 use super::{Store, StoreError};
-use std::collections::BTreeMap;
-use uuid::Uuid;
 
 /// Rows that are read or written by one statement.
 const PAGE: u32 = 2_000;

@@ -1,9 +1,10 @@
 //! One at a time changes a file: what is looked at right before a change is so until the change is made.
 //!
-//! A lock is held for that moment only, never while something is computed, written beside its place or waited
-//! for. It is named by the directory that holds the file and by the file's name there, however the workspace
-//! reaches it. Names share a few locks, so that nothing has to be kept of each. On a volume that replicas share there
-//! are locks of the file system too; where the volume has none, a lock holds within this process only.
+//! A lock is held for that moment only, never while something is computed, written beside its place or
+//! waited for. It is named by the directory that holds the file and by the file's name there, however
+//! the workspace reaches it. Names share a few locks, so that nothing has to be kept of each. On a volume
+//! that replicas share there are locks of the file system too; where the volume has none, a lock holds
+//! within this process only.
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions, TryLockError, create_dir};

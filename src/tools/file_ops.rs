@@ -225,9 +225,9 @@ impl Tool for FileOps {
             }
         }
         let workspace = context.workspace.clone();
-        let _turn =
-            large_files::turn(Operation::parse(&arguments)?.holds(&workspace, &permit)).await;
-        let _place = match Operation::parse(&arguments)? {
+        let operation = Operation::parse(&arguments)?;
+        let _turn = large_files::turn(operation.holds(&workspace, &permit)).await;
+        let _place = match operation {
             Operation::Search { .. } | Operation::Glob { .. } => SEARCHES.acquire().await.ok(),
             _ => None,
         };

@@ -9,14 +9,12 @@ use crate::bounds::memory;
 
 /// Bytes that need no turn.
 const SMALL: u64 = 64 << 10;
-/// The contents may take one of so many parts of the memory limit.
-const PARTS: u64 = 8;
 /// The least and the most that they may take, in KiB.
 const LEAST: u64 = 16 << 10;
 const MOST: u64 = 1 << 20;
 
 static KIB: LazyLock<u32> = LazyLock::new(|| {
-    let part = memory::limit().map_or(MOST, |limit| (limit / PARTS) >> 10);
+    let part = memory::part().map_or(MOST, |part| part >> 10);
     u32::try_from(part.clamp(LEAST, MOST)).unwrap_or(u32::MAX)
 });
 static TURNS: LazyLock<Semaphore> = LazyLock::new(|| Semaphore::new(*KIB as usize));

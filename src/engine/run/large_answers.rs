@@ -16,13 +16,11 @@ static TURNS: Semaphore = Semaphore::const_new(2);
 const FEW: usize = 16;
 /// Bytes that a call may have in memory while it is executed.
 const OF_CALL: u64 = 256 << 10;
-/// All that have a turn may take one of so many parts of the memory limit.
-const PARTS: u64 = 8;
 /// How many calls may have a turn, where the memory limit allows it or is not known.
 const MOST: u64 = 4096;
 
 static CALLS: LazyLock<u32> = LazyLock::new(|| {
-    let calls = memory::limit().map_or(MOST, |limit| limit / PARTS / OF_CALL);
+    let calls = memory::part().map_or(MOST, |part| part / OF_CALL);
     u32::try_from(calls.clamp(2 * FEW as u64, MOST)).unwrap_or(u32::MAX)
 });
 static CALL_TURNS: LazyLock<Semaphore> = LazyLock::new(|| Semaphore::new(*CALLS as usize));

@@ -11,10 +11,6 @@ use parking_lot::Mutex;
 
 use crate::bounds::memory;
 
-/// Conversations may take one of so many parts of the memory limit: in requests, answers and entries of
-/// the journal they are there several times.
-const PARTS: u64 = 8;
-
 /// What all conversations have, and may have.
 #[derive(Debug)]
 pub struct Room {
@@ -37,8 +33,8 @@ pub struct Share {
 
 impl Default for Room {
     fn default() -> Self {
-        let bytes = memory::limit()
-            .map_or(usize::MAX, |limit| usize::try_from(limit / PARTS).unwrap_or(usize::MAX));
+        let bytes =
+            memory::part().map_or(usize::MAX, |part| usize::try_from(part).unwrap_or(usize::MAX));
         Self { bytes, taken: Mutex::default() }
     }
 }

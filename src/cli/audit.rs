@@ -70,10 +70,10 @@ pub(super) struct Which {
     #[arg(long)]
     session: Option<String>,
     /// Records after this: a time, or an age (30m, 24h, 7d)
-    #[arg(long, value_name = "TIME", value_parser = super::runs::instant)]
+    #[arg(long, value_name = "TIME", value_parser = super::times::past)]
     since: Option<DateTime<Utc>>,
     /// Records before this: a time, or an age
-    #[arg(long, value_name = "TIME", value_parser = super::runs::instant)]
+    #[arg(long, value_name = "TIME", value_parser = super::times::past)]
     until: Option<DateTime<Utc>>,
 }
 

@@ -26,6 +26,7 @@ mod run_view;
 mod runs;
 mod schema;
 mod table;
+mod times;
 mod tools;
 
 use std::ffi::OsString;

@@ -67,10 +67,10 @@ pub(super) struct ReplayArgs {
     #[arg(long, value_name = "FILE")]
     definition: Option<PathBuf>,
     /// Only runs created after this time, or within this age
-    #[arg(long, value_name = "TIME|AGE", value_parser = super::runs::instant)]
+    #[arg(long, value_name = "TIME|AGE", value_parser = super::times::past)]
     since: Option<DateTime<Utc>>,
     /// Only runs created before this time
-    #[arg(long, value_name = "TIME|AGE", value_parser = super::runs::instant)]
+    #[arg(long, value_name = "TIME|AGE", value_parser = super::times::past)]
     until: Option<DateTime<Utc>>,
     /// Only so many runs, the newest [default: all of the period]
     #[arg(long, value_name = "RUNS", value_parser = clap::value_parser!(u64).range(1..))]

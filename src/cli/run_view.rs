@@ -126,7 +126,7 @@ pub(super) fn pending_text(run: &Value, options: &str) -> String {
 fn answering_command(call: &Value, options: &str) -> Option<String> {
     let (action, answer) = match text(call, "/kind").as_str() {
         "approval" | "escalation" => ("approve", String::new()),
-        "review" => ("resolve", " --outcome happened|did_not_happen".to_owned()),
+        "review" => ("resolve", " --outcome 'happened|did_not_happen'".to_owned()),
         "client" => match call.pointer("/input/round") {
             Some(round) => ("result", format!(" --round {round} --responses JSON")),
             None => ("result", " --content TEXT".to_owned()),

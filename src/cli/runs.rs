@@ -21,7 +21,7 @@ use super::progress::{describe, parse_event};
 use super::run_args::{RunArgs, id};
 use super::run_view::{pending_text, run_table, run_text};
 use super::{JsonArg, UsageError};
-use crate::config::{Flags, parse_duration};
+use crate::config::Flags;
 use crate::run::{RunStatus, TerminationReason};
 use crate::runtime::keys::DEFAULT_TENANT;
 
@@ -72,10 +72,10 @@ pub(super) struct ListArgs {
     #[arg(long, value_name = "KEY=VALUE")]
     metadata: Vec<String>,
     /// Runs created after this: a time, or an age (30m, 24h, 7d)
-    #[arg(long, value_name = "TIME", value_parser = instant)]
+    #[arg(long, value_name = "TIME", value_parser = super::times::past)]
     since: Option<DateTime<Utc>>,
     /// Runs created before this: a time, or an age
-    #[arg(long, value_name = "TIME", value_parser = instant)]
+    #[arg(long, value_name = "TIME", value_parser = super::times::past)]
     until: Option<DateTime<Utc>>,
     /// Maximum number of runs
     #[arg(long, default_value = "50", value_parser = clap::value_parser!(u32).range(1..))]
@@ -84,17 +84,6 @@ pub(super) struct ListArgs {
     target: TargetArgs,
     #[command(flatten)]
     output: JsonArg,
-}
-
-/// Parses an RFC 3339 time, or an age such as `24h`.
-pub(super) fn instant(text: &str) -> Result<DateTime<Utc>, String> {
-    if let Ok(time) = DateTime::parse_from_rfc3339(text) {
-        return Ok(time.to_utc());
-    }
-    let ago = parse_duration(text)
-        .ok()
-        .and_then(|ago| Utc::now().checked_sub_signed(chrono::Duration::from_std(ago).ok()?));
-    ago.ok_or_else(|| "write a time like 2026-01-31T08:00:00Z, or an age: 30m, 24h, 7d".to_owned())
 }
 
 pub(super) async fn runs(flags: &Flags, command: RunsCommand) -> anyhow::Result<ExitCode> {

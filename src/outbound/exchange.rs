@@ -66,8 +66,13 @@ static BODIES: LazyLock<Semaphore> = LazyLock::new(|| {
     let places = memory::part().map_or(u64::MAX, |part| part / LARGE as u64);
     Semaphore::new(usize::try_from(places.clamp(16, 1024)).unwrap_or(1024))
 });
+/// What the longest of the large bodies may have, in bytes.
+const LARGEST: u64 = 8 << 20;
 /// Large bodies that are there at the same time. Who has such a place waits for nothing but the server.
-static LARGE_BODIES: Semaphore = Semaphore::const_new(16);
+static LARGE_BODIES: LazyLock<Semaphore> = LazyLock::new(|| {
+    let places = memory::part().map_or(16, |part| part / LARGEST);
+    Semaphore::new(usize::try_from(places.clamp(4, 16)).unwrap_or(16))
+});
 
 /// The place of a body that is not small, until it is used.
 #[derive(Debug, Default)]

@@ -58,8 +58,10 @@ const CLAIMED: &str = "UPDATE runs SET status = 'running', owner = (SELECT id FR
      epoch = epoch + 1, available_at = NULL WHERE id = $RUN AND status = 'queued'";
 
 async fn until_counted(service: &Service, reason: &str) {
-    let line = format!("toolloop_runs_reclaimed_total{{reason=\"{reason}\"}} ");
-    service.until("/metrics", |text| text.as_str().is_some_and(|text| text.contains(&line))).await;
+    let counter = format!("toolloop_runs_reclaimed_total{{reason=\"{reason}\"}} ");
+    let count = |line: &str| line.strip_prefix(&counter)?.parse::<u64>().ok();
+    let is_counted = |text: &str| text.lines().filter_map(count).any(|count| count > 0);
+    service.until("/metrics", |text| text.as_str().is_some_and(is_counted)).await;
 }
 
 async fn a_run_that_nothing_drives_goes_on(db: Db) {

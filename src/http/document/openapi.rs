@@ -271,7 +271,9 @@ fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
         Some("delete_session") => codes.push(Code::SessionBusy),
         Some("revoke_key") => codes.push(Code::ProtectedKey),
         Some("list_events") => codes.extend([Code::NotAcceptable, Code::JournalUnreadable]),
-        Some("list_tool_calls" | "list_messages") => codes.push(Code::JournalUnreadable),
+        Some("list_tool_calls" | "list_messages" | "get_session" | "list_session_messages") => {
+            codes.push(Code::JournalUnreadable);
+        }
         Some("create_token" | "get_metrics") => codes.push(Code::NotFound),
         _ => {}
     }

@@ -2,7 +2,7 @@
 
 use super::workspaces::OpenError;
 use crate::engine::{FoldError, Stopped};
-use crate::store::{ClaimedRun, StoreError};
+use crate::store::{ClaimedRun, GivenBack, StoreError};
 
 /// Why a claimed run cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -11,6 +11,12 @@ pub(super) enum ResumeError {
     Store(#[from] StoreError),
     #[error("{0}")]
     Unusable(String),
+    /// It cannot be made ready here: another replica may have the tools or skills that it needs.
+    #[error("{0}")]
+    Lacking(String),
+    /// It is left to other replicas.
+    #[error("it is left to other replicas")]
+    Left(GivenBack),
     #[error(transparent)]
     Stopped(#[from] Stopped),
     /// It goes back to the queue.
@@ -33,6 +39,10 @@ pub(super) fn unreadable(why: &str) -> ResumeError {
 
 pub(super) fn unusable(error: &dyn std::error::Error) -> ResumeError {
     ResumeError::Unusable(error.to_string())
+}
+
+pub(super) fn lacking(error: &dyn std::error::Error) -> ResumeError {
+    ResumeError::Lacking(error.to_string())
 }
 
 /// What a run that goes on has left to do before it is driven.

@@ -30,6 +30,7 @@ pub mod journals;
 pub mod jwt;
 mod key_locks;
 pub mod keys;
+mod lacking;
 mod live;
 mod loaded;
 mod logins;

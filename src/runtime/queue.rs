@@ -14,10 +14,11 @@ use uuid::Uuid;
 
 use super::Runtime;
 use super::entrance::Entrance;
+use super::lacking::LeftRuns;
 use super::ownership::OwnedRun;
 use super::slots::{RunSlot, RunSlots};
 use crate::clock;
-use crate::store::{ClaimedRun, RunWrite, StoreError};
+use crate::store::{Claimant, ClaimedRun, RunWrite, StoreError};
 
 /// Runs whose time has come that are put into the line at once, at most.
 const MAX_DUE: u32 = 1000;
@@ -29,6 +30,8 @@ const FRESH: Duration = Duration::from_secs(1);
 pub(super) struct Queue {
     /// What may enter it.
     pub(super) entrance: Arc<Entrance>,
+    /// What is left in it for others.
+    pub(super) left: LeftRuns,
     /// Wakes the loop that takes runs.
     pub(super) changed: Arc<Notify>,
     /// The tenant whose run was taken last.
@@ -57,6 +60,7 @@ impl Queue {
     pub(super) fn new(limit: u64) -> Self {
         Self {
             entrance: Arc::new(Entrance::new(limit)),
+            left: LeftRuns::default(),
             changed: Arc::default(),
             last_served: Mutex::default(),
             has_more: AtomicBool::default(),
@@ -120,7 +124,9 @@ impl Runtime {
                 return Ok(());
             }
             let limit = u32::try_from(room).unwrap_or(u32::MAX);
-            let claimed = self.claimed(inner.store.claim_begun(&inner.replica.id, limit)).await?;
+            let leaves = inner.queue.left.now();
+            let claimant = Claimant { owner: &inner.replica.id, leaves: &leaves };
+            let claimed = self.claimed(inner.store.claim_begun(claimant, limit)).await?;
             let has_more = claimed.len() == room;
             self.resume_all(claimed, RunSlots::free);
             if !has_more {
@@ -199,8 +205,9 @@ impl Runtime {
             let last_served = inner.queue.last_served.lock().clone();
             let limit = u32::try_from(room).unwrap_or(u32::MAX);
             let mut running = inner.store.running(inner.settings.run_limits).await?;
-            let claim =
-                inner.store.claim_within(&inner.replica.id, limit, &last_served, &mut running);
+            let leaves = inner.queue.left.now();
+            let claimant = Claimant { owner: &inner.replica.id, leaves: &leaves };
+            let claim = inner.store.claim_within(claimant, limit, &last_served, &mut running);
             let claimed = self.claimed(claim).await?;
             let has_more = claimed.len() == room;
             if let Some((last, _)) = claimed.last() {

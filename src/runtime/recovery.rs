@@ -15,7 +15,7 @@ use futures::future::BoxFuture;
 use uuid::Uuid;
 
 use super::Runtime;
-use super::claimed::{ResumeError, Resumption, unreadable, unusable};
+use super::claimed::{ResumeError, Resumption, lacking, unreadable, unusable};
 use super::identity::RunIdentity;
 use super::journals;
 use super::loaded::LoadedAgent;
@@ -101,6 +101,7 @@ impl Runtime {
     ) {
         match error {
             ResumeError::NoFreeSlot => self.requeue_uncounted(ownership, GivenBack::AtOnce).await,
+            ResumeError::Left(how) => self.requeue_uncounted(ownership, how).await,
             ResumeError::Stopped(error @ (Stopped::FilesNotKept | Stopped::NoRoom)) => {
                 tracing::warn!(run_id = %ownership.run(), %error, "run is given back");
                 self.requeue_uncounted(ownership, GivenBack::After(ELSEWHERE)).await;
@@ -167,10 +168,13 @@ impl Runtime {
         }
     }
 
-    /// Claims this run and goes on with it, unless another replica was faster, its turn has not
-    /// come, or it needs a place: then it is taken from the queue when there is one.
+    /// Claims this run and goes on with it, unless another replica was faster, it is left to others,
+    /// its turn has not come, or it needs a place: then it is taken from the queue when there is one.
     pub(super) async fn take_over(&self, run: Uuid, slot: Option<RunSlot>) {
         let inner = &self.inner;
+        if inner.queue.left.has(run) {
+            return;
+        }
         let claimed = if inner.settings.run_limits.is_unlimited() {
             self.claimed(inner.store.claim_run(&inner.replica.id, run)).await
         } else {
@@ -203,6 +207,9 @@ impl Runtime {
         let journal = self.counted_journal(row).await?;
         // A run can be ended without its plan.
         let planned = self.plan_of(&claimed, &journal);
+        if let Err(ResumeError::Lacking(lack)) = &planned {
+            self.leave_to_others(row, lack).await?;
+        }
         let is_child = row.parent_run_id.is_some();
         let rules = planned.as_ref().map(|(_, plan)| plan.rules_of(is_child)).unwrap_or_default();
         let rules = Rules { max_crashes: self.inner.settings.max_crashes, ..rules };
@@ -232,6 +239,9 @@ impl Runtime {
         }
         let slot = slot.ok_or(ResumeError::NoFreeSlot)?;
         let (loaded, plan) = planned?;
+        if let Some(lack) = self.lack_of(&plan) {
+            self.leave_to_others(row, &lack).await?;
+        }
         let directory = loaded.agent.workspace_of(row.id, row.session_id.as_deref());
         let workspace = self.inner.workspaces.open(&row.tenant, &directory, User::Run).await?;
         identity.lineage = self.lineage(row).await?;
@@ -343,18 +353,18 @@ impl Runtime {
             .inner
             .agents
             .of_snapshot(&row.definition_hash, &claimed.definition)
-            .map_err(|error| unusable(&error))?;
+            .map_err(|error| lacking(&error))?;
         let overrides: Overrides =
             serde_json::from_value(row.overrides.clone()).map_err(|error| unusable(&error))?;
         let active = match skills_at_start(journal)? {
             Some(active) => active,
             None => self
                 .active_skills(&loaded.agent.definition, &overrides)
-                .map_err(|error| unusable(&error))?,
+                .map_err(|error| lacking(&error))?,
         };
         let plan =
             Plan::new(Arc::clone(&loaded.agent), &loaded.executor, &overrides, row.kind, active)
-                .map_err(|error| unusable(&error))?;
+                .map_err(|error| lacking(&error))?;
         Ok((loaded, plan.informed(&self.inner.router)))
     }
 

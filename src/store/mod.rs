@@ -74,6 +74,7 @@ pub use keys::{AdminKeys, KeyStored, Revocation, Revoked};
 pub use memory::{MemoryFilter, ObservationId};
 pub use observations::KINDS as OBSERVATION_KINDS;
 pub use ownership::{CancelOutcome, GivenBack};
+pub use queue::Claimant;
 pub use rate_limit::{RateLimit, Taken};
 pub use replicas::{Swept, Watch};
 pub use rows::*;

@@ -22,6 +22,21 @@ const MAX_LOOKS: u32 = 64;
 /// How long a claim waits for places of a tenant that are being taken.
 const PATIENCE: Duration = Duration::from_millis(250);
 
+/// Who takes runs from the queue.
+#[derive(Debug, Clone, Copy)]
+pub struct Claimant<'c> {
+    /// Their owner then.
+    pub owner: &'c str,
+    /// Runs that it leaves to others.
+    pub leaves: &'c [Uuid],
+}
+
+impl<'c> From<&'c str> for Claimant<'c> {
+    fn from(owner: &'c str) -> Self {
+        Self { owner, leaves: &[] }
+    }
+}
+
 /// Runs that wait for a replica and for nothing else, as their index has it.
 macro_rules! in_line {
     ($table:literal) => {
@@ -93,18 +108,19 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] where nothing was taken.
-    pub async fn claim_within(
+    pub async fn claim_within<'c>(
         &self,
-        owner: &str,
+        claimant: impl Into<Claimant<'c>>,
         limit: u32,
         last_served: &str,
         running: &mut Running,
     ) -> Result<Vec<ClaimedRun>, StoreError> {
+        let claimant = claimant.into();
         let mut from = last_served.to_owned();
         for _ in 0..MAX_LOOKS {
             let tenants = self.tenants_in_line(&from).await?;
             let next = tenants.last().filter(|_| tenants.len() == MAX_TENANTS as usize).cloned();
-            let claimed = self.claim_in_turn(owner, limit, tenants, running).await?;
+            let claimed = self.claim_in_turn(claimant, limit, tenants, running).await?;
             match next.filter(|_| claimed.is_empty() && running.has_held_back) {
                 Some(next) => from = next, // those looked at may all be at their limits
                 None => return Ok(claimed),
@@ -116,7 +132,7 @@ impl Store {
     /// Takes up to `limit` queued runs of these tenants, who take turns.
     async fn claim_in_turn(
         &self,
-        owner: &str,
+        claimant: Claimant<'_>,
         limit: u32,
         mut tenants: Vec<String>,
         running: &mut Running,
@@ -132,9 +148,9 @@ impl Store {
                 }
                 let wanted = share.min(left);
                 let taken = if running.is_unlimited() {
-                    self.claimed(claim_of(owner, &tenant, wanted, &[])).await
+                    self.claimed(claim_of(claimant, &tenant, wanted, &[])).await
                 } else {
-                    self.claim_with_places(owner, &tenant, wanted, running).await
+                    self.claim_with_places(claimant, &tenant, wanted, running).await
                 };
                 let taken = match taken {
                     Ok(taken) => taken,
@@ -158,7 +174,7 @@ impl Store {
     /// taken under the lock of the tenant.
     async fn claim_with_places(
         &self,
-        owner: &str,
+        claimant: Claimant<'_>,
         tenant: &str,
         limit: u32,
         running: &mut Running,
@@ -181,7 +197,7 @@ impl Store {
             if wanted == 0 {
                 break;
             }
-            let claim = claim_of(owner, tenant, wanted, &full_keys);
+            let claim = claim_of(claimant, tenant, wanted, &full_keys);
             let taken: Vec<ClaimedRun> = readable(&tx.run(claim).await?).collect();
             for taken in taken.iter().filter(|taken| taken.run.parent_run_id.is_none()) {
                 running.add(tenant, &taken.run.subject, 1);
@@ -265,15 +281,23 @@ impl Store {
     }
 
     /// Takes up to `limit` queued runs that were begun before: they had a place then.
-    pub async fn claim_begun(
+    pub async fn claim_begun<'c>(
         &self,
-        owner: &str,
+        claimant: impl Into<Claimant<'c>>,
         limit: u32,
     ) -> Result<Vec<ClaimedRun>, StoreError> {
-        let due = "FROM runs WHERE status = 'queued' AND started_at IS NOT NULL \
-             AND available_at <= {now} AND format <= :format \
-             ORDER BY available_at, id LIMIT :limit";
-        let any = Query::new(format!("SELECT 1 {due}")).bind("limit", 1_u32).bind("format", FORMAT);
+        let Claimant { owner, leaves } = claimant.into();
+        let others = if leaves.is_empty() { "" } else { " AND NOT (id IN :leaves)" };
+        let due = format!(
+            "FROM runs WHERE status = 'queued' AND started_at IS NOT NULL \
+             AND available_at <= {{now}} AND format <= :format{others} \
+             ORDER BY available_at, id LIMIT :limit"
+        );
+        let bound = |query: Query| {
+            let query = query.bind("format", FORMAT);
+            if leaves.is_empty() { query } else { query.bind("leaves", leaves) }
+        };
+        let any = bound(Query::new(format!("SELECT 1 {due}")).bind("limit", 1_u32));
         if self.backend.read(Work::Control, any).await?.is_empty() {
             return Ok(Vec::new()); // and nothing is written
         }
@@ -283,8 +307,7 @@ impl Store {
              available_at = NULL FROM next WHERE id = next_id{}",
             claimed!(),
         ));
-        let claim = claim.bind("owner", owner).bind("limit", limit);
-        self.claimed(claim.bind("format", FORMAT)).await
+        self.claimed(bound(claim.bind("owner", owner).bind("limit", limit))).await
     }
 
     /// Takes this run, if it is queued and its turn has come.
@@ -355,11 +378,16 @@ impl Store {
 }
 
 /// Takes up to `limit` queued runs of one tenant, and none of these keys.
-fn claim_of(owner: &str, tenant: &str, limit: u32, full_keys: &[String]) -> Query {
+fn claim_of(claimant: Claimant<'_>, tenant: &str, limit: u32, full_keys: &[String]) -> Query {
+    let Claimant { owner, leaves } = claimant;
     // Constants where they are not needed, so that the plan is that of the usual claim.
     let (of_others, of_others_too) = match full_keys {
         [] => ("", ""),
         _ => (" AND NOT (subject IN :full_keys)", " AND NOT (w.subject IN :full_keys)"),
+    };
+    let (others, others_too) = match leaves {
+        [] => ("", ""),
+        _ => (" AND NOT (id IN :leaves)", " AND NOT (w.id IN :leaves)"),
     };
     // First in each line for a session: those whose turn it is if no run holds it.
     // Materialised, so that the limits hold.
@@ -379,11 +407,11 @@ fn claim_of(owner: &str, tenant: &str, limit: u32, full_keys: &[String]) -> Quer
             " AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.tenant = w.tenant \
          AND r.session_id = w.session_id AND r.session_place = 'holds' \
          AND r.finished_at IS NULL) AND w.available_at <= {{now}} \
-         AND w.format <= :format{of_others_too} \
+         AND w.format <= :format{of_others_too}{others_too} \
          ORDER BY w.priority DESC, w.available_at, w.id LIMIT :limit{{skip_locked}}), \
          due AS MATERIALIZED (SELECT id, priority, available_at FROM runs WHERE ",
             in_line!(""),
-            " AND tenant = :tenant AND available_at <= {{now}} AND format <= :format{of_others} \
+            " AND tenant = :tenant AND available_at <= {{now}} AND format <= :format{of_others}{others} \
          ORDER BY priority DESC, available_at, id LIMIT :limit{{skip_locked}}), \
          next AS MATERIALIZED (SELECT id AS next_id FROM (SELECT * FROM turned \
          UNION ALL SELECT * FROM due) AS both_lines ORDER BY priority DESC, available_at, id LIMIT :limit) \
@@ -398,10 +426,13 @@ fn claim_of(owner: &str, tenant: &str, limit: u32, full_keys: &[String]) -> Quer
             claimed!(),
         ),
         of_others = of_others,
-        of_others_too = of_others_too
+        of_others_too = of_others_too,
+        others = others,
+        others_too = others_too
     );
     let claim = Query::new(claim);
     let claim = if full_keys.is_empty() { claim } else { claim.bind("full_keys", full_keys) };
+    let claim = if leaves.is_empty() { claim } else { claim.bind("leaves", leaves) };
     let claim = claim.bind("owner", owner).bind("tenant", tenant).bind("limit", limit);
     claim.bind("format", FORMAT)
 }

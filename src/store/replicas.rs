@@ -141,6 +141,14 @@ impl Store {
         rows.first().map_or(Ok(0), |row| row.read("living"))
     }
 
+    /// Whether another replica has sent a heartbeat in time.
+    pub async fn has_living_others(&self, own: &str) -> Result<bool, StoreError> {
+        let other = Query::new("SELECT 1 FROM replicas WHERE NOT dead AND id <> :own AND ");
+        let other = other.push(IN_TIME).push(" LIMIT 1");
+        let other = other.bind("own", own).bind("microsecond", MICROSECOND);
+        Ok(!self.backend.read(Work::Control, other).await?.is_empty())
+    }
+
     /// Replicas whose lease has run out, as seen by `own`, which asks often. Where there can be one
     /// process only, replicas of an earlier process are among them at once.
     pub async fn silent_replicas(

@@ -123,6 +123,7 @@ mod retention;
 mod retries;
 mod reviews;
 mod rivals;
+mod rollouts;
 mod routing;
 mod run_limits;
 mod samples;

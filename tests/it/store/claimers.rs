@@ -1,12 +1,16 @@
-//! Replicas that claim at the same instant.
+//! Replicas that claim at the same instant, and what one leaves to others.
+
+use std::collections::BTreeSet;
 
 use tokio::sync::Barrier;
+use toolloop::store::{Claimant, GivenBack, RunLimits};
 
 use super::*;
 use crate::fault_rounds::rounds;
 
 on_both! {
     of_eight_who_claim_one_run_at_once_one_has_it,
+    what_a_claimant_leaves_is_taken_by_another,
 }
 
 const CLAIMERS: usize = 8;
@@ -47,4 +51,24 @@ async fn of_eight_who_claim_one_run_at_once_one_has_it(db: Db) {
     if db.store.kind() == "postgres" {
         assert!(owners.len() > 1, "there was no race: {owners:?}");
     }
+}
+
+async fn what_a_claimant_leaves_is_taken_by_another(db: Db) {
+    let (mut left, mut begun, mut taken) = (Script::queued(), Script::owned(), Script::queued());
+    for script in [&mut left, &mut begun, &mut taken] {
+        db.commit("me", &script.start()).await;
+    }
+    assert!(db.store.give_back("me", begun.id, 1, GivenBack::AtOnce).await.unwrap());
+    let leaves = [left.id, begun.id];
+    let claimant = Claimant { owner: "you", leaves: &leaves };
+    assert_eq!(db.store.claim_begun(claimant, 9).await.unwrap(), []);
+    let of_key = RunLimits { of_key: Some(9), ..RunLimits::default() };
+    for (limits, expected) in [(RunLimits::default(), vec![taken.id]), (of_key, vec![])] {
+        let mut running = db.store.running(limits).await.unwrap();
+        let claimed = db.store.claim_within(claimant, 9, "", &mut running).await.unwrap();
+        assert_eq!(claimed.iter().map(|it| it.run.id).collect::<Vec<_>>(), expected);
+    }
+    let claimed = db.store.claim("other", 9, "").await.unwrap();
+    let claimed: BTreeSet<_> = claimed.iter().map(|it| it.run.id).collect();
+    assert_eq!(claimed, BTreeSet::from(leaves));
 }

@@ -1,0 +1,197 @@
+//! Runs that need what this replica's settings do not have: they are left to other replicas.
+//!
+//! While settings are changed replica by replica, a run may be claimed by one that lacks its tools, the
+//! provider of its model, or the agents and skills that its definition names. Another one takes it
+//! then. This one does not claim it meanwhile, looks again now and then, since agents and skills can
+//! be added at any time, and after a while, or where no other replica is alive, does what it can.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use super::Runtime;
+use super::claimed::ResumeError;
+use crate::engine::Plan;
+use crate::run::Delegation;
+use crate::store::{GivenBack, RunRecord};
+
+/// How long a run is left to others.
+const PATIENCE: Duration = Duration::from_mins(10);
+/// How long this replica does not claim a run that it has left to others, at first.
+const FIRST_PAUSE: Duration = Duration::from_secs(3);
+/// The longest of these pauses, each of which is twice as long as the one before.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// Runs that a claim leaves out by their ids; the others that are left wait for all replicas.
+const MAX_LEFT: usize = 1000;
+
+/// The runs that this replica leaves to others.
+#[derive(Debug, Default)]
+pub(super) struct LeftRuns(Mutex<LeftRunsInner>);
+
+#[derive(Debug, Default)]
+struct LeftRunsInner {
+    runs: HashMap<Uuid, LeftRun>,
+    /// What was lacking, and when that was logged.
+    logged: HashMap<String, Instant>,
+}
+
+#[derive(Debug)]
+struct LeftRun {
+    /// The last event of its journal: where another replica has driven it since, it is left anew.
+    last_seq: i64,
+    since: Instant,
+    pause: Duration,
+    /// Until when it is not claimed.
+    until: Instant,
+}
+
+impl LeftRuns {
+    /// Leaves a run to others; how it is given back. `None`: it was left to them for long enough.
+    fn leave(&self, run: Uuid, last_seq: i64, now: Instant) -> Option<GivenBack> {
+        let mut left = self.0.lock();
+        let is_listed = left.listed(now).take(MAX_LEFT).count() < MAX_LEFT;
+        let known = left.runs.get(&run).filter(|known| known.last_seq == last_seq);
+        let (since, pause) = known.map_or((now, FIRST_PAUSE), |known| {
+            (known.since, (known.pause * 2).min(LONGEST_PAUSE))
+        });
+        if now - since >= PATIENCE {
+            left.runs.remove(&run);
+            return None;
+        }
+        let until = if is_listed { now + pause } else { now };
+        left.runs.insert(run, LeftRun { last_seq, since, pause, until });
+        Some(if is_listed { GivenBack::AtOnce } else { GivenBack::After(pause) })
+    }
+
+    /// Whether it was not logged lately that this is lacking.
+    fn is_news(&self, lack: &str, now: Instant) -> bool {
+        let logged = &mut self.0.lock().logged;
+        logged.retain(|_, at| now - *at < PATIENCE);
+        let is_news = !logged.contains_key(lack);
+        if is_news {
+            logged.insert(lack.to_owned(), now);
+        }
+        is_news
+    }
+
+    /// The runs that are not to be claimed now. Those that others have taken are forgotten in time.
+    pub(super) fn now(&self) -> Vec<Uuid> {
+        let (mut left, now) = (self.0.lock(), Instant::now());
+        left.runs.retain(|_, run| now - run.since < 2 * PATIENCE);
+        left.listed(now).collect()
+    }
+
+    /// Whether this run is not to be claimed now.
+    pub(super) fn has(&self, run: Uuid) -> bool {
+        self.0.lock().runs.get(&run).is_some_and(|left| left.until > Instant::now())
+    }
+}
+
+impl LeftRunsInner {
+    fn listed(&self, now: Instant) -> impl Iterator<Item = Uuid> {
+        self.runs.iter().filter(move |(_, left)| left.until > now).map(|(run, _)| *run)
+    }
+}
+
+impl Runtime {
+    /// What a run needs and this replica does not have, although its plan could be made. Models that
+    /// only take over from the first do not count.
+    pub(super) fn lack_of(&self, plan: &Plan) -> Option<String> {
+        let agents = &self.inner.agents;
+        let asks_model = plan.rules.given.is_none();
+        let of_model = || {
+            let model = plan.models.first().filter(|_| asks_model)?;
+            self.inner.router.resolve(model).err().map(|unknown| unknown.to_string())
+        };
+        let of_agents = || {
+            let tools = plan.callable();
+            let mut named = tools.iter().filter_map(|tool| Delegation::of_tool(tool));
+            let missing = named.find(|delegation| agents.named(delegation.agent()).is_none())?;
+            Some(format!("there is no agent named {:?}", missing.agent()))
+        };
+        let of_skills = || {
+            let mut named = plan.agent.definition.skills.iter();
+            let missing = named.find(|skill| agents.skills().skill(skill).is_none())?;
+            Some(format!("there is no skill named {missing:?}"))
+        };
+        of_model().or_else(of_agents).or_else(of_skills)
+    }
+
+    /// Leaves a claimed run to other replicas, unless none is alive or it was left to them for long
+    /// enough. One that is to be cancelled is not left: it needs nothing.
+    pub(super) async fn leave_to_others(
+        &self,
+        row: &RunRecord,
+        lack: &str,
+    ) -> Result<(), ResumeError> {
+        let inner = &self.inner;
+        if row.cancel_requested_at.is_some()
+            || !inner.store.has_living_others(&inner.replica.id).await?
+        {
+            return Ok(());
+        }
+        let (left, now) = (&inner.queue.left, Instant::now());
+        let Some(how) = left.leave(row.id, row.last_seq(), now) else { return Ok(()) };
+        if left.is_news(lack, now) {
+            tracing::warn!(
+                run_id = %row.id,
+                %lack,
+                "this replica lacks what a run needs; such runs are left to other replicas"
+            );
+        } else {
+            tracing::debug!(run_id = %row.id, %lack, "run is left to other replicas");
+        }
+        Err(ResumeError::Left(how))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RUN: Uuid = Uuid::nil();
+
+    #[test]
+    fn a_run_is_left_for_ten_minutes_with_longer_and_longer_pauses() {
+        let (left, begun) = (LeftRuns::default(), Instant::now());
+        let mut looks = Vec::new();
+        let mut at = Duration::ZERO;
+        while left.leave(RUN, 7, begun + at) == Some(GivenBack::AtOnce) {
+            looks.push(at.as_secs());
+            at = left.0.lock().runs[&RUN].until - begun;
+        }
+        assert_eq!(looks[..5], [0, 3, 9, 21, 45]);
+        assert_eq!((looks.last(), at.as_secs()), (Some(&585), 615));
+        assert!(left.0.lock().runs.is_empty());
+    }
+
+    #[test]
+    fn a_run_that_another_replica_has_driven_is_left_anew() {
+        let (left, begun) = (LeftRuns::default(), Instant::now());
+        assert!(left.leave(RUN, 7, begun).is_some());
+        assert!(left.leave(RUN, 9, begun + PATIENCE).is_some());
+        assert!(left.leave(RUN, 9, begun + 2 * PATIENCE).is_none());
+    }
+
+    #[test]
+    fn what_is_lacking_is_logged_once() {
+        let (left, begun) = (LeftRuns::default(), Instant::now());
+        let look = |lack, after| left.is_news(lack, begun + after);
+        assert!(look("a tool", Duration::ZERO) && look("an agent", Duration::ZERO));
+        assert!(!look("a tool", PATIENCE / 2));
+        assert!(look("a tool", PATIENCE));
+    }
+
+    #[test]
+    fn a_claim_leaves_out_a_bounded_number() {
+        let (left, now) = (LeftRuns::default(), Instant::now());
+        for _ in 0..MAX_LEFT {
+            assert_eq!(left.leave(Uuid::now_v7(), 1, now), Some(GivenBack::AtOnce));
+        }
+        assert_eq!(left.leave(RUN, 1, now), Some(GivenBack::After(FIRST_PAUSE)));
+        assert_eq!((left.now().len(), left.has(RUN)), (MAX_LEFT, false));
+    }
+}

@@ -22,8 +22,10 @@ const MAX_READ: usize = 64 * 1024;
 const MESSAGE_CAP: usize = 1024;
 
 /// Phrases of servers without error codes for an input that is too long.
-const CONTEXT_PHRASES: [&str; 8] = [
+const CONTEXT_PHRASES: [&str; 13] = [
     "maximum context length",
+    "exceeded max context length",
+    "context length of only",
     "context window",
     "exceeds the available context size",
     "exceeds the context length",
@@ -31,6 +33,9 @@ const CONTEXT_PHRASES: [&str; 8] = [
     "exceed context limit",
     "longer than the maximum model length",
     "prompt is too long",
+    "maximum prompt length is",
+    "exceeds the maximum number of tokens",
+    "input is too long for requested model",
 ];
 
 /// Phrases for a request that a content filter rejected.
@@ -58,7 +63,7 @@ struct Envelope<'a> {
 }
 
 /// Reads `{"error": {message, code, type}}`, `{"error": "…"}`, `{message, code, type}`, `{"detail":
-/// …}`, or else takes the text as the message.
+/// …}`, or the first of a list of these; or else takes the text as the message.
 pub(super) fn read_body(body: &[u8]) -> Reported {
     let short;
     let body = if body.len() <= MAX_READ {
@@ -77,7 +82,8 @@ pub(super) fn read_body(body: &[u8]) -> Reported {
             ..Reported::default()
         };
     };
-    let error = value.get("error").filter(|e| !e.is_null()).unwrap_or(&value);
+    let value = value.get(0).unwrap_or(&value);
+    let error = value.get("error").filter(|e| !e.is_null()).unwrap_or(value);
     let code = error.get("code");
     let message = error.as_str().or_else(|| error.get("message")?.as_str());
     let message = message.map(|message| match error.get("param").and_then(Value::as_str) {
@@ -126,7 +132,7 @@ pub(super) fn classify(status: u16, code: Option<&str>, message: &str) -> Failur
         phrases.iter().any(|phrase| message.contains(phrase))
     };
     match status {
-        400 | 413 | 422 | 500 if says(&CONTEXT_PHRASES) => FailureKind::ContextLength,
+        400 | 413 | 422 | 500 | 502 if says(&CONTEXT_PHRASES) => FailureKind::ContextLength,
         400 if says(&FILTER_PHRASES) => FailureKind::ContentFilter,
         400 | 403 | 429 if says(&QUOTA_PHRASES) => FailureKind::QuotaExhausted,
         429 => FailureKind::RateLimited,
@@ -139,7 +145,7 @@ pub(super) fn classify(status: u16, code: Option<&str>, message: &str) -> Failur
 }
 
 /// The delay that a server requests: `retry-after-ms`, else `Retry-After` in seconds or as an HTTP
-/// date. Invalid or negative values and dates in the past are ignored; a number that is too large
+/// date (RFC 9110, 5.6.7). Invalid or negative values and dates in the past are ignored; a number that is too large
 /// counts as the longest delay.
 pub(super) fn retry_after(headers: &HeaderMap, now: DateTime<Utc>) -> Option<Duration> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim);
@@ -157,7 +163,7 @@ pub(super) fn retry_after(headers: &HeaderMap, now: DateTime<Utc>) -> Option<Dur
     let value = text("retry-after")?;
     match value.parse::<f64>() {
         Ok(seconds) => duration(seconds),
-        Err(_) => (DateTime::parse_from_rfc2822(value).ok()?.to_utc() - now)
+        Err(_) => (DateTime::<Utc>::from(httpdate::parse_http_date(value).ok()?) - now)
             .to_std()
             .ok()
             .filter(|w| !w.is_zero()),
@@ -225,6 +231,33 @@ mod tests {
             ),
             (400, None, "This model's maximum context length is 4096 tokens.", ContextLength),
             (413, None, "prompt is too long: 210000 tokens", ContextLength),
+            (
+                400,
+                None,
+                "prompt too long; exceeded max context length by 12 tokens",
+                ContextLength,
+            ),
+            (502, None, "input length exceeds the context length", ContextLength),
+            (
+                400,
+                None,
+                "This model's maximum prompt length is 131072 but the request contains 140000 tokens.",
+                ContextLength,
+            ),
+            (
+                400,
+                None,
+                "The input token count (1200000) exceeds the maximum number of tokens allowed (1048576).",
+                ContextLength,
+            ),
+            (
+                400,
+                None,
+                "Trying to keep the first 5000 tokens when context the overflows. However, the model is \
+                 loaded with context length of only 4096 tokens",
+                ContextLength,
+            ),
+            (400, None, "Input is too long for requested model.", ContextLength),
             (400, Some("content_filter"), "", ContentFilter),
             (
                 400,
@@ -254,6 +287,8 @@ mod tests {
             ("retry-after", " 1.5 ", Some(1.5)),
             ("retry-after-ms", "250", Some(0.25)),
             ("retry-after", "Sat, 21 Nov 2026 12:01:30 GMT", Some(90.0)),
+            ("retry-after", "Saturday, 21-Nov-26 12:01:30 GMT", Some(90.0)),
+            ("retry-after", "Sat Nov 21 12:01:30 2026", Some(90.0)),
             ("retry-after", "Sat, 21 Nov 2026 11:00:00 GMT", None),
             ("retry-after", "-3", None),
             ("retry-after", "0", None),
@@ -306,6 +341,8 @@ mod tests {
                 Some("t"),
                 Some(400),
             ),
+            (r#"[{"error":{"message":"m","code":429}}]"#, "m", None, Some(429)),
+            ("[]", "", None, None),
             (r#"{"detail":"Not Found"}"#, "\"Not Found\"", None, None),
             ("<html>502</html>", "<html>502</html>", None, None),
             ("", "", None, None),

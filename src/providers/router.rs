@@ -10,6 +10,7 @@
 mod adapt;
 mod breaker;
 mod call;
+mod large_requests;
 mod refusal_gate;
 mod retry;
 mod route;

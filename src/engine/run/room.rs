@@ -1,9 +1,9 @@
 //! Room for conversations: the memory that those of all runs under way take together.
 //!
 //! A run has its conversation in memory as long as it is driven. Once all together take more than their
-//! part of what the process may have, a run whose conversation is larger than the average has no room to
-//! go on: it is given back, and goes on when others have ended. So few runs that say much cannot take the
-//! memory of many that say little.
+//! part of what the process may have, a run whose conversation grows and is not smaller than the average
+//! has no room to go on: it is given back, and goes on when others have ended. So few runs that say much
+//! cannot take the memory of many that say little.
 
 use std::sync::Arc;
 
@@ -59,8 +59,8 @@ impl Share {
     pub fn resize(&mut self, bytes: usize) -> bool {
         let mut taken = self.room.taken.lock();
         let all = (taken.bytes - self.bytes).saturating_add(bytes);
-        let is_above_average = bytes > all / taken.conversations;
-        if bytes > self.bytes && all > self.room.bytes && is_above_average {
+        let is_small = taken.conversations == 1 || bytes < all / taken.conversations;
+        if bytes > self.bytes && all > self.room.bytes && !is_small {
             return false;
         }
         (taken.bytes, self.bytes) = (all, bytes);
@@ -101,6 +101,21 @@ mod tests {
     fn a_conversation_that_is_alone_goes_on() {
         let mut alone = room(100).share();
         assert!(alone.resize(90) && alone.resize(1_000));
+    }
+
+    #[test]
+    fn equal_ones_come_in_as_far_as_there_is_room() {
+        let room = room(100);
+        let mut equal: Vec<Share> = Vec::new();
+        let come_in = (0..20).filter(|_| {
+            let mut share = room.share();
+            let has_room = share.resize(10);
+            equal.extend(has_room.then_some(share));
+            has_room
+        });
+        assert_eq!(come_in.count(), 10);
+        equal.pop();
+        assert!(room.share().resize(10));
     }
 
     #[test]

@@ -77,7 +77,12 @@ impl<T> Listing<T> {
         Self::of(rows, page, |_| next_offset(page), |row| row)
     }
 
-    /// The same of large items: the page has at most so many bytes, or one item.
+    /// The same page, of what is shown of its items.
+    pub(crate) fn map<V>(self, view: impl FnMut(T) -> V) -> Listing<V> {
+        Listing { data: self.data.into_iter().map(view).collect(), next_cursor: self.next_cursor }
+    }
+
+    /// A page of a list of large items that is wholly in memory: it has at most so many bytes, or one item.
     pub(crate) fn of_large(
         all: Vec<T>,
         page: &ListPage<i64>,

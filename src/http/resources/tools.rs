@@ -2,11 +2,12 @@
 
 use axum::Json;
 use axum::extract::State;
+use axum::response::Response;
 use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::page::{Listing, PARTS, PartParams, by_number};
+use super::page::{Listing, MAX_PAGE, PARTS, PartParams, by_number};
 use super::redacted;
 use crate::http::document::vocabulary::JsonSchema;
 use crate::http::edge::auth::{Scoped, ToolsRead};
@@ -84,12 +85,19 @@ pub(crate) async fn list_tools(
     State(app): State<App>,
     caller: Scoped<ToolsRead>,
     mut params: Params,
-) -> Result<Json<Listing<Tool>>, Problem> {
+) -> Result<Response, Problem> {
     let page = by_number(&mut params, &caller.tenant, PARTS)?;
     params.finish()?;
-    let tools =
-        (app.tools)().iter().map(|tool| Tool::of(tool, app.sandbox.as_ref(), &caller)).collect();
-    Ok(Json(Listing::of_all(tools, &page)))
+    redacted::answered(MAX_PAGE as u64, move || {
+        let tools = Listing::of_large((app.tools)(), &page, MAX_PAGE, size);
+        Ok(tools.map(|tool| Tool::of(&tool, app.sandbox.as_ref(), &caller)))
+    })
+    .await
+}
+
+/// About how many bytes a tool has in a page.
+fn size(tool: &ToolNow) -> usize {
+    tool.info.description.len() + tool.info.input_schema.json_len()
 }
 
 /// Get a tool

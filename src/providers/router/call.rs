@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::breaker::Call;
 use super::refusal_gate::{CoolDown, Held, Hope, Passes, Patience};
 use super::route::Route;
-use super::{OnTry, Try, adapt, retry};
+use super::{OnTry, Try, adapt, large_requests, retry};
 use crate::providers::{Completion, FailureKind, ModelRequest, ProviderError};
 
 /// How far a model call has come.
@@ -109,6 +109,8 @@ impl CallState<'_, '_> {
                 return Err((refusal, wait));
             }
         };
+        let _place = large_requests::place(&request).await;
+        let tried = Instant::now();
         let admission = match breaker.admit(tried) {
             Ok(admission) => admission,
             Err(left) => {

@@ -68,7 +68,7 @@ fn part(part: &Value) -> String {
         }
         Some("resource_link") => format!("[see {}]", word("uri")),
         Some(kind @ ("image" | "audio")) => {
-            let size = part["data"].as_str().map_or(0, |data| data.len() / 4 * 3);
+            let size = part["data"].as_str().map_or(0, |data| data.trim_end_matches('=').len() * 3 / 4);
             format!("[{kind} of {}, {size} bytes, left out]", word("mimeType"))
         }
         _ => "[content of an unknown type, left out]".to_owned(),
@@ -105,6 +105,10 @@ mod tests {
             (
                 json!({"content": [{"type": "image", "mimeType": "image/png", "data": "AAAA"}]}),
                 Ok("[image of image/png, 3 bytes, left out]"),
+            ),
+            (
+                json!({"content": [{"type": "image", "mimeType": "image/png", "data": "aGk="}]}),
+                Ok("[image of image/png, 2 bytes, left out]"),
             ),
             (
                 json!({"content": [{"type": "resource", "resource": {"uri": "u", "text": "t"}}]}),

@@ -231,12 +231,7 @@ mod tests {
             ),
             (400, None, "This model's maximum context length is 4096 tokens.", ContextLength),
             (413, None, "prompt is too long: 210000 tokens", ContextLength),
-            (
-                400,
-                None,
-                "prompt too long; exceeded max context length by 12 tokens",
-                ContextLength,
-            ),
+            (400, None, "prompt too long; exceeded max context length by 12 tokens", ContextLength),
             (502, None, "input length exceeds the context length", ContextLength),
             (
                 400,

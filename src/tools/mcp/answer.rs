@@ -68,7 +68,8 @@ fn part(part: &Value) -> String {
         }
         Some("resource_link") => format!("[see {}]", word("uri")),
         Some(kind @ ("image" | "audio")) => {
-            let size = part["data"].as_str().map_or(0, |data| data.trim_end_matches('=').len() * 3 / 4);
+            let size =
+                part["data"].as_str().map_or(0, |data| data.trim_end_matches('=').len() * 3 / 4);
             format!("[{kind} of {}, {size} bytes, left out]", word("mimeType"))
         }
         _ => "[content of an unknown type, left out]".to_owned(),

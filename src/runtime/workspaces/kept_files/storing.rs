@@ -18,6 +18,7 @@ use crate::store::writer::crash;
 use crate::store::{
     FileWriter, FileWrites, KeptContent, KeptFile, ObjectClaim, Ownership, PathWrite, PathsWritten,
 };
+use crate::tools::Workspace;
 use crate::tools::keeping::{NotKept, Touched};
 use crate::tools::layout::{self, Found, FoundFile, Stamp};
 
@@ -26,21 +27,17 @@ const AT_ONCE: usize = 4;
 /// How often a file is read again that changes while it is read.
 const TRIES: usize = 5;
 
-/// What a path has become.
-struct Local {
+/// A path that may have changed since this version of it.
+struct Changed {
     path: String,
     base: i64,
-    now: Option<Now>,
-}
-
-enum Now {
-    Directory,
-    Link(String),
-    File(FoundFile),
 }
 
 /// A path that is to be written, with the stamp of its file.
 type Written = (PathWrite, Option<Stamp>);
+
+/// A path with something that cannot be kept, such as a socket.
+struct Unkeepable(String);
 
 impl Scope {
     /// Keeps what was changed; the paths that others have changed in the meantime, of which the change here is
@@ -69,13 +66,23 @@ impl Scope {
         touched: &Touched,
     ) -> Result<Vec<String>, Failure> {
         let (kept, tenant) = (&self.kept, &self.tenant);
-        let (locals, unkeepable) = self.changed(touched).await?;
+        let directory = kept.directory_of(&tenant.name)?;
+        let changed = self.changed(directory.clone(), touched).await?;
         crash::point("before_files");
-        let written = stream::iter(locals).map(|local| kept.written(&tenant.name, local));
-        let written: Vec<Option<Written>> = written.buffer_unordered(AT_ONCE).try_collect().await?;
+        let written =
+            stream::iter(changed).map(|changed| kept.written(&tenant.name, &directory, changed));
+        let written: Vec<Result<Written, Unkeepable>> =
+            written.buffer_unordered(AT_ONCE).try_collect().await?;
         let mut stamps: BTreeMap<String, Option<Stamp>> = BTreeMap::new();
-        let mut writes = Vec::new();
-        for (write, stamp) in written.into_iter().flatten() {
+        let (mut writes, mut unkeepable) = (Vec::new(), BTreeSet::new());
+        for written in written {
+            let (write, stamp) = match written {
+                Ok(written) => written,
+                Err(Unkeepable(path)) => {
+                    unkeepable.insert(path);
+                    continue;
+                }
+            };
             stamps.insert(write.path.clone(), stamp);
             if !self.is_known(&write, stamp) {
                 writes.push(write);
@@ -151,9 +158,12 @@ impl Scope {
         }
     }
 
-    /// What has changed of what was touched, and what of it cannot be kept.
-    async fn changed(&self, touched: &Touched) -> Result<(Vec<Local>, Vec<String>), Failure> {
-        let directory = self.kept.directory_of(&self.tenant.name)?;
+    /// What of what was touched may have changed.
+    async fn changed(
+        &self,
+        directory: Workspace,
+        touched: &Touched,
+    ) -> Result<Vec<Changed>, Failure> {
         let (tenant, scope, touched) =
             (Arc::clone(&self.tenant), self.directory.clone(), touched.clone());
         let look = move || {
@@ -175,50 +185,48 @@ impl Scope {
                 }
             }
             paths.extend(below);
-            let (mut locals, mut unkeepable) = (Vec::new(), Vec::new());
+            let mut changed = Vec::new();
             for path in paths {
                 let known = tenant.known.lock().get(&path).cloned();
-                let found = layout::look(&directory, &path)?;
                 // Changes that were not reported show in the stamp.
                 let is_told = touched.is_all || touched.paths.contains(&path);
-                if !is_told && known.as_ref().is_some_and(|known| known.is_here(&found)) {
+                if !is_told
+                    && let Some(known) = &known
+                    && known.is_here(&layout::look(&directory, &path)?)
+                {
                     continue;
                 }
-                let now = match found {
-                    Found::Nothing => None,
-                    Found::Directory => Some(Now::Directory),
-                    Found::Link(target) => Some(Now::Link(target)),
-                    Found::File(file) => Some(Now::File(file)),
-                    Found::Other => {
-                        unkeepable.push(path);
-                        continue;
-                    }
-                };
                 let base = known.map_or(0, |known| known.version);
-                locals.push(Local { path, base, now });
+                changed.push(Changed { path, base });
             }
-            Ok::<_, io::Error>((locals, unkeepable))
+            Ok::<_, io::Error>(changed)
         };
         Ok(tokio::task::spawn_blocking(look).await.map_err(io::Error::other)??)
     }
 }
 
 impl KeptFiles {
-    /// A path with its content, which is in the object store then.
-    async fn written(&self, tenant: &str, local: Local) -> Result<Option<Written>, Failure> {
-        let Local { path, base, now } = local;
-        let (content, stamp) = match now {
-            None => (None, None),
-            Some(Now::Directory) => (Some(KeptContent::Directory), None),
-            Some(Now::Link(target)) => (Some(KeptContent::Link(target)), None),
-            Some(Now::File(found)) => {
+    /// A path with its content, which is in the object store then. Its file is open as long as it is put.
+    async fn written(
+        &self,
+        tenant: &str,
+        directory: &Workspace,
+        Changed { path, base }: Changed,
+    ) -> Result<Result<Written, Unkeepable>, Failure> {
+        let (looking, looked_at) = (directory.clone(), path.clone());
+        let (content, stamp) = match blocking(move || layout::look(&looking, &looked_at)).await? {
+            Found::Nothing => (None, None),
+            Found::Directory => (Some(KeptContent::Directory), None),
+            Found::Link(target) => (Some(KeptContent::Link(target)), None),
+            Found::File(found) => {
                 let FoundFile { file, stamp, mode, modified_ns, .. } = found;
                 let (object, hash, size) = self.put(tenant, Arc::new(file)).await?;
                 let file = KeptFile { object, hash, size, mode, modified_ns };
                 (Some(KeptContent::File(file)), Some(stamp))
             }
+            Found::Other => return Ok(Err(Unkeepable(path))),
         };
-        Ok(Some((PathWrite { path, base, content }, stamp)))
+        Ok(Ok((PathWrite { path, base, content }, stamp)))
     }
 
     /// Puts the content of a file, unless it is there: its name, hash and size.

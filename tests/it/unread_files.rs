@@ -49,10 +49,12 @@ async fn who_reads_nothing_keeps_no_file_from_others() {
     let read = unread.pop().unwrap();
     assert_eq!(read.bytes().await.unwrap().len(), BYTES, "who reads on gets all");
     assert_eq!(download(&service, &service.key).await.status(), 200, "its place is free");
-    // Those that are not read are given up after the write timeout.
-    let mut tries = 0;
-    while download(&service, &service.key).await.bytes().await.map(|all| all.len()) != Ok(BYTES) {
+    // Those that are not read are given up after the write timeout: as many others have their places.
+    let (mut others, mut tries) = (Vec::new(), 0);
+    while others.len() < unread.len() {
+        let download = download(&service, &service.key).await;
+        others.extend((download.status() == 200).then_some(download));
         tries += 1;
-        assert!(tries < MANY, "no place gets free");
+        assert!(tries < 2 * MANY, "no place gets free");
     }
 }

@@ -18,11 +18,15 @@ use tokio_util::sync::CancellationToken;
 
 use super::checks::is_agent_name;
 use super::{Agent, Definition, DefinitionError, Skills, mistakes};
+use crate::bounds::memory;
 use crate::bounds::nearest::meant;
 use crate::run::Delegation;
 
 /// Bytes of a definition at most.
 const MAX_FILE: u64 = 1024 * 1024;
+/// What all definitions may have together, in parts of the memory limit: each is there as its text, as the
+/// snapshot of runs and as its compiled templates.
+const PARTS: u64 = 2;
 /// File systems with coarse clocks may stamp two versions alike: a file that young is read again.
 const UNSETTLED: Duration = Duration::from_secs(2);
 
@@ -59,6 +63,8 @@ pub struct Catalogue {
     dir: PathBuf,
     skills: Arc<Skills>,
     check: OutsideCheck,
+    /// Bytes of all definitions together.
+    most: u64,
     /// Broken files that it did not read.
     others: Vec<DefinitionProblem>,
     /// Files that others read at the start, and that have changed since.
@@ -110,9 +116,14 @@ struct Found {
 impl Catalogue {
     /// Reads every `*.yaml` and `*.yml` of the directory. Broken files are problems, not errors.
     pub fn load(dir: &Path, skills: Arc<Skills>, check: OutsideCheck) -> Self {
+        let most = memory::part().map_or(u64::MAX, |part| part / PARTS);
+        Self::bounded(dir, skills, check, most)
+    }
+
+    fn bounded(dir: &Path, skills: Arc<Skills>, check: OutsideCheck, most: u64) -> Self {
         let (dir, others, state) = (dir.to_owned(), Vec::new(), RwLock::default());
         let outdated = RwLock::default();
-        let catalogue = Self { dir, skills, check, others, outdated, state };
+        let catalogue = Self { dir, skills, check, most, others, outdated, state };
         catalogue.refresh();
         catalogue
     }
@@ -165,29 +176,21 @@ impl Catalogue {
         };
         let mut found: Vec<Found> = Vec::with_capacity(listing.len());
         let mut defined = BTreeSet::new();
+        let mut bytes = old.agents.values().map(|agent| bytes_of(agent)).sum();
         for (file, stamp) in listing {
-            let stem = file.rsplit_once('.').map_or(file.as_str(), |(stem, _)| stem).to_owned();
-            let known = old.files.get(&file);
-            let last_good = || old.agents.get(&stem).map(Arc::clone);
-            let unchanged =
-                known.filter(|seen| seen.stamp == stamp && stamp.settled && same_skills);
-            let (agent, problem) = match unchanged {
-                _ if defined.contains(&stem) => {
-                    (None, Some(format!("another file defines {stem:?} already")))
-                }
-                Some(seen) => (last_good(), seen.problem.as_ref().map(|p| p.error.clone())),
-                None => match self.read(&stem, &file) {
-                    Ok(read) => match last_good() {
-                        Some(same) if same.hash == read.hash => (Some(same), None),
-                        _ => (Some(Arc::new(read)), None),
-                    },
-                    Err(error) => (last_good(), Some(error)),
-                },
+            let stem = stem_of(&file).to_owned();
+            let looked_at = if defined.contains(&stem) {
+                let problem = Some(format!("another file defines {stem:?} already"));
+                Found { file, stem, stamp, agent: None, problem }
+            } else {
+                let known = old.files.get(&file);
+                let known = known.filter(|seen| seen.stamp == stamp && same_skills);
+                self.look(file, stamp, known, old.agents.get(&stem), &mut bytes)
             };
-            if agent.is_some() {
-                defined.insert(stem.clone());
+            if looked_at.agent.is_some() {
+                defined.insert(looked_at.stem.clone());
             }
-            found.push(Found { file, stem, stamp, agent, problem });
+            found.push(looked_at);
         }
         self.judge_references(&mut found, &old);
         let mut new = State::default();
@@ -212,6 +215,45 @@ impl Catalogue {
         changes.extend(gone.map(|name| Change::Removed(name.clone())));
         self.replace(new);
         changes
+    }
+
+    /// Looks at a file, and reads it unless it is known as it is. Of what all definitions have, `bytes`
+    /// are taken; the last good version of this one has its part of them.
+    fn look(
+        &self,
+        file: String,
+        mut stamp: Stamp,
+        known: Option<&Seen>,
+        last_good: Option<&Arc<Agent>>,
+        bytes: &mut u64,
+    ) -> Found {
+        let stem = stem_of(&file).to_owned();
+        let had = last_good.map_or(0, |agent| bytes_of(agent));
+        let (last_good, has) = (|| last_good.map(Arc::clone), stamp.len);
+        let (agent, problem) = match known.filter(|_| stamp.settled) {
+            Some(seen) => (last_good(), seen.problem.as_ref().map(|p| p.error.clone())),
+            None if has > had && *bytes - had + has > self.most => {
+                stamp.settled = false; // there may be room at the next look
+                (last_good(), Some(self.too_many()))
+            }
+            None => match self.read(&stem, &file) {
+                Ok(read) => match last_good() {
+                    Some(same) if same.hash == read.hash => (Some(same), None),
+                    _ => (Some(Arc::new(read)), None),
+                },
+                Err(error) => (last_good(), Some(error)),
+            },
+        };
+        *bytes = *bytes - had + agent.as_deref().map_or(0, bytes_of);
+        Found { file, stem, stamp, agent, problem }
+    }
+
+    fn too_many(&self) -> String {
+        format!(
+            "all definitions together may have {} bytes, a sixteenth of the memory limit: there is no room \
+             for this one",
+            self.most
+        )
     }
 
     fn read(&self, stem: &str, file: &str) -> Result<Agent, String> {
@@ -374,6 +416,16 @@ pub fn missing(kind: &str, name: &str, there: impl IntoIterator<Item = String>) 
     }
     let meant = meant(name, there.iter().map(String::as_str));
     format!("there is no {kind} named {name:?}{meant}; there are: {}", there.join(", "))
+}
+
+/// Bytes of a definition.
+fn bytes_of(agent: &Agent) -> u64 {
+    agent.json.len() as u64
+}
+
+/// The name of the agent that a file defines.
+fn stem_of(file: &str) -> &str {
+    file.rsplit_once('.').map_or(file, |(stem, _)| stem)
 }
 
 /// Definition files and their stamps, in the order of their names. Hidden files are skipped.

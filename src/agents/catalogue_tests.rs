@@ -379,3 +379,39 @@ fn agents_may_name_one_another_and_must_be_there() {
     let itself = "name: narcissus\nmodel: a/b\ntools: ['agent:narcissus']\n";
     assert!(Agent::from_yaml("narcissus", itself).unwrap_err().to_string().contains("to itself"));
 }
+
+#[test]
+fn definitions_have_so_many_bytes_together() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, bytes: usize| {
+        let text = format!("{}instructions: {}\n", minimal(name, "1"), "x".repeat(bytes));
+        fs::write(dir.path().join(format!("{name}.yaml")), text).unwrap();
+    };
+    let most = 100_000;
+    for name in ["first", "second", "third"] {
+        write(name, 40_000);
+    }
+    let catalogue = Catalogue::bounded(dir.path(), Arc::default(), Box::new(|_| Ok(())), most);
+    let names = || catalogue.agents().iter().map(|a| a.definition.name.clone()).collect::<Vec<_>>();
+    let broken = || catalogue.problems().into_iter().map(|p| p.file).collect::<Vec<_>>();
+    assert_eq!(
+        (names(), broken()),
+        (vec!["first".into(), "second".into()], vec!["third.yaml".into()])
+    );
+    assert!(catalogue.problems()[0].error.contains("together may have 100000 bytes"));
+
+    write("first", 70_000);
+    write("before", 40_000);
+    catalogue.refresh();
+    assert_eq!(broken(), ["before.yaml", "first.yaml", "third.yaml"], "what was there is there");
+    assert_eq!(names(), ["first", "second"]);
+
+    fs::remove_file(dir.path().join("second.yaml")).unwrap();
+    catalogue.refresh();
+    catalogue.refresh();
+    assert_eq!((names().len(), broken().len()), (2, 2), "{:?}", catalogue.problems());
+    write("first", 10);
+    catalogue.refresh();
+    catalogue.refresh();
+    assert_eq!((names().len(), broken().len()), (3, 0), "{:?}", catalogue.problems());
+}

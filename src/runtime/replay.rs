@@ -14,6 +14,7 @@ mod limits;
 mod run;
 
 use std::collections::HashMap;
+use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,13 +24,14 @@ use uuid::Uuid;
 use self::differences::Differences;
 use self::limits::ReplayLimits;
 use self::run::{Judge, Judged, judge_all};
+use super::journals;
 use super::loaded::{LoadedAgents, policy};
 use crate::agents::{Agent, Definition};
 use crate::fairness;
 use crate::governance::{Decision, Gate, PolicyError};
 use crate::store::{Page, RunCursor, RunFilter, RunRecord, Store, StoreError};
 
-/// Runs whose journals are in memory at once.
+/// Runs of which the store is asked at once.
 const BATCH: u32 = 16;
 /// Parents whose rules are remembered for their children, and definitions of runs.
 const KEPT: usize = 256;
@@ -130,6 +132,19 @@ pub enum ReplayError {
     Store(#[from] StoreError),
 }
 
+/// What a replay knows on its way through the runs.
+struct Progress {
+    /// What judges runs that no other one started.
+    judge: Arc<Judge>,
+    limits: Arc<ReplayLimits>,
+    /// By the parent's definition and workspace.
+    of_children: HashMap<(String, String), Arc<Judge>>,
+    /// By their hashes; `None` where one cannot be read.
+    definitions: HashMap<String, Option<Arc<Definition>>>,
+    left_to_judge: Duration,
+    replay: Replay,
+}
+
 /// Judges recorded calls again.
 #[derive(Clone)]
 pub struct PolicyReplay {
@@ -152,49 +167,90 @@ impl PolicyReplay {
             created_before: query.until,
             ..RunFilter::default()
         };
-        let (mut of_children, mut definitions) = (HashMap::new(), HashMap::new());
-        let mut left_to_judge = MAX_JUDGING;
-        let (mut replay, mut after) = (Replay::default(), query.after.clone());
+        let mut progress = Progress {
+            judge,
+            limits,
+            of_children: HashMap::new(),
+            definitions: HashMap::new(),
+            left_to_judge: MAX_JUDGING,
+            replay: Replay::default(),
+        };
+        let mut after = query.after.clone();
         loop {
-            let left = u64::from(query.max_runs).saturating_sub(replay.runs);
+            let left = u64::from(query.max_runs).saturating_sub(progress.replay.runs);
             let limit = BATCH.min(u32::try_from(left).unwrap_or(BATCH)).max(1);
             let page = Page { limit, after: after.clone() };
             let runs = self.store.runs(tenant, &filter, &page).await?;
             let Some(last) = runs.last() else { break };
             if left == 0 {
-                replay.more_after = after;
+                progress.replay.more_after = after;
                 break;
             }
             after = Some(RunCursor { at: last.created_at, id: last.id.to_string() });
-            let ids: Vec<Uuid> = runs.iter().map(|run| run.id).collect();
-            let (journals, damaged) = self.store.readable_journals(tenant, &ids).await?;
-            let decided = self.store.decided_calls(&damaged).await?;
-            let mut judged = Vec::with_capacity(runs.len());
-            for run in runs {
-                let judge = match run.parent_run_id {
-                    None => Arc::clone(&judge),
-                    Some(parent) => {
-                        self.judge_of_child(tenant, parent, query, &judge, &mut of_children).await?
-                    }
-                };
-                let recorded = self.recorded_definition(&run, &mut definitions).await?;
-                let differences = Differences::between(recorded, &judge.agent);
-                let directory = query.agent.workspace_of(run.id, run.session_id.as_deref()).into();
-                let limits = Arc::clone(&limits);
-                let decided = decided.get(&run.id).copied();
-                judged.push(Judged { run, judge, differences, limits, directory, decided });
+            self.judge_runs(tenant, query, runs, &mut progress).await?;
+        }
+        Ok(progress.replay)
+    }
+
+    /// Judges the calls of these runs, of which no more are in memory than may be.
+    async fn judge_runs(
+        &self,
+        tenant: &str,
+        query: &ReplayQuery,
+        runs: Vec<RunRecord>,
+        progress: &mut Progress,
+    ) -> Result<(), ReplayError> {
+        let ids: Vec<Uuid> = runs.iter().map(|run| run.id).collect();
+        let sizes = self.store.journal_sizes(tenant, &ids).await?;
+        let (mut runs, mut left) = (runs.into_iter(), ids.as_slice());
+        while !left.is_empty() {
+            let (count, bytes) = journals::piece(left, &sizes);
+            let (read, rest) = left.split_at(count);
+            left = rest;
+            let mut judged = Vec::with_capacity(count);
+            for run in runs.by_ref().take(count) {
+                judged.push(self.judged(tenant, query, run, progress).await?);
             }
-            let so_far = replay;
+            let turn = journals::turn(bytes).await;
+            let (journals, damaged) = self.store.readable_journals(tenant, read).await?;
+            let decided = self.store.decided_calls(&damaged).await?;
+            for judged in &mut judged {
+                judged.decided = decided.get(&judged.run.id).copied();
+            }
+            let (so_far, left_to_judge) = (mem::take(&mut progress.replay), progress.left_to_judge);
             let judging = move || {
+                let _turn = turn;
                 let begun = Instant::now();
                 let replay = judge_all(so_far, &judged, &journals, begun + left_to_judge);
                 replay.map(|replay| (replay, left_to_judge.saturating_sub(begun.elapsed())))
             };
             let judged = fairness::blocking(judging).await;
             let judged = judged.map_err(|error| StoreError::Failed(error.to_string()))?;
-            (replay, left_to_judge) = judged.ok_or_else(too_long)?;
+            (progress.replay, progress.left_to_judge) = judged.ok_or_else(too_long)?;
         }
-        Ok(replay)
+        Ok(())
+    }
+
+    /// A run with what judges it.
+    async fn judged(
+        &self,
+        tenant: &str,
+        query: &ReplayQuery,
+        run: RunRecord,
+        progress: &mut Progress,
+    ) -> Result<Judged, ReplayError> {
+        let judge = match run.parent_run_id {
+            None => Arc::clone(&progress.judge),
+            Some(parent) => {
+                let known = &mut progress.of_children;
+                self.judge_of_child(tenant, parent, query, &progress.judge, known).await?
+            }
+        };
+        let recorded = self.recorded_definition(&run, &mut progress.definitions).await?;
+        let differences = Differences::between(recorded, &judge.agent);
+        let directory = query.agent.workspace_of(run.id, run.session_id.as_deref()).into();
+        let limits = Arc::clone(&progress.limits);
+        Ok(Judged { run, judge, differences, limits, directory, decided: None })
     }
 
     /// What judges the calls of an agent's runs.

@@ -6,6 +6,7 @@
 //! which order a receiver gets the events of a run is not promised: each has its number.
 
 mod attempt;
+mod bodies;
 mod lanes;
 mod receivers;
 mod signature;
@@ -21,9 +22,11 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
+use self::bodies::{Bodies, Room};
 use self::lanes::Lanes;
 use self::receivers::Receivers;
 use self::signature::Signer;
+use super::journals;
 use super::start::StartError;
 use crate::clock;
 use crate::config;
@@ -36,6 +39,8 @@ const DELIVERIES: &str = "toolloop_webhook_deliveries_total";
 const POLL: Duration = Duration::from_secs(1);
 /// How long a delivery is taken for: longer than a try takes.
 const HOLD: Duration = Duration::from_secs(30);
+/// How long a large body waits for its room: with a try, less than the delivery is taken for.
+const PATIENCE: Duration = Duration::from_secs(8);
 /// Lanes that are looked at in turn.
 const LANES: u32 = 256;
 /// How often the outcome of a try is written, where the store does not take it.
@@ -76,12 +81,29 @@ pub struct WebhookSender {
     webhooks: Option<Webhooks>,
     /// Told when there is something to be sent.
     outbox: Notify,
+    bodies: Arc<Bodies>,
     sending: TaskTracker,
+}
+
+/// What is sent of an event.
+struct Body {
+    json: Result<Vec<u8>, String>,
+    _room: Room,
+}
+
+/// Why there is nothing to be sent now.
+#[derive(Debug, thiserror::Error)]
+enum NoBody {
+    #[error("there is no room for it")]
+    Room,
+    #[error(transparent)]
+    Store(#[from] StoreError),
 }
 
 impl WebhookSender {
     pub(super) fn new(store: Arc<Store>, webhooks: Option<Webhooks>) -> Self {
-        Self { store, webhooks, outbox: Notify::new(), sending: TaskTracker::new() }
+        let (outbox, bodies, sending) = (Notify::new(), Bodies::new(), TaskTracker::new());
+        Self { store, webhooks, outbox, bodies, sending }
     }
 
     /// The address that a request wants its events sent to.
@@ -186,18 +208,39 @@ impl WebhookSender {
             let why = "the receiver answered 410 Gone; no more events of this run are sent";
             return Some(not_sent(DeliveryStatus::Disabled, why));
         }
-        let Delivery { tenant, run_id, seq, .. } = delivery;
-        match self.store.events(tenant, *run_id, seq - 1, 1).await {
-            Ok(events) => match events.first().filter(|event| event.seq == *seq) {
-                Some(event) => Some(attempt::attempt(webhooks, delivery, event).await),
-                None => Some(not_sent(DeliveryStatus::Failed, "the event was deleted")),
-            },
-            Err(error) if error.is_transient() => None,
-            Err(error) => {
-                tracing::error!(%run_id, %error, "an event cannot be sent");
+        match self.body_of(delivery).await {
+            Ok(Some(body)) => Some(attempt::attempt(webhooks, delivery, body).await),
+            Ok(None) => Some(not_sent(DeliveryStatus::Failed, "the event was deleted")),
+            Err(NoBody::Room) => {
+                let why = "there is no memory for its body yet: other large ones are on their way";
+                Some(not_sent(DeliveryStatus::Pending, why))
+            }
+            Err(NoBody::Store(error)) if error.is_transient() => None,
+            Err(NoBody::Store(error)) => {
+                tracing::error!(run_id = %delivery.run_id, %error, "an event cannot be sent");
                 Some(not_sent(DeliveryStatus::Failed, "the event cannot be read"))
             }
         }
+    }
+
+    /// `None` where the event was deleted.
+    async fn body_of(&self, delivery: &Delivery) -> Result<Option<Body>, NoBody> {
+        let Delivery { tenant, run_id, seq, lane, .. } = delivery;
+        let piece = self.store.journal_piece(tenant, *run_id, seq - 1, 1, 0).await?;
+        let Some(piece) = piece else { return Ok(None) };
+        let waits = async {
+            let room = self.bodies.room(lane, piece.bytes).await;
+            (room, journals::turn(piece.bytes).await)
+        };
+        let waited = tokio::time::timeout(PATIENCE, waits).await;
+        let (mut room, _turn) = waited.map_err(|_| NoBody::Room)?;
+        let events = self.store.events_until(tenant, *run_id, seq - 1, piece.until).await?;
+        let event = events.first().filter(|event| event.seq == *seq);
+        Ok(event.map(|event| {
+            let json = attempt::body_of(event);
+            room.shrink_to(json.as_ref().map_or(0, |json| json.len() as u64));
+            Body { json, _room: room }
+        }))
     }
 }
 

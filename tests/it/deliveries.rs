@@ -100,13 +100,13 @@ fn setup() -> Setup {
 }
 
 /// With receivers on this machine.
-fn local() -> Setup {
+pub(crate) fn local() -> Setup {
     setup().config("[webhooks]\nsecret_env = \"HOOK_SECRET\"\nallow = [\"127.0.0.0/8\"]")
 }
 
 /// What a receiver does with a request.
 #[derive(Debug, Clone)]
-enum Does {
+pub(crate) enum Does {
     Answers(u16),
     Redirects(String),
     /// Takes the request and never answers.
@@ -114,14 +114,14 @@ enum Does {
 }
 
 #[derive(Debug, Clone)]
-struct Told {
+pub(crate) struct Told {
     headers: BTreeMap<String, String>,
     body: Bytes,
     at: Instant,
 }
 
 impl Told {
-    fn event(&self) -> Value {
+    pub(crate) fn event(&self) -> Value {
         serde_json::from_slice::<Value>(&self.body).unwrap()["data"].clone()
     }
 
@@ -147,8 +147,8 @@ struct Shared {
     script: Mutex<Vec<Does>>,
 }
 
-struct Receiver {
-    url: String,
+pub(crate) struct Receiver {
+    pub(crate) url: String,
     shared: Arc<Shared>,
     server: JoinHandle<()>,
 }
@@ -160,7 +160,7 @@ impl Drop for Receiver {
 }
 
 impl Receiver {
-    async fn start(script: impl IntoIterator<Item = Does>) -> Self {
+    pub(crate) async fn start(script: impl IntoIterator<Item = Does>) -> Self {
         let shared = Arc::new(Shared {
             told: Mutex::default(),
             script: Mutex::new(script.into_iter().collect()),
@@ -172,16 +172,16 @@ impl Receiver {
         Self { url, shared, server }
     }
 
-    fn told(&self) -> Vec<Told> {
+    pub(crate) fn told(&self) -> Vec<Told> {
         self.shared.told.lock().clone()
     }
 
-    fn now_does(&self, script: impl IntoIterator<Item = Does>) {
+    pub(crate) fn now_does(&self, script: impl IntoIterator<Item = Does>) {
         *self.shared.script.lock() = script.into_iter().collect();
     }
 
     /// Waits until it was told so.
-    async fn until(&self, what: impl Fn(&[Told]) -> bool) -> Vec<Told> {
+    pub(crate) async fn until(&self, what: impl Fn(&[Told]) -> bool) -> Vec<Told> {
         for _ in 0..6000 {
             let told = self.told();
             if what(&told) {
@@ -200,7 +200,7 @@ impl Receiver {
     }
 }
 
-fn run_of(told: &Told) -> String {
+pub(crate) fn run_of(told: &Told) -> String {
     told.event()["run_id"].as_str().unwrap().to_owned()
 }
 
@@ -229,7 +229,7 @@ async fn run(service: &Service, agent: &str, url: &str) -> Value {
     run
 }
 
-async fn enqueue(service: &Service, agent: &str, url: &str) -> String {
+pub(crate) async fn enqueue(service: &Service, agent: &str, url: &str) -> String {
     let path = format!("/v1/agents/{agent}/invoke-iterative");
     let request = service.request(Method::POST, &path).header("prefer", "respond-async");
     let accepted = answer(request.json(&json!({"webhook": {"url": url}}))).await;

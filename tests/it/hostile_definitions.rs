@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::hostile::{GUIDE, call, guide, is_unharmed};
-use crate::service::{Db, on_both_stores};
+use crate::service::{Db, Setup, answer, on_both_stores};
 
 on_both_stores! {
     definitions_of_a_request_neither_grow_nor_take_long,
@@ -102,4 +102,47 @@ async fn files_that_are_too_deep_are_refused_while_the_service_runs(db: Db) {
     }
     assert_eq!(service.run("guide", &json!({})).await["status"], "completed");
     is_unharmed(&mut service);
+}
+
+#[tokio::test]
+async fn of_many_broken_files_some_are_shown_to_who_has_no_key() {
+    let mut setup = Setup::new().scenario("none", "steps: [{text: x}]");
+    for number in 0..25 {
+        let unknown = format!("tools: [{}]\n", "x".repeat(2000));
+        setup =
+            setup.agent(&format!("bad-{number:02}"), &format!("model: scripted/none\n{unknown}"));
+    }
+    let service = setup.start(Db::Sqlite).await;
+    let ready = answer(service.http.get(service.url("/readyz"))).await;
+    assert_eq!(ready.status, 200, "{:#}", ready.body);
+    let shown = ready.body["definitions"].as_array().unwrap();
+    assert_eq!((shown.len(), &ready.body["more_definitions"]), (20, &json!(5)));
+    assert_eq!(shown[19]["file"], "bad-19.yaml");
+    assert!(shown.iter().all(|shown| shown["error"].as_str().unwrap().len() <= 500));
+    for number in 5..25 {
+        std::fs::remove_file(service.dir.path().join(format!("agents/bad-{number:02}.yaml")))
+            .unwrap();
+    }
+    let few = |ready: &Value| ready["definitions"].as_array().is_some_and(|shown| shown.len() == 5);
+    let ready = service.until("/readyz", few).await;
+    assert_eq!(ready.get("more_definitions"), None, "{ready:#}");
+}
+
+#[tokio::test]
+async fn definitions_beyond_their_part_of_the_memory_are_not_loaded() {
+    let mut setup = Setup::new().scenario("none", "steps: [{text: x}]");
+    setup = setup.config("[runtime]\nmax_memory = \"64MiB\"");
+    for number in 0..12 {
+        let text = "x".repeat(500_000);
+        let agent = format!("model: scripted/none\ninstructions: {text}\n");
+        setup = setup.agent(&format!("agent-{number:02}"), &agent);
+    }
+    let service = setup.start(Db::Sqlite).await;
+    let agents = service.get("/v1/agents").await.body["data"].as_array().unwrap().len();
+    assert_eq!(agents, 8, "four MiB");
+    let ready = service.get("/readyz").await.body;
+    let refused = ready["definitions"].as_array().unwrap();
+    assert_eq!((refused.len(), &refused[0]["file"]), (4, &json!("agent-08.yaml")));
+    assert!(refused[0]["error"].as_str().unwrap().contains("a sixteenth of the memory limit"));
+    service.until_logged("together may have 4194304 bytes").await;
 }

@@ -254,6 +254,20 @@ fn json_that_others_wrote_is_read_with_bounds() {
     }
 }
 
+/// Journals are large: those that are in memory at the same time are bounded for all readers together.
+#[test]
+fn who_reads_journals_takes_a_turn() {
+    let reads = [".journals(", ".readable_journals(", ".readable_until(", ".events_until("];
+    for source in sources().iter().filter(|s| s.room != "store" && !is_test_file(s)) {
+        let read = reads.iter().find(|read| source.code.contains(**read));
+        assert!(
+            read.is_none() || source.code.contains("journals::turn("),
+            "src/{}: {read:?} without runtime/journals.rs, which bounds them for all readers",
+            source.path
+        );
+    }
+}
+
 #[test]
 fn http_is_known_in_http_alone() {
     for source in

@@ -91,7 +91,22 @@ async fn pages_of_large_items_are_bounded_and_together_have_all(db: Db) {
     assert_eq!(some.len(), 3 + 2 * CALLS, "prompt, inputs, calls and results, answer");
     assert_eq!(pages(&service, &format!("{run}/iterations?")).await.1.len(), CALLS + 1);
     assert_eq!(pages(&service, &format!("{run}/changes?")).await.1.len(), CALLS);
+    large_journals_are_replayed_one_after_the_other(&service).await;
     waiting_calls_are_bounded(&service).await;
+}
+
+/// A policy is replayed over runs that are not in memory together.
+async fn large_journals_are_replayed_one_after_the_other(service: &Service) {
+    let cut = service.run("writer", &json!({"max_iterations": 1})).await;
+    assert_eq!(cut["tool_calls_made"], 1, "{cut:#}");
+    let replay = service.post("/v1/agents/writer/policy/replay", &json!({})).await;
+    assert_eq!(replay.status, 200, "{:#}", replay.body);
+    let (calls, body) = (CALLS + 1, &replay.body);
+    assert_eq!(
+        (&body["runs"], &body["calls"], &body["unchanged"], &body["has_more"]),
+        (&json!(2), &json!(calls), &json!(calls), &json!(false)),
+        "{body:#}"
+    );
 }
 
 /// Of calls that wait, lists have the beginning, and the run all.

@@ -5,7 +5,6 @@
 //! of the workspace, is not there for a caller either. What a browser could execute is served as a
 //! download. Changes are audited.
 
-use std::io::{self, SeekFrom};
 use std::sync::Arc;
 
 use axum::Json;
@@ -22,13 +21,12 @@ use chrono::{DateTime, Utc};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Serialize;
 use serde_json::json;
-use tokio::io::{AsyncReadExt as _, AsyncSeekExt as _};
-use tokio_util::io::ReaderStream;
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{KnownFormat, ObjectBuilder, Schema, SchemaFormat, Type};
 use utoipa::{PartialSchema, ToSchema};
 use uuid::Uuid;
 
+use super::downloads;
 use super::file_headers::{Preconditions, Range, Served, disposition, media_type};
 use super::last_changes::{Changer, LastChanges};
 use super::page::{LISTS, Listing, by_text, text_position};
@@ -41,8 +39,6 @@ use crate::http::state::App;
 use crate::run::Caller;
 use crate::runtime::FileOwner as Owner;
 use crate::tools::stored_files::{ListedFile, MAX_HASHED_FILE, OpenedFile};
-
-const CHUNK: usize = 64 << 10;
 
 /// A file of a workspace.
 #[derive(Debug, Serialize, ToSchema)]
@@ -244,7 +240,7 @@ macro_rules! files_of {
             if method == Method::HEAD {
                 headers.remove(RANGE); // a range is one of what a GET answers
             }
-            get(&app, &caller, Place::of(OwnerKind::$of, names)?, &headers).await
+            get(&app, &caller, Place::of(OwnerKind::$of, names)?, &method, &headers).await
         }
 
         #[utoipa::path(
@@ -337,9 +333,12 @@ async fn get(
     app: &App,
     caller: &Caller,
     Place { owner, path }: Place,
+    method: &Method,
     headers: &HeaderMap,
 ) -> Result<Response, Problem> {
     let files = app.runtime.files_of(&caller.tenant, &owner).await?;
+    let has_content = method != Method::HEAD;
+    let place = if has_content { Some(downloads::place(caller).await?) } else { None };
     let opened = files.open(path).await?.ok_or_else(|| Problem::not_found("file"))?;
     let OpenedFile { file, path, size, modified, etag } = opened;
     let tag = HeaderValue::from_str(&etag).map_err(|e| Problem::internal(e.to_string()))?;
@@ -358,8 +357,8 @@ async fn get(
         None => (StatusCode::OK, 0, size),
         Some(Range { start, end }) => (StatusCode::PARTIAL_CONTENT, start, end - start + 1),
     };
-    let body = content(file, start, length).await?;
-    let mut response = (status, body).into_response();
+    let content = place.map(|place| downloads::content(file, start, length, place));
+    let mut response = (status, content.unwrap_or_default()).into_response();
     let headers = response.headers_mut();
     headers.insert(ETAG, tag);
     headers.insert(ACCEPT_RANGES, HeaderValue::from_static("bytes"));
@@ -371,13 +370,6 @@ async fn get(
     let range = range.map(|Range { start, end }| format!("bytes {start}-{end}/{size}"));
     add(headers, CONTENT_RANGE, range);
     Ok(response)
-}
-
-/// A part of a file, read as it is sent.
-async fn content(file: std::fs::File, start: u64, length: u64) -> io::Result<Body> {
-    let mut file = tokio::fs::File::from_std(file);
-    file.seek(SeekFrom::Start(start)).await?;
-    Ok(Body::from_stream(ReaderStream::with_capacity(file.take(length), CHUNK)))
 }
 
 async fn put(

@@ -19,6 +19,11 @@ use crate::tools::mcp::ServerStatus;
 /// Timeout of the store's health check.
 const STORE_PATIENCE: Duration = Duration::from_secs(2);
 
+/// Invalid definition files that are shown: the route needs no key.
+const SHOWN: usize = 20;
+/// Bytes that are shown of what is wrong with one.
+const MAX_ERROR: usize = 500;
+
 /// Liveness of the process.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Liveness {
@@ -35,8 +40,12 @@ pub(crate) struct Readiness {
     status: &'static str,
     /// The individual checks.
     checks: Checks,
-    /// Invalid definition files; their agents keep the last valid version.
+    /// Invalid definition files, 20 at most; their agents keep the last valid version.
     definitions: Vec<DefinitionProblem>,
+    /// How many more there are; absent if there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    more_definitions: Option<usize>,
     /// MCP servers whose tools are not available; the service is ready nevertheless.
     mcp_servers: Vec<UnavailableServer>,
 }
@@ -111,15 +120,19 @@ pub(crate) async fn readyz(State(app): State<App>) -> (StatusCode, Json<Readines
     };
     let unplayable = Arc::clone(&app.unplayable);
     let unplayable = tokio::task::spawn_blocking(move || unplayable()).await.unwrap_or_default();
-    let definitions = app.catalogue.problems().into_iter().chain(unplayable).map(|problem| {
-        let error = unquoted(&problem.error);
-        DefinitionProblem { error, ..problem }
-    });
+    let mut definitions = app.catalogue.problems();
+    definitions.extend(unplayable);
+    let more_definitions = definitions.len().checked_sub(SHOWN).filter(|more| *more > 0);
+    definitions.truncate(SHOWN);
+    for problem in &mut definitions {
+        problem.error = unquoted(&problem.error);
+        problem.error.truncate(problem.error.floor_char_boundary(MAX_ERROR));
+    }
     let unavailable = |ServerStatus { name, fault, .. }: ServerStatus| {
         Some(UnavailableServer { server: name, error: unquoted(&fault?) })
     };
     let mcp_servers = (app.servers)().into_iter().filter_map(unavailable).collect();
-    (code, Json(Readiness { status, checks, definitions: definitions.collect(), mcp_servers }))
+    (code, Json(Readiness { status, checks, definitions, more_definitions, mcp_servers }))
 }
 
 /// A message without what it quotes: this route needs no key, and a value in the wrong place may be

@@ -6,6 +6,7 @@ pub(super) mod audit;
 pub(super) mod audit_stretches;
 pub(super) mod changes;
 mod consumption_views;
+mod downloads;
 pub(super) mod dry_run;
 pub(super) mod events;
 mod file_headers;

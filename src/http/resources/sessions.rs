@@ -173,7 +173,8 @@ pub(crate) async fn get_session(
     runs.retain(|run| run.parent_run_id.is_none());
     // Those that have not had their turn come last.
     runs.sort_by_key(|run| (run.session_turn.unwrap_or(i64::MAX), run.created_at, run.id));
-    let told = newest_within(&app, &caller.tenant, &runs).await?;
+    let (told, bytes) = newest_within(&app, &caller.tenant, &runs).await?;
+    let _turn = journals::turn(bytes).await;
     Ok(Json(SessionView {
         session_id: id,
         agent: session.agent,
@@ -186,12 +187,12 @@ pub(crate) async fn get_session(
     }))
 }
 
-/// The newest of these runs, as many as have journals of [`MAX_JOURNALS`] together.
+/// The newest of these runs, as many as have journals of [`MAX_JOURNALS`] together, and their bytes.
 async fn newest_within<'r>(
     app: &Shared,
     tenant: &str,
     runs: &'r [RunRecord],
-) -> Result<&'r [RunRecord], Problem> {
+) -> Result<(&'r [RunRecord], u64), Problem> {
     let ids: Vec<Uuid> = runs.iter().map(|run| run.id).collect();
     let sizes = app.store.journal_sizes(tenant, &ids).await?;
     let mut left = MAX_JOURNALS;
@@ -201,7 +202,9 @@ async fn newest_within<'r>(
         less.is_some()
     };
     let count = ids.iter().rev().take_while(fits).count();
-    Ok(&runs[runs.len() - count..])
+    let told = &runs[runs.len() - count..];
+    let bytes = told.iter().filter_map(|run| sizes.get(&run.id)).sum();
+    Ok((told, bytes))
 }
 
 /// The conversation of these runs up to now.

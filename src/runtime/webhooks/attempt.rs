@@ -11,7 +11,7 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::Webhooks;
+use super::{Body, Webhooks};
 use crate::bounds::secrets::redact;
 use crate::event::Event;
 use crate::outbound::{Request, Terms};
@@ -35,9 +35,18 @@ struct Message {
     data: Value,
 }
 
-/// Sends an event, and says what became of it.
-pub(super) async fn attempt(webhooks: &Webhooks, delivery: &Delivery, event: &Event) -> Tried {
-    let answer = match post(webhooks, delivery, event).await {
+/// The body that tells of an event.
+pub(super) fn body_of(event: &Event) -> Result<Vec<u8>, String> {
+    let mut data = event.served().map_err(|error| error.to_string())?;
+    redact(&mut data);
+    let message = Message { kind: event.what.type_name(), timestamp: event.at, data };
+    serde_json::to_vec(&message).map_err(|error| error.to_string())
+}
+
+/// Sends a body, and says what became of it.
+pub(super) async fn attempt(webhooks: &Webhooks, delivery: &Delivery, body: Body) -> Tried {
+    let Body { json, _room } = body; // until it was answered
+    let answer = match post(webhooks, delivery, json).await {
         Ok((status, _)) if status.is_success() => {
             return Tried {
                 status: DeliveryStatus::Delivered,
@@ -72,13 +81,10 @@ pub(super) async fn attempt(webhooks: &Webhooks, delivery: &Delivery, event: &Ev
 async fn post(
     webhooks: &Webhooks,
     delivery: &Delivery,
-    event: &Event,
+    json: Result<Vec<u8>, String>,
 ) -> Result<(StatusCode, Option<Duration>), String> {
     let url = webhooks.receivers.read(&delivery.url).map_err(|why| format!("its URL {why}"))?;
-    let mut data = event.served().map_err(|error| error.to_string())?;
-    redact(&mut data);
-    let message = Message { kind: event.what.type_name(), timestamp: event.at, data };
-    let body = serde_json::to_vec(&message).map_err(|error| error.to_string())?;
+    let body = json?;
     let terms = Terms {
         addresses: webhooks.receivers.policy(&url),
         judge: &|_| Ok(()),

@@ -45,7 +45,8 @@ impl Lanes {
     }
 }
 
-fn tenant(lane: &str) -> &str {
+/// Whose lane it is.
+pub(super) fn tenant(lane: &str) -> &str {
     lane.split(' ').next().unwrap_or_default()
 }
 

@@ -1,0 +1,157 @@
+//! How many bytes of bodies may be in memory: in all, of one tenant, and of one tenant to one host.
+//!
+//! A body is there until its receiver has answered. One that hangs keeps the large bodies to itself
+//! waiting, and no others.
+
+use std::collections::HashMap;
+use std::pin::pin;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use super::lanes::tenant;
+use crate::bounds::memory;
+
+/// Bytes of a body that needs no room.
+const SMALL: u64 = 64 << 10;
+/// The least and the most that all bodies may take.
+const LEAST: u64 = 8 << 20;
+const MOST: u64 = 1 << 30;
+/// Of so many parts, one is what a tenant may take, and what it may take for one host.
+const PARTS_OF_TENANT: u64 = 2;
+const PARTS_OF_LANE: u64 = 16;
+
+/// The room of all bodies that are on their way.
+#[derive(Debug)]
+pub(super) struct Bodies {
+    most: u64,
+    taken: Mutex<Taken>,
+    left: Notify,
+}
+
+/// Bytes that are taken. A lane is `<tenant> <host>`.
+#[derive(Debug, Default)]
+struct Taken {
+    in_all: u64,
+    per_tenant: HashMap<String, u64>,
+    per_lane: HashMap<String, u64>,
+}
+
+/// The room of one body.
+#[derive(Debug)]
+pub(super) struct Room {
+    bodies: Arc<Bodies>,
+    lane: String,
+    bytes: u64,
+}
+
+impl Bodies {
+    pub(super) fn new() -> Arc<Self> {
+        Self::of(memory::part().unwrap_or(MOST).clamp(LEAST, MOST))
+    }
+
+    fn of(most: u64) -> Arc<Self> {
+        Arc::new(Self { most, taken: Mutex::default(), left: Notify::new() })
+    }
+
+    /// Waits until there is room for a body of so many bytes. One that is larger than what may be taken
+    /// is there alone.
+    pub(super) async fn room(self: &Arc<Self>, lane: &str, bytes: u64) -> Room {
+        let bytes = if bytes <= SMALL { 0 } else { bytes };
+        loop {
+            let mut left = pin!(self.left.notified());
+            left.as_mut().enable();
+            if self.taken.lock().take(lane, bytes, self.most) {
+                return Room { bodies: Arc::clone(self), lane: lane.to_owned(), bytes };
+            }
+            left.await;
+        }
+    }
+}
+
+impl Taken {
+    fn take(&mut self, lane: &str, bytes: u64, most: u64) -> bool {
+        let fits = |taken: Option<&u64>, most: u64| {
+            let taken = taken.copied().unwrap_or_default();
+            bytes == 0 || taken == 0 || taken + bytes <= most
+        };
+        let is_room = fits(Some(&self.in_all), most)
+            && fits(self.per_tenant.get(tenant(lane)), most / PARTS_OF_TENANT)
+            && fits(self.per_lane.get(lane), most / PARTS_OF_LANE);
+        if is_room && bytes > 0 {
+            self.in_all += bytes;
+            *self.per_tenant.entry(tenant(lane).to_owned()).or_default() += bytes;
+            *self.per_lane.entry(lane.to_owned()).or_default() += bytes;
+        }
+        is_room
+    }
+
+    fn leave(&mut self, lane: &str, bytes: u64) {
+        self.in_all -= bytes;
+        for (of, key) in [(&mut self.per_tenant, tenant(lane)), (&mut self.per_lane, lane)] {
+            if let Some(taken) = of.get_mut(key) {
+                *taken -= bytes;
+                if *taken == 0 {
+                    of.remove(key);
+                }
+            }
+        }
+    }
+}
+
+impl Room {
+    /// Keeps what a body of so many bytes needs.
+    pub(super) fn shrink_to(&mut self, bytes: u64) {
+        self.give_back(self.bytes.saturating_sub(bytes));
+    }
+
+    fn give_back(&mut self, bytes: u64) {
+        if bytes > 0 {
+            self.bytes -= bytes;
+            self.bodies.taken.lock().leave(&self.lane, bytes);
+            self.bodies.left.notify_waiters();
+        }
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.give_back(self.bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+
+    use super::*;
+
+    const LANE: u64 = 1 << 20;
+
+    #[tokio::test]
+    async fn no_host_and_no_tenant_takes_all_room() {
+        let bodies = Bodies::of(16 * LANE);
+        let room = |lane: &str, bytes| bodies.room(lane, bytes).now_or_never();
+        let mut of_acme = Vec::new();
+        for host in 0..8 {
+            let lane = format!("acme host{host}:443");
+            of_acme.push(room(&lane, LANE).unwrap());
+            assert!(room(&lane, SMALL + 1).is_none(), "this host has its part");
+            assert!(room(&lane, SMALL).is_some(), "small ones need none");
+        }
+        assert!(room("acme host8:443", LANE).is_none(), "the tenant has its part");
+        assert!(room("other host0:443", 20 * LANE).is_none(), "a huge one is alone");
+        let mut other = room("other host0:443", 8 * LANE).unwrap();
+        assert!(room("third host0:443", LANE).is_none(), "there is no room");
+        other.shrink_to(LANE);
+        let third = room("third host0:443", LANE).unwrap();
+        let mut waiting = pin!(bodies.room("acme host8:443", LANE));
+        assert!(waiting.as_mut().now_or_never().is_none());
+        of_acme.pop();
+        drop((waiting.await, of_acme, other, third));
+        assert!(room("other host0:443", 20 * LANE).is_some());
+        let taken = bodies.taken.lock();
+        assert_eq!((taken.in_all, taken.per_tenant.len(), taken.per_lane.len()), (0, 0, 0));
+    }
+}

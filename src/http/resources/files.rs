@@ -5,7 +5,7 @@
 //! of the workspace, is not there for a caller either. What a browser could execute is served as a
 //! download. Changes are audited.
 
-use std::io::{self, SeekFrom};
+use std::io;
 use std::sync::Arc;
 
 use axum::Json;
@@ -19,11 +19,10 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode};
 use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Utc};
+use futures::stream;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Serialize;
 use serde_json::json;
-use tokio::io::{AsyncReadExt as _, AsyncSeekExt as _};
-use tokio_util::io::ReaderStream;
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{KnownFormat, ObjectBuilder, Schema, SchemaFormat, Type};
 use utoipa::{PartialSchema, ToSchema};
@@ -34,15 +33,15 @@ use super::last_changes::{Changer, LastChanges};
 use super::page::{LISTS, Listing, by_text, text_position};
 use super::uploads::{Pace, received};
 use crate::event::{Act, AuditAction};
+use crate::fairness;
 use crate::http::edge::auth::{FilesRead, FilesWrite, Scoped};
 use crate::http::edge::extract::{Params, refuse_encoding};
 use crate::http::edge::problem::{Code, Problem};
 use crate::http::state::App;
 use crate::run::Caller;
 use crate::runtime::FileOwner as Owner;
-use crate::tools::stored_files::{ListedFile, MAX_HASHED_FILE, OpenedFile};
-
-const CHUNK: usize = 64 << 10;
+use crate::tools::file_content::Content;
+use crate::tools::stored_files::{ListedFile, MAX_HASHED_FILE};
 
 /// A file of a workspace.
 #[derive(Debug, Serialize, ToSchema)]
@@ -341,14 +340,14 @@ async fn get(
 ) -> Result<Response, Problem> {
     let files = app.runtime.files_of(&caller.tenant, &owner).await?;
     let opened = files.open(path).await?.ok_or_else(|| Problem::not_found("file"))?;
-    let OpenedFile { file, path, size, modified, etag } = opened;
-    let tag = HeaderValue::from_str(&etag).map_err(|e| Problem::internal(e.to_string()))?;
-    match Preconditions::read(headers).judge(&etag) {
+    let size = opened.size;
+    let tag = HeaderValue::from_str(&opened.etag).map_err(|e| Problem::internal(e.to_string()))?;
+    match Preconditions::read(headers).judge(&opened.etag) {
         Served::Content => {}
         Served::NotModified => return Ok((StatusCode::NOT_MODIFIED, [(ETAG, tag)]).into_response()),
         Served::PreconditionFailed => return Err(precondition_failed()),
     }
-    let Ok(range) = Range::read(headers, size, &etag) else {
+    let Ok(range) = Range::read(headers, size, &opened.etag) else {
         let detail = format!("The file has {size} bytes.");
         let mut refused = Problem::new(Code::RangeNotSatisfiable, detail).into_response();
         add(refused.headers_mut(), CONTENT_RANGE, Some(format!("bytes */{size}")));
@@ -358,26 +357,29 @@ async fn get(
         None => (StatusCode::OK, 0, size),
         Some(Range { start, end }) => (StatusCode::PARTIAL_CONTENT, start, end - start + 1),
     };
-    let body = content(file, start, length).await?;
-    let mut response = (status, body).into_response();
+    let mut response = status.into_response();
     let headers = response.headers_mut();
     headers.insert(ETAG, tag);
     headers.insert(ACCEPT_RANGES, HeaderValue::from_static("bytes"));
     headers.insert(CONTENT_LENGTH, length.into());
-    let modified = DateTime::<Utc>::from(modified).format("%a, %d %b %Y %H:%M:%S GMT");
-    add(headers, CONTENT_TYPE, Some(media_type(&path)));
+    let modified = DateTime::<Utc>::from(opened.modified).format("%a, %d %b %Y %H:%M:%S GMT");
+    add(headers, CONTENT_TYPE, Some(media_type(&opened.path)));
     add(headers, LAST_MODIFIED, Some(modified.to_string()));
-    add(headers, CONTENT_DISPOSITION, Some(disposition(&path)));
+    add(headers, CONTENT_DISPOSITION, Some(disposition(&opened.path)));
     let range = range.map(|Range { start, end }| format!("bytes {start}-{end}/{size}"));
     add(headers, CONTENT_RANGE, range);
+    *response.body_mut() = body(opened.content(start, length));
     Ok(response)
 }
 
 /// A part of a file, read as it is sent.
-async fn content(file: std::fs::File, start: u64, length: u64) -> io::Result<Body> {
-    let mut file = tokio::fs::File::from_std(file);
-    file.seek(SeekFrom::Start(start)).await?;
-    Ok(Body::from_stream(ReaderStream::with_capacity(file.take(length), CHUNK)))
+fn body(content: Content) -> Body {
+    Body::from_stream(stream::try_unfold(content, |mut content| async move {
+        let read = move || (content.next_piece(), content);
+        let done = fairness::blocking(read).await;
+        let (piece, content) = done.map_err(|stopped| io::Error::other(stopped.to_string()))?;
+        io::Result::Ok(piece?.map(|piece| (piece, content)))
+    }))
 }
 
 async fn put(

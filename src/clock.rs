@@ -8,7 +8,7 @@
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{DateTime, SubsecRound as _, TimeDelta, Utc};
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 
 /// A difference that is put down to the way of the answer and not to the clocks, in microseconds.
@@ -17,13 +17,13 @@ const TOLERANCE: i64 = 100_000;
 /// How far the database's clock is ahead of this machine's, in microseconds.
 static AHEAD: AtomicI64 = AtomicI64::new(0);
 
-/// The time.
+/// The time, in whole microseconds, as databases keep it.
 pub fn now() -> DateTime<Utc> {
     #[cfg(test)]
     if let Some(now) = simulated::now() {
         return now;
     }
-    machine() + TimeDelta::microseconds(AHEAD.load(Ordering::Relaxed))
+    (machine() + TimeDelta::microseconds(AHEAD.load(Ordering::Relaxed))).trunc_subsecs(6)
 }
 
 /// The beginning of the hour, or of the day in UTC, or whatever the unit is, in which a time lies.

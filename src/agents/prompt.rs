@@ -69,6 +69,8 @@ pub struct Background {
     pub labels: Labels,
     /// What is suspicious about the inputs and the memories.
     pub warnings: Vec<ScanWarned>,
+    /// What it goes without, as the run's warnings say it.
+    pub left_out: Vec<String>,
 }
 
 /// A skill that is active from the start.

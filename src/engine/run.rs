@@ -324,7 +324,8 @@ impl Run {
         }
         let mut turns = background.turns;
         turns.push(Turn::User(opening.user));
-        let (single_shot, warnings) = (self.plan.rules.single_shot, self.plan.warnings.clone());
+        let single_shot = self.plan.rules.single_shot;
+        let warnings = self.plan.warnings.iter().cloned().chain(background.left_out).collect();
         self.record(RunEvent::RunStarted {
             system: opening.system,
             turns,

@@ -51,6 +51,7 @@ pub struct Labels {
 impl Labels {
     pub const UNTRUSTED: Self = Self { untrusted: true, private: false };
     pub const PRIVATE: Self = Self { untrusted: false, private: true };
+    pub const ALL: Self = Self { untrusted: true, private: true };
 
     pub fn are_none(&self) -> bool {
         *self == Self::default()

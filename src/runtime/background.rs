@@ -18,6 +18,15 @@ use crate::run::{Caller, Labels, OnInjection, Overrides};
 use crate::store::{NewRun, StoreError};
 use crate::tools::scan::{scan_inputs, scan_memories};
 
+/// What earlier runs of a session give to the next one.
+struct Earlier {
+    history: History,
+    /// What they had read.
+    labels: Labels,
+    /// Those whose journals are damaged. They give nothing, and what they had read is not known.
+    unreadable: Vec<Uuid>,
+}
+
 /// Why a run cannot have the skills that it should begin with.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SkillError {
@@ -45,7 +54,8 @@ impl Runtime {
         if let Some(session_id) = new.session_id.clone().filter(|_| !earlier.is_empty()) {
             let bounds = plan.agent.definition.history;
             let none_taken = History::within(bounds, &plan.models);
-            let (history, labels) = self.earlier(&caller.tenant, earlier, none_taken).await?;
+            let Earlier { history, labels, unreadable } =
+                self.earlier(&caller.tenant, earlier, none_taken).await?;
             let (runs, tokens) = (history.runs(), history.tokens());
             if runs > 0 {
                 background.turns = history.into_turns();
@@ -53,6 +63,10 @@ impl Runtime {
                 background.session =
                     Some(RunEvent::SessionLoaded { session_id, runs, turns, tokens });
                 background.labels = background.labels.and(labels);
+            }
+            if !unreadable.is_empty() {
+                background.labels = Labels::ALL;
+                background.left_out = unreadable.iter().map(without).collect();
             }
         }
         if let Some(recall) = plan.agent.definition.memory.and_then(|memory| memory.recall) {
@@ -78,32 +92,36 @@ impl Runtime {
         }
     }
 
-    /// What these runs give to the next one of their session, and what they had read; the oldest comes
-    /// first.
+    /// What these runs give to the next one of their session; the oldest comes first.
     async fn earlier(
         &self,
         tenant: &str,
         runs: &[Uuid],
         mut history: History,
-    ) -> Result<(History, Labels), StoreError> {
+    ) -> Result<Earlier, StoreError> {
         let store = &self.inner.store;
         let sizes = store.journal_sizes(tenant, runs).await?;
         let newest_first: Vec<Uuid> = runs.iter().rev().copied().collect();
-        let mut labels = Labels::default();
+        let (mut labels, mut unreadable) = (Labels::default(), Vec::new());
         let mut left = newest_first.as_slice();
         while !left.is_empty() {
             let (count, bytes) = journals::piece(left, &sizes);
             let (read, rest) = left.split_at(count);
             let _turn = journals::turn(bytes).await;
-            let events = store.journals(tenant, read).await?;
+            let (events, damaged) = store.readable_journals(tenant, read).await?;
             let by_run = journals::by_run(&events);
-            for journal in read.iter().filter_map(|run| by_run.get(run)) {
-                labels = labels.and(labels_of(journal));
-                history.add(journal);
+            for run in read {
+                let journal = by_run.get(run).copied().unwrap_or_default();
+                if damaged.contains(run) || history.add(journal).is_err() {
+                    tracing::warn!(run_id = %run, "an earlier run of the session cannot be read");
+                    unreadable.push(*run);
+                } else {
+                    labels = labels.and(labels_of(journal));
+                }
             }
             left = rest;
         }
-        Ok((history, labels))
+        Ok(Earlier { history, labels, unreadable })
     }
 
     /// The skills that are active from the start: those of the definition, then those of the
@@ -140,6 +158,14 @@ impl Runtime {
         };
         names.into_iter().map(skill).collect()
     }
+}
+
+/// What a run's warnings say of an earlier run that cannot be read.
+fn without(run: &Uuid) -> String {
+    format!(
+        "The earlier run {run} of the session cannot be read: its messages are left out, and this run counts as \
+         untrusted and private."
+    )
 }
 
 /// What a run had read at its end.

@@ -56,9 +56,15 @@ impl Runtime {
             background.warnings.iter().map(ScanWarned::in_words).collect();
         let history = background.turns.len();
         let turns = background.turns.into_iter().chain([Turn::User(opening.user)]).collect();
-        let (single_shot, warnings) = (plan.rules.single_shot, plan.warnings.clone());
-        let what =
-            RunEvent::RunStarted { system: opening.system, turns, history, single_shot, warnings };
+        let warnings: Vec<String> =
+            plan.warnings.iter().cloned().chain(background.left_out).collect();
+        let what = RunEvent::RunStarted {
+            system: opening.system,
+            turns,
+            history,
+            single_shot: plan.rules.single_shot,
+            warnings: warnings.clone(),
+        };
         let opened = Event { seq: 1, at: clock::now(), run_id: new.id, what };
         let conversation =
             conversation(&[opened]).map_err(|e| StartError::broken(&new.agent, &e))?;
@@ -72,7 +78,7 @@ impl Runtime {
             tools: plan.offers.iter().map(offer).collect(),
             active_skills: plan.active.iter().map(|skill| skill.bounds.skill.clone()).collect(),
             policy: Rules { limits, ..plan.rules.clone() },
-            warnings: plan.warnings.iter().cloned().chain(suspicious).collect(),
+            warnings: warnings.into_iter().chain(suspicious).collect(),
             agent: Arc::clone(&plan.agent),
         })
     }

@@ -9,12 +9,14 @@ use std::collections::HashMap;
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
+use super::journals;
 use crate::agents::definition::HistorySection;
-use crate::engine::{FoldError, Rules, State};
+use crate::engine::{Rules, State};
 use crate::event::{ContextCompacted, Event, RunEvent, ToolCallBlocked, ToolCallCompleted};
 use crate::message::Turn;
 use crate::providers::estimate;
 use crate::run::TerminationReason;
+use crate::store::StoreError;
 
 /// What one run gives to later ones.
 #[derive(Debug, Default, PartialEq)]
@@ -40,10 +42,10 @@ pub(super) struct History {
 /// The conversation of a run, from its journal.
 ///
 /// # Errors
-/// [`FoldError`] where the journal is damaged.
-pub fn own_turns(journal: &[Event]) -> Result<RunTurns, FoldError> {
+/// [`StoreError::UnreadableEvent`] where the journal is damaged.
+pub fn own_turns(journal: &[Event]) -> Result<RunTurns, StoreError> {
     let mut state = State::new(Rules::default());
-    journal.iter().try_for_each(|event| state.apply(event))?;
+    journal.iter().try_for_each(|event| journals::apply(&mut state, event))?;
     let conversation = state.conversation();
     let turns = conversation.turns().get(conversation.history()..).unwrap_or_default();
     if !turns.iter().any(|turn| matches!(turn, Turn::Assistant(_))) {
@@ -66,8 +68,8 @@ pub struct TurnSource {
 /// replaced, too.
 ///
 /// # Errors
-/// [`FoldError`] where the journal is damaged.
-pub fn turn_sources(journal: &[Event]) -> Result<Vec<TurnSource>, FoldError> {
+/// [`StoreError::UnreadableEvent`] where the journal is damaged.
+pub fn turn_sources(journal: &[Event]) -> Result<Vec<TurnSource>, StoreError> {
     let mut state = State::new(Rules::default());
     let mut sources: Vec<TurnSource> = Vec::new();
     let mut answer = None;
@@ -87,7 +89,7 @@ pub fn turn_sources(journal: &[Event]) -> Result<Vec<TurnSource>, FoldError> {
         {
             sources = summarised(sources, state.conversation().history(), summary.turns, here);
         }
-        state.apply(event)?;
+        journals::apply(&mut state, event)?;
         let turns = state.conversation().turns();
         for turn in turns.iter().skip(sources.len()) {
             let said = match turn {
@@ -141,28 +143,31 @@ impl History {
     /// Adds the next older run as a whole, unless it or one before it has no room. There is half as
     /// much room for it and all older ones if it ended because the context window was too small for
     /// what it took over: so a session goes on whatever its model can read.
-    pub(super) fn add(&mut self, journal: &[Event]) {
-        let Some(first) = journal.first().filter(|_| !self.is_complete) else { return };
+    ///
+    /// # Errors
+    /// [`StoreError::UnreadableEvent`] where the journal is damaged, whether there is room or not.
+    pub(super) fn add(&mut self, journal: &[Event]) -> Result<(), StoreError> {
+        let own = own_turns(journal)?;
+        if self.is_complete {
+            return Ok(());
+        }
         if overflowed(journal) {
             self.bounds.max_tokens /= 2;
         }
-        let own = own_turns(journal).unwrap_or_else(|error| {
-            tracing::warn!(run_id = %first.run_id, %error, "an earlier run of the session cannot be read");
-            RunTurns::default()
-        });
         if own.turns.is_empty() {
-            return;
+            return Ok(());
         }
         let more = own.turns.iter().map(|turn| estimate::turn_bytes(turn, &self.readers));
         let more = estimate::tokens(more.sum());
         let max_runs = usize::try_from(self.bounds.max_runs).unwrap_or(usize::MAX);
         if self.runs() >= max_runs || self.tokens + more > self.bounds.max_tokens {
             self.is_complete = true;
-            return;
+            return Ok(());
         }
         self.tokens += more;
         self.newest_first.push(own.turns);
         self.is_complete = own.stand_for_earlier;
+        Ok(())
     }
 
     /// How many runs gave turns.

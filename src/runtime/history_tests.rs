@@ -222,7 +222,7 @@ fn told(stories: Vec<Vec<Event>>) -> (Vec<Event>, Vec<Uuid>) {
 /// What these runs give, the oldest first, within these bounds.
 fn history(journals: &[Event], ids: &[Uuid], bounds: HistorySection) -> History {
     let (mut history, by_run) = (History::within(bounds, &[]), by_run(journals));
-    ids.iter().rev().for_each(|id| history.add(by_run[id]));
+    ids.iter().rev().for_each(|id| history.add(by_run[id]).unwrap());
     history
 }
 
@@ -265,7 +265,7 @@ fn reasoning_that_goes_back_takes_room() {
     {
         let names: Vec<String> = readers.iter().map(ToString::to_string).collect();
         let (mut history, by_run) = (History::within(bounds, &names), by_run(&journals));
-        ids.iter().rev().for_each(|id| history.add(by_run[id]));
+        ids.iter().rev().for_each(|id| history.add(by_run[id]).unwrap());
         assert_eq!(history.runs(), runs, "{readers:?}");
     }
 }
@@ -314,7 +314,10 @@ fn a_damaged_run_gives_nothing() {
     let mut damaged = Story::new(&[], "q1").say("a1").end();
     damaged.remove(1);
     let (journals, ids) = told(vec![damaged, Story::new(&[], "q2").say("a2").end()]);
-    let taken = history(&journals, &ids, HistorySection { max_runs: 9, max_tokens: 1000 });
+    let (bounds, by_run) = (HistorySection { max_runs: 9, max_tokens: 1000 }, by_run(&journals));
+    let mut taken = History::within(bounds, &[]);
+    let added: Vec<bool> = ids.iter().rev().map(|id| taken.add(by_run[id]).is_ok()).collect();
+    assert_eq!(added, [true, false]);
     assert_eq!(words(&taken.into_turns()), ["u:q2", "a:a2"]);
 }
 

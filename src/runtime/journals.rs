@@ -6,7 +6,9 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use uuid::Uuid;
 
 use crate::bounds::memory;
+use crate::engine::State;
 use crate::event::Event;
+use crate::store::StoreError;
 
 /// KiB of all journals that are in memory at the same time; a larger one is there alone. As events and
 /// turns they take several times as many.
@@ -50,6 +52,15 @@ pub(crate) fn piece(runs: &[Uuid], sizes: &HashMap<Uuid, u64>) -> (usize, u64) {
 pub(crate) fn by_run(events: &[Event]) -> HashMap<Uuid, &[Event]> {
     let journals = events.chunk_by(|a, b| a.run_id == b.run_id);
     journals.map(|journal| (journal[0].run_id, journal)).collect()
+}
+
+/// Adds the next event of a journal. One that cannot follow what came before cannot be read.
+pub(super) fn apply(state: &mut State, event: &Event) -> Result<(), StoreError> {
+    state.apply(event).map_err(|error| StoreError::UnreadableEvent {
+        run: event.run_id,
+        seq: event.seq,
+        why: error.to_string(),
+    })
 }
 
 #[cfg(test)]

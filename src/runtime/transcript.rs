@@ -8,9 +8,11 @@ use std::collections::HashSet;
 
 use uuid::Uuid;
 
-use crate::engine::{FoldError, Rules, State};
+use super::journals;
+use crate::engine::{Rules, State};
 use crate::event::{ContextCompacted, Event, RunEvent};
 use crate::message::{AssistantMessage, ToolResult, Turn};
+use crate::store::StoreError;
 
 /// A conversation with everything that was ever in it.
 #[derive(Debug, Default)]
@@ -37,8 +39,8 @@ pub struct KeptTurn {
 /// The whole conversation of a run.
 ///
 /// # Errors
-/// [`FoldError`] where the journal is damaged.
-pub fn transcript(journal: &[Event]) -> Result<Transcript, FoldError> {
+/// [`StoreError::UnreadableEvent`] where the journal is damaged.
+pub fn transcript(journal: &[Event]) -> Result<Transcript, StoreError> {
     let mut state = State::new(Rules::default());
     let mut kept = Transcript::default();
     // The places of what the model still reads.
@@ -47,7 +49,7 @@ pub fn transcript(journal: &[Event]) -> Result<Transcript, FoldError> {
         if let RunEvent::ContextCompacted(compacted) = &event.what {
             kept.compact(&mut read, state.conversation().history(), compacted);
         }
-        state.apply(event)?;
+        journals::apply(&mut state, event)?;
         let turns = state.conversation().turns();
         for (turn, place) in turns.iter().skip(read.len()).zip(kept.turns.len()..) {
             kept.turns.push(KeptTurn { turn: turn.clone(), is_summarised: false });

@@ -15,6 +15,7 @@ pub mod declared;
 mod declared_paths;
 mod entries;
 pub mod executor;
+pub mod file_content;
 pub mod file_locks;
 pub mod file_ops;
 mod guarded;

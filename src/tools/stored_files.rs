@@ -7,14 +7,13 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
-use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-use cap_std::fs::{Dir, File, Metadata, MetadataExt};
+use cap_std::fs::{Dir, File, Metadata, MetadataExt as _};
 use parking_lot::Mutex;
-use sha2::{Digest, Sha256};
 
+use super::file_content::{Content, Version, strong_tag};
 use super::file_locks::FileLock;
 use super::keeping::NotKept;
 use super::quota::{Growth, OverQuota};
@@ -30,43 +29,13 @@ const MAX_HASHED: u64 = 256 << 20;
 pub const MAX_HASHED_FILE: u64 = 64 << 20;
 /// Hashes that are kept.
 const KEPT: usize = 20_000;
-/// A file that was changed this lately may change again without its time showing it.
-const SETTLED: Duration = Duration::from_secs(2);
-const CHUNK: usize = 64 << 10;
+/// How often a file is looked at again that became shorter while it was hashed.
+const TRIES: usize = 5;
 
 /// The hashes of files that were read lately; one for the service.
 #[derive(Debug, Default)]
 pub struct StoredFiles {
     hashes: Mutex<HashMap<Version, Arc<str>>>,
-}
-
-/// One content of one file, as far as the file system shows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Version {
-    place: (u64, u64),
-    size: u64,
-    modified: (i64, i64),
-    changed: (i64, i64),
-}
-
-impl Version {
-    fn of(metadata: &Metadata) -> Self {
-        Self {
-            place: (metadata.dev(), metadata.ino()),
-            size: metadata.len(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
-            changed: (metadata.ctime(), metadata.ctime_nsec()),
-        }
-    }
-
-    fn weak_tag(&self) -> Arc<str> {
-        let Self { place: (device, inode), size, modified, changed } = self;
-        let (modified, changed) = (
-            format!("{:x}.{:x}", modified.0, modified.1),
-            format!("{:x}.{:x}", changed.0, changed.1),
-        );
-        format!("W/\"{size:x}-{modified}-{changed}-{device:x}.{inode:x}\"").into()
-    }
 }
 
 /// A file in a list.
@@ -82,13 +51,22 @@ pub struct ListedFile {
 /// A file that is open for reading.
 #[derive(Debug)]
 pub struct OpenedFile {
-    pub file: std::fs::File,
+    file: std::fs::File,
+    /// Its version where another content would show.
+    settled: Option<Version>,
     /// Its resolved path.
     pub path: String,
     pub size: u64,
     pub modified: SystemTime,
     /// The quoted SHA-256 of its content; a weak tag where it is large.
     pub etag: Arc<str>,
+}
+
+impl OpenedFile {
+    /// A part of what its tag is of.
+    pub fn content(self, start: u64, length: u64) -> Content {
+        Content::new(self.file, (self.size, self.etag), self.settled, (start, length))
+    }
 }
 
 /// What a request expects of the file that it changes: it is asked with the entity tag of the file
@@ -195,14 +173,21 @@ impl StoredFiles {
     /// # Errors
     /// What the system says.
     pub fn open(&self, workspace: &Workspace, path: String) -> io::Result<OpenedFile> {
-        let file = workspace.open_file(&path)?;
-        let metadata = file.metadata()?;
-        if !metadata.is_file() {
-            return Err(io::ErrorKind::NotFound.into());
-        }
-        let (file, modified) = (file.into_std(), metadata.modified()?.into_std());
-        let etag = self.etag(&file, &metadata)?;
-        Ok(OpenedFile { file, path, size: metadata.len(), modified, etag })
+        let file = workspace.open_file(&path)?.into_std();
+        let mut tries = 0;
+        let (metadata, etag) = loop {
+            let metadata = Metadata::from_file(&file)?;
+            if !metadata.is_file() {
+                return Err(io::ErrorKind::NotFound.into());
+            }
+            tries += 1;
+            match self.etag(&file, &metadata) {
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof && tries < TRIES => {}
+                etag => break (metadata, etag?),
+            }
+        };
+        let (size, modified) = (metadata.len(), metadata.modified()?.into_std());
+        Ok(OpenedFile { settled: Version::settled(&metadata)?, file, path, size, modified, etag })
     }
 
     /// Puts files in their places, all or none of them; whether each is new.
@@ -303,7 +288,7 @@ impl StoredFiles {
         self.hashes.lock().get(&Version::of(metadata)).cloned()
     }
 
-    /// The entity tag of a file. Wherever it is read from, it is hashed from its beginning.
+    /// The entity tag of what a file had when this was looked up.
     fn etag(&self, file: &std::fs::File, metadata: &Metadata) -> io::Result<Arc<str>> {
         if let Some(known) = self.known(metadata) {
             return Ok(known);
@@ -311,26 +296,13 @@ impl StoredFiles {
         if metadata.len() > MAX_HASHED_FILE {
             return Ok(Version::of(metadata).weak_tag());
         }
-        let mut hash = Sha256::new();
-        let mut chunk = vec![0; CHUNK];
-        let mut at = 0;
-        // A file that grows faster than it is read would have no end.
-        while at < metadata.len() {
-            let read = file.read_at(&mut chunk, at)?;
-            if read == 0 {
-                break;
-            }
-            hash.update(&chunk[..read]);
-            at += read as u64;
-        }
-        let etag: Arc<str> = format!("\"{}\"", hex::encode(hash.finalize())).into();
-        let age = SystemTime::now().duration_since(metadata.modified()?.into_std());
-        if at == metadata.len() && age.is_ok_and(|age| age > SETTLED) {
+        let etag = strong_tag(file, metadata.len())?;
+        if let Some(version) = Version::settled(metadata)? {
             let mut hashes = self.hashes.lock();
             if hashes.len() >= KEPT {
                 hashes.clear();
             }
-            hashes.insert(Version::of(metadata), Arc::clone(&etag));
+            hashes.insert(version, Arc::clone(&etag));
         }
         Ok(etag)
     }

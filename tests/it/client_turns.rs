@@ -15,6 +15,7 @@ use crate::service::{Db, Service, Setup, on_both_stores};
 
 on_both_stores! {
     calls_that_nothing_stands_between_are_asked_for_together,
+    a_refused_call_delays_none,
     a_skill_that_is_read_first_holds_for_the_calls_behind_it,
     what_is_read_first_counts_for_the_calls_behind_it,
     what_is_asked_for_later_survives_a_crash,
@@ -25,7 +26,7 @@ model: scripted/host
 tools: [file_ops]
 skills: [narrow, asks]
 enable_double_confirmation: false
-tool_options: {secret: {yields: [private]}}
+tool_options: {secret: {yields: [private]}, limited: {rate_limit_per_minute: 1}}
 governance:
   paths: {write: ['**'], private: [vault/**]}
   flow:
@@ -34,7 +35,7 @@ governance:
     - {when: \"labels.private && !labels.untrusted && tool == 'note'\", do: deny}
 ";
 
-const NAMES: [&str; 6] = ["first", "second", "secret", "send", "publish", "note"];
+const NAMES: [&str; 7] = ["first", "second", "secret", "send", "publish", "note", "limited"];
 
 fn call(tool: &str) -> Value {
     json!({"tool": tool, "arguments": {}})
@@ -135,6 +136,17 @@ async fn calls_that_nothing_stands_between_are_asked_for_together(db: Db) {
     let calls = [call("first"), call("second"), file_ops("delete", "old.txt"), call("send")];
     let rounds: [&[_]; 2] = [&[clients[0], clients[1], ("approval", "file_ops")], &clients[2..]];
     asks(&service, &calls, &rounds).await;
+}
+
+async fn a_refused_call_delays_none(db: Db) {
+    let service = host(db).await;
+    let refused = file_ops("explode", "old.txt");
+    let calls = [call("limited"), call("limited"), refused, call("first")];
+    let run = asks(&service, &calls, &[&[("client", "limited"), ("client", "first")]]).await;
+    let calls = service.get(&format!("{}/tool-calls", paths(&run).0)).await.body;
+    let refused: Vec<&Value> =
+        calls["data"].as_array().unwrap().iter().map(|call| &call["is_error"]).collect();
+    assert_eq!(refused, [false, true, true, false], "{calls:#}");
 }
 
 async fn a_skill_that_is_read_first_holds_for_the_calls_behind_it(db: Db) {

@@ -5,12 +5,14 @@ use serde_json::{Value, json};
 
 use crate::approvals::text;
 use crate::claims::{ASKER, ASKING, change};
-use crate::service::{Db, Service, Setup, on_both_stores};
+use crate::service::{Db, Service, Setup, answer, on_both_stores};
 
 on_both_stores! {
     a_run_whose_journal_does_not_fit_its_row_ends,
     a_run_whose_child_or_itself_has_lost_its_last_events_ends,
     what_is_missing_is_named_to_all_who_read_it,
+    an_order_that_cannot_be_is_named_to_all_who_read_it,
+    a_session_goes_on_without_a_run_that_cannot_be_read,
     a_replay_goes_on_behind_a_run_that_cannot_be_read,
 }
 
@@ -191,6 +193,81 @@ async fn what_is_missing_is_named_to_all_who_read_it(db: Db) {
         let stream = stream.text().await.unwrap();
         assert!(stream.contains(&format!(": event {first}cannot be read\n")), "{stream}");
         assert!(stream.contains("event: run.completed\n"), "{stream}");
+    }
+}
+
+async fn completed_in(service: &Service, session: &str) -> String {
+    let [run, _, call] = parked_in(service, "asker", &json!({"session_id": session})).await;
+    approve(service, &run, &call).await;
+    service.until(&path(&run), |run| run["status"] == "completed").await;
+    run
+}
+
+const MISORDERED: &str =
+    "UPDATE run_events SET events = replace(events, 'model.responded', 'attempt.started')";
+
+async fn an_order_that_cannot_be_is_named_to_all_who_read_it(db: Db) {
+    let service = service(db).await;
+    let run = completed_in(&service, "s").await;
+    change(&service, &format!("{MISORDERED} WHERE run_id = '{run}'")).await;
+    let readers = [
+        format!("{}/messages", path(&run)),
+        "/v1/sessions/s".into(),
+        "/v1/sessions/s/messages".into(),
+    ];
+    for reader in readers {
+        let answer = service.get(&reader).await;
+        let named = (answer.status.as_u16(), &answer.body["code"]);
+        assert_eq!(named, (500, &json!("JOURNAL_UNREADABLE")), "{reader}: {:#}", answer.body);
+        let detail = text(&answer.body, "detail");
+        let of_run = format!("of the run {run} cannot be read");
+        assert!(detail.starts_with("Event ") && detail.contains(&of_run), "{reader}: {detail}");
+    }
+}
+
+/// A damaged run gives later ones nothing, and they are taken to have read everything that it may have
+/// read.
+async fn a_session_goes_on_without_a_run_that_cannot_be_read(db: Db) {
+    let service = service(db).await;
+    let emptied = "UPDATE run_events SET events = '[{'";
+    for (number, damage) in [LOST, EMPTIED, emptied, MISORDERED].into_iter().enumerate() {
+        let session = format!("s{number}");
+        let body = json!({"session_id": session});
+        let good = completed_in(&service, &session).await;
+        let damaged = completed_in(&service, &session).await;
+        if damage == MISORDERED {
+            change(&service, &format!("{damage} WHERE run_id = '{damaged}'")).await;
+        } else {
+            change_last(&service, &damaged, damage).await;
+        }
+        let invoke = "/v1/agents/asker/invoke-iterative";
+        let dry = json!({"session_id": session, "dry_run": true});
+        let dry = service.post(invoke, &dry).await;
+        assert_eq!(dry.status, 200, "{number}: {:#}", dry.body);
+        assert!(dry.body["warnings"].to_string().contains(&damaged), "{number}: {:#}", dry.body);
+
+        let goes_on = async |run: String| {
+            let run = service.until(&path(&run), |run| run["status"] == "awaiting_approval").await;
+            assert!(run["warnings"].to_string().contains(&damaged), "{number}: {run:#}");
+            assert!(!run["warnings"].to_string().contains(&good), "{number}: {run:#}");
+            assert_eq!(run["labels"], json!(["untrusted", "private"]), "{number}: {run:#}");
+            let id = text(&run, "run_id").to_owned();
+            let events = service.get(&format!("{}/events?limit=1000", path(&id))).await.body;
+            let loaded = &events["data"].as_array().unwrap().iter().find_map(|event| {
+                (event["type"] == "session.loaded").then(|| event["data"]["runs"].clone())
+            });
+            assert!(loaded.is_some(), "{number}: {events:#}");
+            text(&run["pending"][0], "call_id").to_owned()
+        };
+        let [direct, ..] = parked_in(&service, "asker", &body).await;
+        let call = goes_on(direct.clone()).await;
+        approve(&service, &direct, &call).await;
+        service.until(&path(&direct), |run| run["status"] == "completed").await;
+
+        let request = service.request(reqwest::Method::POST, invoke).json(&body);
+        let queued = answer(request.header("prefer", "respond-async")).await;
+        assert_eq!(queued.status, 202, "{number}: {:#}", queued.body);
+        goes_on(text(&queued.body, "run_id").to_owned()).await;
     }
 }
 

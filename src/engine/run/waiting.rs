@@ -30,6 +30,14 @@ pub(super) enum ExternalInput {
     Client(Box<ClientPermit>, Option<CallRate>),
 }
 
+/// What is known of a call whose turn has not come.
+enum Outlook {
+    Needs(ExternalInput),
+    /// It is not made, as things stand: it gets its result when its turn has come.
+    Refused,
+    Unknown,
+}
+
 /// The labels that the run may have when the turn of a call has come, for each way in which the calls
 /// before it may end. Unknown behind a call that waits for more than the caller's result: it may read
 /// anything, and its end may mean that no other is made.
@@ -61,20 +69,25 @@ impl Run {
         need: ExternalInput,
     ) -> Result<(), Stopped> {
         let ahead = LabelsAhead(Some(vec![self.state.labels()]));
-        let mut ahead = ahead.behind(self.yields_if_given(&first.call, Some(&need)));
+        let mut ahead = ahead.behind(self.yields_if_needed(&first.call, &need));
         self.request(&first.call, need)?;
         let mut reads_skill = first.call.name == use_skill::NAME;
         for later in self.state.open_calls(first.index + 1) {
             if reads_skill {
                 break;
             }
-            let need = match self.external_input_of(&later, &ahead).await {
-                // A refused call gets its result when its turn has come.
-                Some(need) => self.may_ask(&later, need).await?.ok(),
-                None => None,
+            let outlook = match self.outlook_of(&later, &ahead).await {
+                Outlook::Needs(need) => {
+                    self.may_ask(&later, need).await?.map_or(Outlook::Refused, Outlook::Needs)
+                }
+                known => known,
             };
-            ahead = ahead.behind(self.yields_if_given(&later.call, need.as_ref()));
-            if let Some(need) = need {
+            ahead = ahead.behind(match &outlook {
+                Outlook::Needs(need) => self.yields_if_needed(&later.call, need),
+                Outlook::Refused => self.yields_if_refused(&later.call),
+                Outlook::Unknown => None,
+            });
+            if let Outlook::Needs(need) = outlook {
                 self.request(&later.call, need)?;
             }
             reads_skill = later.call.name == use_skill::NAME;
@@ -83,52 +96,59 @@ impl Run {
     }
 
     /// What the result of a call yields, where that is all it needs.
-    fn yields_if_given(&self, call: &ToolCall, need: Option<&ExternalInput>) -> Option<Labels> {
-        let is_given = matches!(need, Some(ExternalInput::Client(..)));
+    fn yields_if_needed(&self, call: &ToolCall, need: &ExternalInput) -> Option<Labels> {
+        let is_given = matches!(need, ExternalInput::Client(..));
         is_given.then(|| self.yields_from_outside(&call.name))
+    }
+
+    /// What a refused call yields at most, unless it ends the run: it may be let in when its turn has
+    /// come.
+    fn yields_if_refused(&self, call: &ToolCall) -> Option<Labels> {
+        let rules = &self.plan.rules;
+        let may_end_run = rules.stop_on_tool_block || rules.throw_on_tool_failure;
+        (!may_end_run).then(|| self.yields_from_outside(&call.name))
     }
 
     /// What a call needs that is not due yet. Whatever else is to be said to it is said when its
     /// turn has come.
-    async fn external_input_of(
-        &mut self,
-        pending: &PendingCall,
-        ahead: &LabelsAhead,
-    ) -> Option<ExternalInput> {
+    async fn outlook_of(&mut self, pending: &PendingCall, ahead: &LabelsAhead) -> Outlook {
         let call = &pending.call;
         if self.state.was_asked_for(call.id) {
-            return None;
+            return Outlook::Unknown;
         }
-        if let Some(called) = self.plan.client_tools.called(&call.name, &call.arguments) {
-            return self.clients_input_of(pending, called.ok()?, ahead);
+        match self.plan.client_tools.called(&call.name, &call.arguments) {
+            Some(Ok(called)) => return self.outlook_of_clients(pending, called, ahead),
+            Some(Err(_)) => return Outlook::Refused,
+            None => {}
         }
         let prepare = self.executor.prepare(call, pending.slot(), &self.scope, None);
         match self.control.token.run_until_cancelled(prepare).await {
             Some(Ok(Prepared::Escalated(escalated))) => {
-                Some(ExternalInput::Approval(Box::new(escalated)))
+                Outlook::Needs(ExternalInput::Approval(Box::new(escalated)))
             }
-            _ => None,
+            Some(Ok(Prepared::Answered(_))) => Outlook::Refused,
+            _ => Outlook::Unknown,
         }
     }
 
     /// The same of a call that the caller executes, and does so at once: it is asked for where the
     /// rules let it pass whatever comes before it.
-    fn clients_input_of(
+    fn outlook_of_clients(
         &self,
         pending: &PendingCall,
         called: (&ClientTool, Value),
         ahead: &LabelsAhead,
-    ) -> Option<ExternalInput> {
+    ) -> Outlook {
         let (tool, arguments) = called;
         let need = |labels| {
             let scope = RunScope { labels, ..self.scope.clone() };
             self.client_call(pending, (tool, arguments.clone()), &scope).err()
         };
         let passes = |labels: &Labels| matches!(need(*labels), Some(ExternalInput::Client(..)));
-        let input = need(self.state.labels())?;
+        let Some(input) = need(self.state.labels()) else { return Outlook::Refused };
         let may_wait = matches!(input, ExternalInput::Approval(_));
         let is_due = || ahead.0.as_ref().is_some_and(|ahead| ahead.iter().all(passes));
-        (may_wait || is_due()).then_some(input)
+        if may_wait || is_due() { Outlook::Needs(input) } else { Outlook::Unknown }
     }
 
     fn request(&mut self, call: &ToolCall, need: ExternalInput) -> Result<(), FoldError> {

@@ -5,25 +5,23 @@
 //! one caller half of it. Who has waited for one for long is refused.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt as _;
 use std::sync::{Arc, LazyLock, Weak};
 use std::time::Duration;
 
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use futures::stream;
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::bounds::memory;
+use crate::fairness;
 use crate::http::edge::problem::{Code, Problem};
 use crate::run::Caller;
+use crate::tools::file_content::{Content, PIECE};
 
-/// Bytes that are read at once.
-const CHUNK: u32 = 32 << 10;
 /// What a download has in memory at most: what a connection keeps that cannot be sent, and what is read.
-const IN_MEMORY: u32 = (128 << 10) + CHUNK;
+const IN_MEMORY: u32 = (128 << 10) + PIECE;
 /// The least and the most that all of them may take.
 const LEAST: u64 = 8 << 20;
 const MOST: u64 = 1 << 30;
@@ -88,7 +86,7 @@ pub(super) async fn place(caller: &Caller) -> Result<DownloadPlace, Problem> {
 impl DownloadPlace {
     /// Keeps what a content of so many bytes can take.
     fn shrink_to(&mut self, bytes: u64) {
-        let needed = u32::try_from(bytes).unwrap_or(u32::MAX).clamp(CHUNK, IN_MEMORY);
+        let needed = u32::try_from(bytes).unwrap_or(u32::MAX).clamp(PIECE, IN_MEMORY);
         for permit in [&mut self.all, &mut self.of_caller] {
             drop(permit.split((IN_MEMORY - needed) as usize));
         }
@@ -96,37 +94,18 @@ impl DownloadPlace {
 }
 
 /// A part of a file, of which a piece is read when the client has taken the one before.
-pub(super) fn content(file: File, start: u64, length: u64, mut place: DownloadPlace) -> Body {
-    place.shrink_to(length);
-    let pieces =
-        stream::try_unfold((file, start, length, place), async |(file, at, left, place)| {
-            if left == 0 {
-                return Ok(None);
-            }
-            let reading = tokio::task::spawn_blocking(move || {
-                let piece = piece(&file, at, left)?;
-                Ok::<_, io::Error>((file, piece))
-            });
-            let (file, piece) = reading.await.map_err(io::Error::other)??;
-            let read = piece.len() as u64;
-            Ok::<_, io::Error>(Some((piece, (file, at + read, left - read, place))))
-        });
-    Body::from_stream(pieces)
-}
-
-/// The next piece; an error where the file has become shorter.
-fn piece(file: &File, at: u64, left: u64) -> io::Result<Bytes> {
-    let size = u32::try_from(left).unwrap_or(CHUNK).min(CHUNK) as usize;
-    let mut piece = vec![0; size];
-    file.read_exact_at(&mut piece, at)?;
-    Ok(piece.into())
+pub(super) fn body(content: Content, bytes: u64, mut place: DownloadPlace) -> Body {
+    place.shrink_to(bytes);
+    Body::from_stream(stream::try_unfold((content, place), |(mut content, place)| async move {
+        let read = move || (content.next_piece(), content);
+        let done = fairness::blocking(read).await;
+        let (piece, content) = done.map_err(|stopped| io::Error::other(stopped.to_string()))?;
+        io::Result::Ok(piece?.map(|piece| (piece, (content, place))))
+    }))
 }
 
 #[cfg(test)]
 mod tests {
-    use axum::body::to_bytes;
-    use std::io::Write as _;
-
     use super::*;
 
     fn caller(subject: &str) -> Caller {
@@ -151,30 +130,5 @@ mod tests {
         drop((first, others.1));
         downloads.place(&one).await.unwrap();
         assert!(downloads.callers.lock().len() <= 3);
-    }
-
-    #[tokio::test]
-    async fn a_part_is_read_in_pieces_and_a_lost_rest_is_an_error() {
-        let content_of: Vec<u8> = (0..100_000_u32).map(|n| n.to_le_bytes()[0]).collect();
-        let mut file = tempfile::tempfile().unwrap();
-        file.write_all(&content_of).unwrap();
-        for (start, length, is_there) in [
-            (0, 100_000, true),
-            (1, 99_000, true),
-            (99_999, 1, true),
-            (5, 0, true),
-            (1, 100_000, false),
-        ] {
-            let downloads = Downloads::new(4 * IN_MEMORY as usize);
-            let place = downloads.place(&caller("one")).await.unwrap();
-            let body = content(file.try_clone().unwrap(), start, length, place);
-            let read = to_bytes(body, usize::MAX).await;
-            let (from, until) = (start as usize, (start + length) as usize);
-            assert_eq!(read.is_ok(), is_there, "{start} {length}");
-            if is_there {
-                assert_eq!(read.unwrap(), content_of[from..until]);
-            }
-            assert_eq!(downloads.all.available_permits(), 4 * IN_MEMORY as usize);
-        }
     }
 }

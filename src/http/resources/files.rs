@@ -18,6 +18,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode};
 use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Utc};
+use futures::stream;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Serialize;
 use serde_json::json;
@@ -32,13 +33,14 @@ use super::last_changes::{Changer, LastChanges};
 use super::page::{LISTS, Listing, by_text, text_position};
 use super::uploads::{Pace, received};
 use crate::event::{Act, AuditAction};
+use crate::fairness;
 use crate::http::edge::auth::{FilesRead, FilesWrite, Scoped};
 use crate::http::edge::extract::{Params, refuse_encoding};
 use crate::http::edge::problem::{Code, Problem};
 use crate::http::state::App;
 use crate::run::Caller;
 use crate::runtime::FileOwner as Owner;
-use crate::tools::stored_files::{ListedFile, MAX_HASHED_FILE, OpenedFile};
+use crate::tools::stored_files::{ListedFile, MAX_HASHED_FILE};
 
 /// A file of a workspace.
 #[derive(Debug, Serialize, ToSchema)]
@@ -340,14 +342,14 @@ async fn get(
     let has_content = method != Method::HEAD;
     let place = if has_content { Some(downloads::place(caller).await?) } else { None };
     let opened = files.open(path).await?.ok_or_else(|| Problem::not_found("file"))?;
-    let OpenedFile { file, path, size, modified, etag } = opened;
-    let tag = HeaderValue::from_str(&etag).map_err(|e| Problem::internal(e.to_string()))?;
-    match Preconditions::read(headers).judge(&etag) {
+    let size = opened.size;
+    let tag = HeaderValue::from_str(&opened.etag).map_err(|e| Problem::internal(e.to_string()))?;
+    match Preconditions::read(headers).judge(&opened.etag) {
         Served::Content => {}
         Served::NotModified => return Ok((StatusCode::NOT_MODIFIED, [(ETAG, tag)]).into_response()),
         Served::PreconditionFailed => return Err(precondition_failed()),
     }
-    let Ok(range) = Range::read(headers, size, &etag) else {
+    let Ok(range) = Range::read(headers, size, &opened.etag) else {
         let detail = format!("The file has {size} bytes.");
         let mut refused = Problem::new(Code::RangeNotSatisfiable, detail).into_response();
         add(refused.headers_mut(), CONTENT_RANGE, Some(format!("bytes */{size}")));
@@ -357,18 +359,20 @@ async fn get(
         None => (StatusCode::OK, 0, size),
         Some(Range { start, end }) => (StatusCode::PARTIAL_CONTENT, start, end - start + 1),
     };
-    let content = place.map(|place| downloads::content(file, start, length, place));
-    let mut response = (status, content.unwrap_or_default()).into_response();
+    let mut response = status.into_response();
     let headers = response.headers_mut();
     headers.insert(ETAG, tag);
     headers.insert(ACCEPT_RANGES, HeaderValue::from_static("bytes"));
     headers.insert(CONTENT_LENGTH, length.into());
-    let modified = DateTime::<Utc>::from(modified).format("%a, %d %b %Y %H:%M:%S GMT");
-    add(headers, CONTENT_TYPE, Some(media_type(&path)));
+    let modified = DateTime::<Utc>::from(opened.modified).format("%a, %d %b %Y %H:%M:%S GMT");
+    add(headers, CONTENT_TYPE, Some(media_type(&opened.path)));
     add(headers, LAST_MODIFIED, Some(modified.to_string()));
-    add(headers, CONTENT_DISPOSITION, Some(disposition(&path)));
+    add(headers, CONTENT_DISPOSITION, Some(disposition(&opened.path)));
     let range = range.map(|Range { start, end }| format!("bytes {start}-{end}/{size}"));
     add(headers, CONTENT_RANGE, range);
+    if let Some(place) = place {
+        *response.body_mut() = downloads::body(opened.content(start, length), length, place);
+    }
     Ok(response)
 }
 

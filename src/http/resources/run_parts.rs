@@ -473,7 +473,7 @@ pub(crate) async fn list_messages(
     let run = existing(&app, &caller.tenant, id).await?;
     let journal = journal::whole(&app, &run).await?;
     let listing = move || {
-        let told = transcript(&journal.events).map_err(|e| Problem::internal(e.to_string()))?;
+        let told = transcript(&journal.events)?;
         let all = all_messages(&told);
         Ok(Listing::of_large(all, &page, MAX_PAGE, Message::size))
     };

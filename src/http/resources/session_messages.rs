@@ -129,8 +129,8 @@ async fn messages_from(
 
 /// The messages of one run, each with its event.
 fn told(run_id: Uuid, journal: &[Event]) -> Result<Vec<SessionMessage>, Problem> {
-    let own = own_turns(journal).map_err(|error| Problem::internal(error.to_string()))?;
-    let sources = turn_sources(journal).map_err(|error| Problem::internal(error.to_string()))?;
+    let own = own_turns(journal)?;
+    let sources = turn_sources(journal)?;
     // Summaries stand for turns of which nothing is known any more: they count from the end.
     let first = sources.len().saturating_sub(own.turns.len());
     let mut all = Vec::new();

@@ -219,7 +219,7 @@ async fn messages_of_runs(
         let events = app.store.journals(tenant, &ids).await?;
         let by_run = journals::by_run(&events);
         for journal in ids.iter().filter_map(|id| by_run.get(id)) {
-            let own = own_turns(journal).map_err(|error| Problem::internal(error.to_string()))?;
+            let own = own_turns(journal)?;
             messages.extend(messages_of(&own.turns));
         }
     }

@@ -276,6 +276,9 @@ async fn check(flags: &Flags, json: bool) -> anyhow::Result<ExitCode> {
     let mut findings = app::check(config, unset);
     findings.warnings.extend(app::due_restarts(config).await);
     let problems = &findings.problems;
+    if let Err(error) = app::check_key_set(config).await {
+        return broken_settings(vec![error], json);
+    }
     if json {
         output::print_json(&json!(findings))?;
         return Ok(ExitCode::from(u8::from(!problems.is_empty())));

@@ -45,7 +45,8 @@ use crate::tools::quota::{Quota, QuotaLimits};
 use crate::tools::registry::Registry;
 
 pub use check::{
-    Findings, Scenarios, check, check_admin_key, due_restarts, missing_scenarios, scenarios, told,
+    Findings, Scenarios, check, check_admin_key, check_key_set, due_restarts, missing_scenarios,
+    scenarios, told,
 };
 pub use models::router;
 pub use objects::objects;

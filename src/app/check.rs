@@ -12,10 +12,11 @@ use super::tools::Tools;
 use super::{AppError, router, tools};
 use crate::agents::{Agent, Catalogue, DefinitionError, DefinitionProblem};
 use crate::bounds::glob::Glob;
-use crate::config::{Config, Model, UnsetVariables, about_unknown};
+use crate::config::{Config, Jwt, KeySetSource, Model, UnsetVariables, about_unknown};
 use crate::governance::mistake_of_rule;
 use crate::providers::scripted::Scripted;
 use crate::run::Delegation;
+use crate::runtime::jwt::IdentityProvider;
 use crate::runtime::keys;
 use crate::tools::registry::Registry;
 
@@ -55,6 +56,18 @@ pub fn check_admin_key(config: &Config) -> Result<(), AppError> {
         Some(_) => Err(keys::KeyError::MalformedAdminKey.into()),
         None => Ok(()),
     }
+}
+
+/// Whether the file with the keys of the identity provider is a key set. An address is not asked.
+///
+/// # Errors
+/// It is not, with the setting that names it.
+pub async fn check_key_set(config: &Config) -> Result<(), String> {
+    let Some(jwt @ Jwt { key_set: KeySetSource::File(file), .. }) = &config.jwt else {
+        return Ok(());
+    };
+    let read = IdentityProvider::new(jwt).keys().read().await;
+    read.map_err(|error| format!("auth.jwt.jwks_file: {}: {error}", file.display()))
 }
 
 /// Looks through the configured agents and models. Variables in `unset` are reported, and those that

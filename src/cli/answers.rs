@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::client::Client;
+use super::kinds::RUN;
 use super::output::{print, print_json};
 use super::run_args::{RunArgs, id};
 use super::run_view::pending_text;
@@ -126,7 +127,7 @@ pub(super) async fn send_answer(
 ) -> anyhow::Result<ExitCode> {
     let CallArgs { run: RunArgs { id, output, .. }, call } = answer.call();
     let (action, body) = answer.request();
-    let run = client.post(&format!("/runs/{id}/tool-calls/{call}/{action}"), &body).await?;
+    let run = client.post(&format!("/runs/{id}/tool-calls/{call}/{action}"), &body, &RUN).await?;
     if output.json {
         print_json(&run)?;
         return Ok(ExitCode::SUCCESS);

@@ -11,11 +11,17 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use url::form_urlencoded::Serializer;
 
-use super::client::{Client, TargetArgs};
-use super::output::{line as line_of, print, print_json};
+use super::client::{Client, ClientError, TargetArgs};
+use super::kinds::{AUDIT_RECORD, AUDIT_STRETCH};
+use super::output::{json_line, print, print_json};
+use super::pages::{PAGE, Pages};
 use super::{JsonArg, UsageError};
 use crate::config::Flags;
+use crate::message::visible::escaped;
 use crate::runtime::keys::{DEFAULT_TENANT, is_tenant};
+
+/// Stretches of a page: the service compares each with its records.
+const STRETCHES: usize = 20;
 
 const VERIFY_EXAMPLES: &str = "\
 Exit code 1 if anything was changed, deleted, added or reordered after it was closed. The newest number and hash can be
@@ -160,20 +166,21 @@ async fn verify(client: &Client, unsigned_until: u32, json: bool) -> anyhow::Res
     } else {
         for fault in &faults {
             let text = fault.get("fault").and_then(Value::as_str).unwrap_or_default();
-            print(&format!("stretch {}: {text}", fault.get("stretch").unwrap_or(&Value::Null)))?;
+            let number = fault.get("stretch").unwrap_or(&Value::Null);
+            print(&escaped(&format!("stretch {number}: {text}")))?;
         }
         if let (Some(first), Some(last)) = (late.first(), late.last()) {
-            print(&told_of_late(late.len(), first, last))?;
+            print(&escaped(&told_of_late(late.len(), first, last)))?;
         }
         let verdict = if faults.is_empty() { "as they were written" } else { "NOT as written" };
         let head = match (field("number"), field("hash").as_ref().and_then(Value::as_str)) {
             (Some(number), Some(hash)) => format!("; the newest is number {number}, {hash}"),
             _ => String::new(),
         };
-        print(&format!(
+        print(&escaped(&format!(
             "{} closed stretches with {records} records are {verdict}{head}.",
             stretches.len()
-        ))?;
+        )))?;
     }
     Ok(ExitCode::from(u8::from(!faults.is_empty())))
 }
@@ -200,54 +207,36 @@ fn told_of_late(count: usize, first: &Value, last: &Value) -> String {
 }
 
 /// What running services found: closed stretches that were gone, or others.
-async fn replacements(client: &Client) -> anyhow::Result<Vec<Value>> {
-    let path = "/audit?action=audit.chain_replaced&limit=200";
-    let mut found = Vec::new();
-    let mut next = path.to_owned();
-    loop {
-        let page = client.get(&next).await?;
-        for record in page.get("data").and_then(Value::as_array).into_iter().flatten() {
-            let number = record.pointer("/arguments/number");
-            let at = record.get("at").and_then(Value::as_str).unwrap_or_default();
-            let fault =
-                format!("a service that had it closed found it gone, or another one, at {at}");
-            found.push(json!({"stretch": number, "fault": fault}));
-        }
-        match page.get("next_cursor").and_then(Value::as_str) {
-            Some(cursor) => next = format!("{path}&cursor={cursor}"),
-            None => return Ok(found),
-        }
-    }
+async fn replacements(client: &Client) -> Result<Vec<Value>, ClientError> {
+    let path = "/audit?action=audit.chain_replaced";
+    let (found, _) = client.list(path, usize::MAX, &AUDIT_RECORD).await?;
+    let fault = |record: &Value| {
+        let number = record.pointer("/arguments/number");
+        let at = record.get("at").and_then(Value::as_str).unwrap_or_default();
+        let fault = format!("a service that had it closed found it gone, or another one, at {at}");
+        json!({"stretch": number, "fault": fault})
+    };
+    Ok(found.iter().map(fault).collect())
 }
 
-async fn stretches(client: &Client, unsigned_until: u32) -> anyhow::Result<Vec<Value>> {
-    let mut all = Vec::new();
+async fn stretches(client: &Client, unsigned_until: u32) -> Result<Vec<Value>, ClientError> {
     let path = format!("/audit/stretches?unsigned_until={unsigned_until}");
-    let mut next = path.clone();
-    loop {
-        let page = client.get(&next).await?;
-        all.extend(page.get("data").and_then(Value::as_array).into_iter().flatten().cloned());
-        match page.get("next_cursor").and_then(Value::as_str) {
-            Some(cursor) => next = format!("{path}&cursor={cursor}"),
-            None => return Ok(all),
-        }
+    let mut pages = Pages::of(client, path, &AUDIT_STRETCH);
+    let mut all = Vec::new();
+    while let Some(stretches) = pages.next(STRETCHES).await? {
+        all.extend(stretches);
     }
+    Ok(all)
 }
 
 async fn export(client: &Client, which: &Which, as_ocsf: bool) -> anyhow::Result<ExitCode> {
-    let path = format!("/audit?limit=200&{}", which.query());
-    let mut next = path.clone();
-    loop {
-        let page = client.get(&next).await?;
-        for record in page.get("data").and_then(Value::as_array).into_iter().flatten() {
-            let line = if as_ocsf { ocsf(record) } else { record.clone() };
-            line_of(&line.to_string())?;
-        }
-        match page.get("next_cursor").and_then(Value::as_str) {
-            Some(cursor) => next = format!("{path}&cursor={cursor}"),
-            None => return Ok(ExitCode::SUCCESS),
+    let mut pages = Pages::of(client, format!("/audit?{}", which.query()), &AUDIT_RECORD);
+    while let Some(records) = pages.next(PAGE).await? {
+        for record in records {
+            json_line(&if as_ocsf { ocsf(&record) } else { record })?;
         }
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// A record as an event of OCSF 1.4, class API Activity (6003); what has no place there is unmapped.

@@ -3,13 +3,13 @@
 //! Both give the same JSON and the same problems for the same paths, so that commands need not
 //! distinguish them. Errors are worded by the server; advice on what to do about them is added here.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use axum::body::{Body, Bytes};
 use clap::Args;
-use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST};
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_DISPOSITION, CONTENT_TYPE, HOST};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
@@ -19,6 +19,8 @@ use tower::ServiceExt as _;
 use url::Url;
 
 use super::UsageError;
+use super::kinds::Kind;
+use super::shell_words::{path_word, shell_word};
 use crate::app::{self, AppError};
 use crate::config::{Config, Flags};
 use crate::message::visible::escaped;
@@ -29,7 +31,7 @@ pub(super) const EVENT_STREAM: &str = "text/event-stream";
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longer than the interval of keep-alive comments in event streams.
-const READ_TIMEOUT: Duration = Duration::from_mins(1);
+pub(super) const READ_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Which service to use.
 #[derive(Debug, Clone, Args)]
@@ -73,26 +75,17 @@ impl TargetArgs {
             return options;
         }
         if let Some(file) = &flags.config {
-            add("config", &shell_word(&file.to_string_lossy()));
+            add("config", &path_word(file));
         }
         if let Some(url) = &flags.database_url {
             let is_file = url.starts_with("sqlite:");
             add("database-url", &if is_file { shell_word(url) } else { "URL".to_owned() });
         }
         if let Some(dir) = &flags.agents_dir {
-            add("agents-dir", &shell_word(dir));
+            add("agents-dir", &path_word(Path::new(dir)));
         }
         options
     }
-}
-
-/// A text as one word of a shell's command line.
-fn shell_word(text: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/.:_-+@%,".contains(c);
-    if !text.is_empty() && text.chars().all(is_plain) {
-        return text.to_owned();
-    }
-    format!("'{}'", escaped(text).replace('\'', r"'\''"))
 }
 
 /// Commands that only read or answer what is in a database do not create one.
@@ -295,53 +288,45 @@ impl Client {
     }
 
     /// `path` is below `/v1` and includes the query.
-    pub(super) async fn get(&self, path: &str) -> Result<Value, ClientError> {
-        self.ask(Method::GET, path, None).await
+    pub(super) async fn get(&self, path: &str, kind: &Kind) -> Result<Value, ClientError> {
+        self.ask(Method::GET, path, None, kind).await
     }
 
-    /// Null if the response has no body.
-    pub(super) async fn post(&self, path: &str, body: &Value) -> Result<Value, ClientError> {
-        self.ask(Method::POST, path, Some(body)).await
-    }
-
-    pub(super) async fn delete(&self, path: &str) -> Result<Value, ClientError> {
-        self.ask(Method::DELETE, path, None).await
-    }
-
-    /// Up to `limit` items of a list, and the cursor after them. `path` must include a `?`.
-    pub(super) async fn list(
+    pub(super) async fn post(
         &self,
         path: &str,
-        limit: usize,
-    ) -> Result<(Vec<Value>, Value), ClientError> {
-        const PAGE: usize = 200;
-        let (mut rows, mut cursor) = (Vec::new(), Value::Null);
-        while rows.len() < limit {
-            let size = PAGE.min(limit - rows.len());
-            let after =
-                cursor.as_str().map(|cursor| format!("&cursor={cursor}")).unwrap_or_default();
-            let mut page = self.get(&format!("{path}&limit={size}{after}")).await?;
-            let Some(Value::Array(data)) = page.get_mut("data").map(Value::take) else {
-                return Err(ClientError::UnexpectedResponse("a list without data".to_owned()));
-            };
-            rows.extend(data);
-            cursor = page.get_mut("next_cursor").map(Value::take).unwrap_or_default();
-            if cursor.is_null() {
-                break;
-            }
-        }
-        Ok((rows, cursor))
+        body: &Value,
+        kind: &Kind,
+    ) -> Result<Value, ClientError> {
+        self.ask(Method::POST, path, Some(body), kind).await
     }
 
-    /// The content of a file.
+    pub(super) async fn delete(&self, path: &str) -> Result<(), ClientError> {
+        let response = self.send(Method::DELETE, path, Sent::Nothing, &[]).await?;
+        match response.status() {
+            StatusCode::NO_CONTENT => Ok(()),
+            other => Err(unexpected_status(other)),
+        }
+    }
+
+    /// The content of a file, which has the file's name.
     pub(super) async fn content(&self, path: &str) -> Result<Body, ClientError> {
-        Ok(self.send(Method::GET, path, Sent::Nothing, &[]).await?.into_body())
+        let response = self.send(Method::GET, path, Sent::Nothing, &[]).await?;
+        if !response.headers().contains_key(CONTENT_DISPOSITION) {
+            let what = "a file without its name".to_owned();
+            return Err(ClientError::UnexpectedResponse(what));
+        }
+        Ok(response.into_body())
     }
 
     /// Sends a file; whether it is new.
     pub(super) async fn put(&self, path: &str, content: Bytes) -> Result<bool, ClientError> {
         let response = self.send(Method::PUT, path, Sent::File(content), &[]).await?;
-        Ok(response.status() == StatusCode::CREATED)
+        match response.status() {
+            StatusCode::CREATED => Ok(true),
+            StatusCode::NO_CONTENT => Ok(false),
+            other => Err(unexpected_status(other)),
+        }
     }
 
     async fn ask(
@@ -349,13 +334,17 @@ impl Client {
         method: Method,
         path: &str,
         body: Option<&Value>,
+        kind: &Kind,
     ) -> Result<Value, ClientError> {
         let bytes = self.send(method, path, body.into(), &[]).await?.into_body().collect().await;
         let bytes = bytes.map_err(|e| self.broken(&e))?.to_bytes();
-        if bytes.is_empty() {
-            return Ok(Value::Null);
-        }
-        serde_json::from_slice(&bytes).map_err(|e| ClientError::UnexpectedResponse(e.to_string()))
+        let answer = if bytes.is_empty() {
+            Value::Null
+        } else {
+            serde_json::from_slice(&bytes)
+                .map_err(|e| ClientError::UnexpectedResponse(e.to_string()))?
+        };
+        kind.of(answer).map_err(ClientError::UnexpectedResponse)
     }
 
     pub(super) async fn stream(
@@ -374,6 +363,12 @@ impl Client {
             return Err(ClientError::UnexpectedResponse(
                 "204 without the run's last event".to_owned(),
             ));
+        }
+        let given = response.headers().get(CONTENT_TYPE).and_then(|given| given.to_str().ok());
+        let given = given.unwrap_or("nothing").split(';').next().unwrap_or_default().trim();
+        if !given.eq_ignore_ascii_case(EVENT_STREAM) {
+            let what = format!("{} instead of {EVENT_STREAM}", escaped(given));
+            return Err(ClientError::UnexpectedResponse(what));
         }
         Ok(response.into_body())
     }
@@ -426,7 +421,7 @@ impl Client {
         };
         match serde_json::from_slice(&bytes) {
             Ok(refusal) => ClientError::Refused(Box::new(refusal)),
-            Err(_) => ClientError::UnexpectedResponse(format!("status {status}")),
+            Err(_) => unexpected_status(status),
         }
     }
 
@@ -498,6 +493,10 @@ impl Remote {
         let response = self.http.execute(request).await.map_err(unreachable)?;
         Ok(Response::<reqwest::Body>::from(response).map(Body::new))
     }
+}
+
+fn unexpected_status(status: StatusCode) -> ClientError {
+    ClientError::UnexpectedResponse(format!("status {status}"))
 }
 
 pub(super) fn root_cause(error: &dyn std::error::Error) -> String {

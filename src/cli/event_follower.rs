@@ -9,9 +9,11 @@ use axum::body::{Body, BodyDataStream};
 use futures::StreamExt as _;
 use http::Method;
 use serde_json::Value;
+use tokio::time::timeout_at;
 use uuid::Uuid;
 
-use super::client::{Client, ClientError};
+use super::client::{Client, ClientError, READ_TIMEOUT};
+use super::kinds::EVENT;
 use crate::bounds::frames::{Frame, Framing, Splitter};
 
 /// Largest event that is read, in bytes.
@@ -30,6 +32,7 @@ pub(super) struct EventFollower<'c> {
     stream: Option<(BodyDataStream, Splitter)>,
     /// The delay before the next try.
     pause: Duration,
+    /// Since when it has been tried in vain to connect.
     unreachable_since: Option<Instant>,
 }
 
@@ -65,24 +68,28 @@ impl<'c> EventFollower<'c> {
         }
     }
 
-    /// Starts a run with this request, whose body contains `run_id`, and follows it.
+    /// Starts a run with this request, whose body contains `run_id`, and follows it. The service must
+    /// begin to answer within [`READ_TIMEOUT`], however long the run takes.
     pub(super) async fn started(
         client: &'c Client,
         run_id: Uuid,
         path: &str,
         body: &Value,
     ) -> Result<Self, ClientError> {
+        let until = tokio::time::Instant::now() + READ_TIMEOUT;
         let mut following = Self::existing(client, run_id);
         match client.stream(Method::POST, path, Some(body), None).await {
             Ok(stream) => following.attach(stream),
             // The request may have arrived; in that case the run exists.
-            Err(lost @ ClientError::Unreachable { sent: true, .. }) => match following
-                .connect()
-                .await
-            {
-                Err(ClientError::Refused(refusal)) if refusal.status == 404 => return Err(lost),
-                other => other?,
-            },
+            Err(lost @ ClientError::Unreachable { sent: true, .. }) => {
+                match timeout_at(until, following.connect()).await {
+                    Err(_) => return Err(lost),
+                    Ok(Err(ClientError::Refused(refusal))) if refusal.status == 404 => {
+                        return Err(lost);
+                    }
+                    Ok(connected) => connected?,
+                }
+            }
             Err(refused) => return Err(refused),
         }
         Ok(following)
@@ -118,27 +125,32 @@ impl<'c> EventFollower<'c> {
         if seq <= self.seen {
             return Ok(None);
         }
-        let event = serde_json::from_slice(&frame.data)
-            .map_err(|e| ClientError::UnexpectedResponse(e.to_string()))?;
+        let event = serde_json::from_slice(&frame.data).map_err(|e| e.to_string());
+        let event = event.and_then(|it| EVENT.of(it)).map_err(ClientError::UnexpectedResponse)?;
         self.seen = seq;
         self.pause = FIRST_PAUSE;
+        self.unreachable_since = None;
         Ok(Some(Entry(event)))
     }
 
     /// Tries to connect once, after a delay unless it is the first time. Transient errors are ignored
-    /// for [`RECONNECT_TIMEOUT`] once a connection has succeeded.
+    /// for [`RECONNECT_TIMEOUT`] once a connection has succeeded, and so are streams without an event
+    /// before the first event.
     async fn reconnect(&mut self) -> Result<(), ClientError> {
         tokio::time::sleep(self.pause).await;
         let was_there = !self.pause.is_zero();
         self.pause = (self.pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
-        match self.connect().await {
-            Ok(()) => self.unreachable_since = None,
-            Err(error) => {
-                let away = self.unreachable_since.get_or_insert_with(Instant::now).elapsed();
-                if !was_there || !error.is_transient() || away > RECONNECT_TIMEOUT {
-                    return Err(error);
-                }
+        let since = *self.unreachable_since.get_or_insert_with(Instant::now);
+        let connected = self.connect().await;
+        let is_away = since.elapsed() > RECONNECT_TIMEOUT;
+        match connected {
+            Ok(()) if self.seen > 0 => self.unreachable_since = None,
+            Ok(()) if is_away => {
+                let what = "event streams without an event".to_owned();
+                return Err(ClientError::UnexpectedResponse(what));
             }
+            Err(error) if !was_there || !error.is_transient() || is_away => return Err(error),
+            Ok(()) | Err(_) => {}
         }
         Ok(())
     }

@@ -15,6 +15,7 @@ use uuid::Uuid;
 
 use super::JsonArg;
 use super::client::{Client, ClientError, TargetArgs, segment};
+use super::kinds::FILE;
 use super::output::{print, print_json};
 use super::run_args::id;
 use super::run_view::time;
@@ -86,7 +87,7 @@ async fn run(client: &Client, command: FilesCommand) -> anyhow::Result<()> {
         FilesCommand::Ls { place, prefix, limit, output } => {
             let path = format!("/runs/{}/files?prefix={}", place.run, encoded(&prefix));
             let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-            let (rows, next_cursor) = client.list(&path, limit).await?;
+            let (rows, next_cursor) = client.list(&path, limit, &FILE).await?;
             if output.json {
                 print_json(&json!({"data": rows, "next_cursor": next_cursor}))?;
             } else {

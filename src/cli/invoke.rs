@@ -15,6 +15,7 @@ use super::client::{Client, ClientError, TargetArgs, segment};
 use super::event_follower::{EventFollower, FIRST_PAUSE, LONGEST_PAUSE, RECONNECT_TIMEOUT};
 use super::files_by_reference::file_references;
 use super::interrupts::Interrupts;
+use super::kinds::{AGENT, DRY_RUN, RUN};
 use super::output::{human_readable, print, print_json, stdout_is_terminal};
 use super::progress::Progress;
 use super::run_view::pending_text;
@@ -163,7 +164,7 @@ fn path_of(agent: &str, route: &str) -> Result<String, ClientError> {
 }
 
 async fn dry_run(client: &Client, agent: &str, route: &str, body: &Value) -> anyhow::Result<Value> {
-    Ok(client.post(&path_of(agent, route)?, body).await?)
+    Ok(client.post(&path_of(agent, route)?, body, &DRY_RUN).await?)
 }
 
 async fn run(client: &Client, agent: &str, route: &str, mut body: Value) -> anyhow::Result<Value> {
@@ -231,7 +232,7 @@ async fn run(client: &Client, agent: &str, route: &str, mut body: Value) -> anyh
 
 /// The run if it is parked; prints what it waits for.
 async fn parked(client: &Client, run_id: Uuid, progress: &Progress) -> Option<Value> {
-    let run = client.get(&format!("/runs/{run_id}")).await.ok()?; // on an error, the next event decides
+    let run = client.get(&format!("/runs/{run_id}"), &RUN).await.ok()?; // on an error, the next event decides
     let waiting = pending_text(&run, client.options());
     let is_driven = run.get("status").and_then(Value::as_str) == Some("running");
     if waiting.is_empty() || is_driven {
@@ -255,7 +256,7 @@ async fn cancel(
     let accepted = async {
         let (begun, mut pause) = (Instant::now(), FIRST_PAUSE);
         loop {
-            match client.post(&path, &reason).await {
+            match client.post(&path, &reason, &RUN).await {
                 Err(error) if error.is_transient() && begun.elapsed() < RECONNECT_TIMEOUT => {
                     if pause == FIRST_PAUSE {
                         progress.print(&format!(
@@ -297,7 +298,7 @@ async fn with_known_agents(client: &Client, agent: &str, error: ClientError) -> 
     if error.code() != Some("NOT_FOUND") {
         return error.into();
     }
-    let names = match client.list("/agents?", usize::MAX).await {
+    let names = match client.list("/agents?", usize::MAX, &AGENT).await {
         Ok((agents, _)) => {
             agents.iter().filter_map(|a| a.get("name")?.as_str().map(str::to_owned)).collect()
         }

@@ -9,10 +9,12 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
 use super::client::{Client, TargetArgs};
+use super::kinds::{KEY, NEW_KEY};
 use super::output::{confirmed, print, print_json, print_notice};
 use super::table::table;
 use super::{JsonArg, UsageError};
 use crate::config::Flags;
+use crate::message::visible::escaped;
 use crate::runtime::keys::{DEFAULT_TENANT, MAX_SCOPES, SCOPES, is_id, is_scope, is_tenant};
 
 const CREATE_EXAMPLES: &str = "\
@@ -151,20 +153,21 @@ async fn carry_out(client: &Client, command: &KeysCommand) -> anyhow::Result<()>
             if let Some(tenant) = tenant {
                 request["tenant"] = tenant.as_str().into();
             }
-            let made = client.post("/keys", &request).await?;
+            let made = client.post("/keys", &request, &NEW_KEY).await?;
             if output.json {
                 print_json(&made)?;
             } else {
-                print(made.get("key").and_then(Value::as_str).unwrap_or_default())?;
+                print(&escaped(made.get("key").and_then(Value::as_str).unwrap_or_default()))?;
                 print_notice("This key is shown only once.");
                 for warning in made["warnings"].as_array().into_iter().flatten() {
-                    print_notice(&format!("Warning: {}", warning.as_str().unwrap_or_default()));
+                    let warning = escaped(warning.as_str().unwrap_or_default());
+                    print_notice(&format!("Warning: {warning}"));
                 }
             }
         }
         KeysCommand::List { .. } => {
             let (keys, next_cursor) =
-                client.list(&list_path(tenant.as_deref()), usize::MAX).await?;
+                client.list(&list_path(tenant.as_deref()), usize::MAX, &KEY).await?;
             if output.json {
                 print_json(&json!({"data": keys, "next_cursor": next_cursor}))?;
             } else if keys.is_empty() {
@@ -180,7 +183,7 @@ async fn carry_out(client: &Client, command: &KeysCommand) -> anyhow::Result<()>
                 print(&format!("Key {id} is revoked."))?;
                 return Ok(());
             }
-            let (keys, _) = client.list(&list_path(tenant.as_deref()), usize::MAX).await?;
+            let (keys, _) = client.list(&list_path(tenant.as_deref()), usize::MAX, &KEY).await?;
             let key = keys.iter().find(|key| key.get("id").and_then(Value::as_str) == Some(id));
             key.map_or(Ok(()), print_json)?;
         }
@@ -197,7 +200,7 @@ fn list_path(tenant: Option<&str>) -> String {
 async fn revoke(client: &Client, id: &str, path: &str, force: bool) -> anyhow::Result<()> {
     let forced = format!("{path}&force=true");
     match client.delete(if force { &forced } else { path }).await {
-        Ok(_) => Ok(()),
+        Ok(()) => Ok(()),
         Err(error) if error.code() == Some("NOT_FOUND") => {
             let options = client.options();
             bail!("there is no key {id}\n  `toolloop keys list{options}` shows the existing keys")
@@ -209,8 +212,7 @@ async fn revoke(client: &Client, id: &str, path: &str, force: bool) -> anyhow::R
             if !confirmed("Revoke it?")? {
                 bail!("key {id} was not revoked\n  `--force` revokes it without a question");
             }
-            client.delete(&forced).await?;
-            Ok(())
+            Ok(client.delete(&forced).await?)
         }
         Err(error) => Err(error.into()),
     }

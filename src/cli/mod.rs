@@ -16,8 +16,10 @@ mod files_by_reference;
 mod interrupts;
 mod invoke;
 mod keys;
+mod kinds;
 mod models;
 mod output;
+mod pages;
 mod policy;
 mod progress;
 mod project;
@@ -25,6 +27,7 @@ mod run_args;
 mod run_view;
 mod runs;
 mod schema;
+mod shell_words;
 mod table;
 mod times;
 mod tools;
@@ -272,6 +275,9 @@ async fn check(flags: &Flags, json: bool) -> anyhow::Result<ExitCode> {
     let config = &config;
     if let Err(error) = app::check_admin_key(config) {
         return broken_settings(vec![error.to_string()], json);
+    }
+    if let Err(error) = app::check_key_set(config).await {
+        return broken_settings(vec![error], json);
     }
     let mut findings = app::check(config, unset);
     findings.warnings.extend(app::due_restarts(config).await);

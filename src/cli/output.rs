@@ -29,6 +29,12 @@ pub(super) fn print_json(value: &Value) -> io::Result<()> {
     print(&escaped_json(&format!("{value:#}")))
 }
 
+/// As [`line`], for JSON. A terminal gets what is hidden in it as escapes, which are the same value.
+pub(super) fn json_line(value: &Value) -> io::Result<()> {
+    let text = value.to_string();
+    if stdout_is_terminal() { line(&escaped_json(&text)) } else { line(&text) }
+}
+
 /// Writes a line to standard error, ignoring failures.
 pub(super) fn print_notice(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");

@@ -12,6 +12,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::client::{Client, ClientError, TargetArgs, segment};
+use super::kinds::REPLAY;
 use super::output::{print, print_json, print_notice};
 use super::table::table;
 use super::{JsonArg, UsageError};
@@ -146,13 +147,17 @@ async fn replay_all(
     let mut sum = Value::Null;
     loop {
         request["limit"] = left.min(RUNS_OF_A_REQUEST).into();
-        let answer = client.post(&path, &request).await?;
+        let answer = client.post(&path, &request, &REPLAY).await?;
         let looked_at = answer.get("runs").and_then(Value::as_u64).unwrap_or_default();
         left = left.saturating_sub(looked_at);
         let next = answer.get("next_cursor").cloned().unwrap_or_default();
         sum = if sum.is_null() { answer } else { added(sum, answer) };
         if next.is_null() || left == 0 {
             return Ok(sum);
+        }
+        if request.get("cursor") == Some(&next) {
+            let what = "a page that leads to itself".to_owned();
+            return Err(ClientError::UnexpectedResponse(what));
         }
         request["cursor"] = next;
     }

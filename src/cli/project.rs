@@ -13,6 +13,7 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 
 use super::output::{print, print_json};
+use super::shell_words::path_word;
 use super::{JsonArg, UsageError};
 use crate::agents::is_agent_name;
 use crate::config::{Config, Flags};
@@ -77,7 +78,8 @@ pub(super) fn init(InitArgs { directory, output }: InitArgs) -> anyhow::Result<(
         return Ok(());
     }
     let shown = directory.display().to_string();
-    let cd = if shown == "." { String::new() } else { format!("cd {shown} && ") };
+    let is_here = directory.as_os_str() == ".";
+    let cd = if is_here { String::new() } else { format!("cd {} && ", path_word(&directory)) };
     print(&escaped(&format!(
         "Written to {shown}:\n  {}\n\nNext:\n  {cd}toolloop serve",
         names.join("\n  ")

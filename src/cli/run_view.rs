@@ -6,6 +6,7 @@
 use serde_json::Value;
 
 use super::output::{human_readable, one_line};
+use super::shell_words::shell_word;
 use super::table::table;
 use crate::message::visible::escaped;
 
@@ -128,12 +129,16 @@ fn answering_command(call: &Value, options: &str) -> Option<String> {
         "approval" | "escalation" => ("approve", String::new()),
         "review" => ("resolve", " --outcome 'happened|did_not_happen'".to_owned()),
         "client" => match call.pointer("/input/round") {
-            Some(round) => ("result", format!(" --round {round} --responses JSON")),
+            Some(round) => {
+                let round = shell_word(&round.to_string());
+                ("result", format!(" --round {round} --responses JSON"))
+            }
             None => ("result", " --content TEXT".to_owned()),
         },
         _ => return None,
     };
-    let (run, id) = (text(call, "/run_id"), text(call, "/call_id"));
+    let [run, id] = ["/run_id", "/call_id"].map(|id| one_line(&text(call, id), usize::MAX));
+    let (run, id) = (shell_word(&run), shell_word(&id));
     Some(format!("toolloop runs {action} {run} {id}{options}{answer}"))
 }
 

@@ -16,7 +16,8 @@ use super::answers::{AnswerCommand, send_answer};
 use super::client::{Client, NoDatabase, TargetArgs};
 use super::event_follower::EventFollower;
 use super::invoke::exit_code;
-use super::output::{line, one_line, print, print_json, print_notice};
+use super::kinds::{EVENT, ITERATION, RUN, TOOL_CALL};
+use super::output::{json_line, line, one_line, print, print_json, print_notice};
 use super::progress::{describe, parse_event};
 use super::run_args::{RunArgs, id};
 use super::run_view::{pending_text, run_table, run_text};
@@ -144,7 +145,8 @@ fn list_query(args: &ListArgs) -> Result<String, UsageError> {
 }
 
 async fn list(client: &Client, args: &ListArgs, query: &str) -> anyhow::Result<ExitCode> {
-    let (runs, next_cursor) = client.list(&format!("/runs?{query}"), args.limit as usize).await?;
+    let path = format!("/runs?{query}");
+    let (runs, next_cursor) = client.list(&path, args.limit as usize, &RUN).await?;
     listed(args, &runs, &next_cursor)
 }
 
@@ -160,10 +162,11 @@ fn listed(args: &ListArgs, runs: &[Value], next_cursor: &Value) -> anyhow::Resul
 }
 
 async fn show(client: &Client, args: &RunArgs) -> anyhow::Result<ExitCode> {
-    let mut run = client.get(&format!("/runs/{}", args.id)).await?;
-    let (iterations, _) =
-        client.list(&format!("/runs/{}/iterations?", args.id), usize::MAX).await?;
-    let (calls, _) = client.list(&format!("/runs/{}/tool-calls?", args.id), usize::MAX).await?;
+    let mut run = client.get(&format!("/runs/{}", args.id), &RUN).await?;
+    let (iterations, calls) =
+        (format!("/runs/{}/iterations?", args.id), format!("/runs/{}/tool-calls?", args.id));
+    let (iterations, _) = client.list(&iterations, usize::MAX, &ITERATION).await?;
+    let (calls, _) = client.list(&calls, usize::MAX, &TOOL_CALL).await?;
     if args.output.json {
         run["parts"] = json!({"iterations": iterations, "tool_calls": calls});
         print_json(&run)?;
@@ -175,7 +178,7 @@ async fn show(client: &Client, args: &RunArgs) -> anyhow::Result<ExitCode> {
 
 async fn watch(client: &Client, args: &RunArgs) -> anyhow::Result<ExitCode> {
     if client.is_alone() {
-        let run = client.get(&format!("/runs/{}", args.id)).await?;
+        let run = client.get(&format!("/runs/{}", args.id), &RUN).await?;
         if run.get("finished_at").is_none_or(Value::is_null) {
             return show_so_far(client, args, &run).await;
         }
@@ -193,7 +196,7 @@ async fn watch(client: &Client, args: &RunArgs) -> anyhow::Result<ExitCode> {
 /// The events that there are of a run, to which none is added while this command has the database.
 async fn show_so_far(client: &Client, args: &RunArgs, run: &Value) -> anyhow::Result<ExitCode> {
     let id = args.id;
-    let (events, _) = client.list(&format!("/runs/{id}/events?"), usize::MAX).await?;
+    let (events, _) = client.list(&format!("/runs/{id}/events?"), usize::MAX, &EVENT).await?;
     events.iter().try_for_each(|event| show_event(args, event))?;
     let options = client.options();
     let waiting = pending_text(run, options);
@@ -210,7 +213,7 @@ async fn show_so_far(client: &Client, args: &RunArgs, run: &Value) -> anyhow::Re
 }
 
 fn show_event(args: &RunArgs, event: &Value) -> std::io::Result<()> {
-    line(&if args.output.json { event.to_string() } else { event_line(event) })
+    if args.output.json { json_line(event) } else { line(&event_line(event)) }
 }
 
 /// Sequence number, time, type and description of an event.
@@ -231,7 +234,7 @@ fn event_line(event: &Value) -> String {
 
 async fn cancel(client: &Client, args: &RunArgs, reason: Option<&str>) -> anyhow::Result<ExitCode> {
     let body = reason.map_or_else(|| json!({}), |reason| json!({ "reason": reason }));
-    let run = client.post(&format!("/runs/{}/cancel", args.id), &body).await?;
+    let run = client.post(&format!("/runs/{}/cancel", args.id), &body, &RUN).await?;
     if args.output.json {
         print_json(&run)?;
         return Ok(ExitCode::SUCCESS);

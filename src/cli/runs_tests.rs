@@ -61,6 +61,17 @@ fn a_call_of_a_child_is_shown_with_the_child() {
 }
 
 #[test]
+fn a_command_is_safe_to_paste_whatever_the_ids_are() {
+    let call = json!({"run_id": "r; x", "call_id": "$(y)\n\u{1b}", "kind": "client", "tool": "t",
+        "arguments": {}, "input": {"round": "`z`", "requests": {}}});
+    let run = json!({"run_id": "r; x", "pending": [call]});
+    let command = r#"toolloop runs result 'r; x' '$(y) \u{1b}' --round '"`z`"' --responses JSON"#;
+    for shown in [pending_text(&run, ""), run_text(&run, &[], &[], "")] {
+        assert!(shown.lines().any(|line| line.ends_with(command)), "{shown}");
+    }
+}
+
+#[test]
 fn an_event_is_shown_on_one_line() {
     let event = json!({"seq": 12, "type": "iteration.started", "at": "2026-01-02T03:04:05.678901Z",
         "run_id": Uuid::nil(), "data": {"attempt": 1, "iteration": 2}});

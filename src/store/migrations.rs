@@ -26,10 +26,9 @@ macro_rules! embedded {
     };
 }
 
-/// Refuses a schema that is more than one step ahead: only what the next version adds is made so that
-/// this one can do without it.
+/// Refuses a schema that is too far ahead.
 pub(super) fn ahead(about: &DatabaseInfo) -> Result<(), StoreError> {
-    if about.applied <= about.known + 1 {
+    if !about.is_too_far_ahead() {
         return Ok(());
     }
     Err(StoreError::Failed(format!(

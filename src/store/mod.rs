@@ -181,6 +181,14 @@ pub struct DatabaseInfo {
     pub now: Option<DateTime<Utc>>,
 }
 
+impl DatabaseInfo {
+    /// Whether the schema is more than one step ahead of this version: only what the next version adds
+    /// is made so that this one can do without it.
+    pub fn is_too_far_ahead(&self) -> bool {
+        self.applied > self.known + 1
+    }
+}
+
 /// Connections to the database.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ConnectionCounts {

@@ -6,6 +6,7 @@ mod deciding;
 mod doctor;
 mod printed;
 mod speaking;
+mod strangers;
 mod terminals;
 mod usage;
 

@@ -144,6 +144,26 @@ async fn json_says_what_was_written() {
 }
 
 #[tokio::test]
+async fn the_command_that_is_told_leads_into_any_directory() {
+    let home = TempDir::new().unwrap();
+    for name in ["a b", "x;y", "it's $(HOME)", "-dash", "-", "~"] {
+        let made = toolloop(home.path(), &["init", "--", name]).await;
+        assert_eq!(made.code, Some(0), "{}", made.err);
+        let next = made.out.trim_end().rsplit("\n  ").next().unwrap().to_owned();
+        let (cd, serve) = next.split_once(" && ").unwrap();
+        assert_eq!(serve, "toolloop serve", "{next}");
+        let shell = tokio::process::Command::new("sh")
+            .args(["-c", &format!("{cd} && pwd")])
+            .current_dir(home.path())
+            .output()
+            .await
+            .unwrap();
+        let there = String::from_utf8(shell.stdout).unwrap();
+        assert!(there.ends_with(&format!("/{name}\n")), "{next}: {there:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_new_agent_has_a_good_name_and_replaces_none() {
     let dir = TempDir::new().unwrap();
     for name in ["A", "a", "1st", "my_agent", "../out", "a/b", "-x", "", "a\nb", &"x".repeat(65)] {

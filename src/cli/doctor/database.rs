@@ -82,10 +82,14 @@ async fn ask(config: &Config) -> Result<Answer, AppError> {
     let store = app::open_store(config).await?;
     let answer = async {
         let about = store.about().await?;
-        let admins = if about.applied > 0 { store.admin_keys().await? } else { AdminKeys::Never };
-        let is_current = about.applied == about.known;
-        let workspace = if is_current { on_workspace(&store, config).await? } else { None };
-        Ok(Answer { about, admins: Some(admins), workspace })
+        let admins = match about.applied {
+            0 => Some(AdminKeys::Never),
+            _ if about.is_too_far_ahead() => None,
+            _ => Some(store.admin_keys().await?),
+        };
+        let is_usable = about.applied >= about.known && !about.is_too_far_ahead();
+        let workspace = if is_usable { on_workspace(&store, config).await? } else { None };
+        Ok(Answer { about, admins, workspace })
     };
     let answer = answer.await;
     store.close().await;
@@ -147,7 +151,13 @@ fn schema(about: &DatabaseInfo) -> Finding {
         }
         _ => {
             let detail = format!("version {applied} is of a newer program; this one knows {known}");
-            Finding::fail("schema", detail, "use the newer program")
+            if about.is_too_far_ahead() {
+                Finding::fail("schema", detail, "use the newer program")
+            } else {
+                let next =
+                    "this program works with it; after an upgrade, replace it by the newer one";
+                Finding::warn("schema", detail, next)
+            }
         }
     }
 }
@@ -185,9 +195,9 @@ mod tests {
     use crate::cli::doctor::Health;
 
     #[test]
-    fn a_newer_schema_fails_and_an_older_one_warns() {
+    fn a_schema_fails_where_the_service_does_not_start() {
         let about = |applied| DatabaseInfo { version: "x".into(), applied, known: 3, now: None };
-        let health = [0, 2, 3, 4].map(|applied| schema(&about(applied)).status);
-        assert_eq!(health, [Health::Ok, Health::Warn, Health::Ok, Health::Fail]);
+        let health = [0, 2, 3, 4, 5].map(|applied| schema(&about(applied)).status);
+        assert_eq!(health, [Health::Ok, Health::Warn, Health::Ok, Health::Warn, Health::Fail]);
     }
 }

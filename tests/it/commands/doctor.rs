@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::{ECHO, directory, toolloop};
+use crate::claims::change;
 use crate::service::{Db, Setup, command, on_both_stores};
 
 /// The findings of a check in `doctor --json`.
@@ -136,4 +137,29 @@ async fn an_unreachable_database_does_not_reveal_its_password() {
     );
 }
 
-on_both_stores!(a_running_service_is_recognised);
+/// A schema one step ahead of this version, in which a service starts; further ahead it does not.
+async fn a_schema_ahead_is_judged_as_a_start_judges_it(db: Db) {
+    let mut service = Setup::new().start(db).await;
+    service.kill().await;
+    for (health, code) in [("warn", 0), ("fail", 1)] {
+        change(
+            &service,
+            "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time) \
+             SELECT version + 1, 'newer', success, checksum, 0 FROM _sqlx_migrations \
+             ORDER BY version DESC LIMIT 1",
+        )
+        .await;
+        let database = ["--database-url", &service.database_url];
+        let here = async |arguments: &[&str]| {
+            toolloop(service.dir.path(), &[arguments, &database].concat()).await
+        };
+        let seen = here(&["doctor", "--json", "--listen", "127.0.0.1:0"]).await;
+        assert_eq!(seen.code, Some(code), "{}{}", seen.out, seen.err);
+        let report: Value = serde_json::from_str(&seen.out).unwrap();
+        let schema = of(&report, "schema")[0];
+        assert!(schema["status"] == health && schema["next"].is_string(), "{schema}");
+        assert_eq!(here(&["migrate"]).await.code, Some(code));
+    }
+}
+
+on_both_stores!(a_running_service_is_recognised, a_schema_ahead_is_judged_as_a_start_judges_it);

@@ -64,4 +64,15 @@ async fn nothing_in_an_output_hides_on_a_terminal() {
     let id = listed["data"][0]["run_id"].as_str().unwrap();
     let shown = toolloop(dir.path(), &["runs", "show", id]).await.out;
     assert!(shown.ends_with("Output\na\\u{202e}b\\u{200b}c\\u{1b}[2J\n"), "{shown:?}");
+
+    // Lines of JSON are exact in a pipe, and the same values on a terminal.
+    let values = |text: &str| -> Vec<serde_json::Value> {
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let lines = ["runs", "watch", id, "--json"];
+    let piped = toolloop(dir.path(), &lines).await.out;
+    assert!(piped.contains("a\u{202e}b\u{200b}c\\u001b[2J"), "{piped:?}");
+    let (_, told) = on_terminal(dir.path(), "xterm", &lines.join(" ")).await;
+    assert!(told.contains("a\\u202eb\\u200bc\\u001b[2J"), "{told:?}");
+    assert_eq!(values(&told), values(&piped));
 }

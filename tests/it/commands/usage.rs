@@ -59,6 +59,30 @@ async fn broken_settings_are_problems_of_a_check_in_json() {
 }
 
 #[tokio::test]
+async fn a_check_reads_the_keys_of_the_identity_provider() {
+    let settings = "[auth]\nmode = \"jwt\"\n[auth.jwt]\nissuer = \"i\"\naudience = \"a\"\njwks_file = \"keys.json\"\n";
+    let dir = directory(&[("toolloop.toml", settings)]);
+    let check = async |content: Option<&str>| {
+        content.map(|content| std::fs::write(dir.path().join("keys.json"), content).unwrap());
+        toolloop(dir.path(), &["check", "--json"]).await
+    };
+    let of_tests = json!({"keys": [{"kty": "OKP", "crv": "Ed25519", "x": "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]});
+    for (content, why) in [
+        (None, "the file keys.json does not exist"),
+        (Some("-----BEGIN PUBLIC KEY-----"), "is not a JSON object with `keys`"),
+        (Some("{\"keys\": []}"), "has no key for RS256, ES256 or EdDSA"),
+    ] {
+        let checked = check(content).await;
+        assert_eq!(checked.code, Some(2), "{}{}", checked.out, checked.err);
+        for told in [&checked.out, &checked.err] {
+            assert!(told.contains("auth.jwt.jwks_file: ") && told.contains(why), "{told}");
+        }
+    }
+    let checked = check(Some(&of_tests.to_string())).await;
+    assert_eq!(checked.code, Some(0), "{}{}", checked.out, checked.err);
+}
+
+#[tokio::test]
 async fn operations_are_listed_as_json_and_written_to_new_files_only() {
     let dir = directory(&[("api.json", API)]);
     let listed = toolloop(dir.path(), &["tools", "import", "api.json", "--json"]).await;

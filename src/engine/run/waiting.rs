@@ -101,12 +101,13 @@ impl Run {
         is_given.then(|| self.yields_from_outside(&call.name))
     }
 
-    /// What a refused call yields at most, unless it ends the run: it may be let in when its turn has
-    /// come.
+    /// What a refused call of the caller yields at most, unless it ends the run: it may be let in when
+    /// its turn has come. What one of our own reads then is not known.
     fn yields_if_refused(&self, call: &ToolCall) -> Option<Labels> {
         let rules = &self.plan.rules;
         let may_end_run = rules.stop_on_tool_block || rules.throw_on_tool_failure;
-        (!may_end_run).then(|| self.yields_from_outside(&call.name))
+        let is_clients = self.plan.client_tools.tool(&call.name).is_some();
+        (is_clients && !may_end_run).then(|| self.yields_from_outside(&call.name))
     }
 
     /// What a call needs that is not due yet. Whatever else is to be said to it is said when its
@@ -126,7 +127,6 @@ impl Run {
             Some(Ok(Prepared::Escalated(escalated))) => {
                 Outlook::Needs(ExternalInput::Approval(Box::new(escalated)))
             }
-            Some(Ok(Prepared::Answered(_))) => Outlook::Refused,
             _ => Outlook::Unknown,
         }
     }

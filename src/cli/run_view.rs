@@ -134,7 +134,9 @@ fn answering_command(call: &Value, options: &str) -> Option<String> {
         _ => return None,
     };
     let (run, id) = (text(call, "/run_id"), text(call, "/call_id"));
-    Some(format!("toolloop runs {action} {run} {id}{options}{answer}"))
+    let seen = call.get("seq").filter(|_| action != "result");
+    let seen = seen.map(|seq| format!(" --seq {seq}")).unwrap_or_default();
+    Some(format!("toolloop runs {action} {run} {id}{seen}{options}{answer}"))
 }
 
 /// What a call waits for; of a child's, with the child's id.

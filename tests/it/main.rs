@@ -7,6 +7,7 @@ mod access;
 mod answers;
 mod api;
 mod approvals;
+mod asked_anew;
 mod audit;
 mod bounds;
 mod browser;

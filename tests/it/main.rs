@@ -26,6 +26,7 @@ mod commands;
 mod concurrent_runs;
 mod console;
 mod console_access;
+mod console_anew;
 mod console_files;
 mod console_input;
 mod console_live;

@@ -29,6 +29,8 @@ pub(super) enum AnswerCommand {
         /// A label that the run no longer has, e.g. `untrusted`; can be repeated
         #[arg(long, value_name = "LABEL")]
         clears: Vec<String>,
+        #[command(flatten)]
+        asked: AskedArg,
     },
     /// Deny a pending tool call, or end a run after a stop condition
     Deny {
@@ -37,6 +39,8 @@ pub(super) enum AnswerCommand {
         /// Recorded with the decision, and sent to the model
         #[arg(long)]
         reason: Option<String>,
+        #[command(flatten)]
+        asked: AskedArg,
     },
     /// Report whether a call took effect whose outcome a crash left unknown
     Resolve {
@@ -48,6 +52,8 @@ pub(super) enum AnswerCommand {
         /// What the call returned, if it is known; sent to the model
         #[arg(long, value_name = "TEXT")]
         result: Option<String>,
+        #[command(flatten)]
+        asked: AskedArg,
     },
     /// Submit the result of a client tool, or the input that a tool asks for
     Result {
@@ -78,6 +84,13 @@ pub(super) struct CallArgs {
     call: Uuid,
 }
 
+#[derive(Debug, Args)]
+pub(super) struct AskedArg {
+    /// The event that asked, as shown by `runs show`; refused if the call has been asked about anew since
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
+    seq: Option<i64>,
+}
+
 impl AnswerCommand {
     fn call(&self) -> &CallArgs {
         match self {
@@ -96,12 +109,17 @@ impl AnswerCommand {
     /// count as absent.
     fn request(&self) -> (&'static str, Value) {
         match self {
-            Self::Approve { reason, arguments, clears, .. } => {
-                ("approve", json!({"reason": reason, "arguments": arguments, "clears": clears}))
+            Self::Approve { reason, arguments, clears, asked, .. } => (
+                "approve",
+                json!({
+                    "reason": reason, "arguments": arguments, "clears": clears, "seq": asked.seq,
+                }),
+            ),
+            Self::Deny { reason, asked, .. } => {
+                ("deny", json!({"reason": reason, "seq": asked.seq}))
             }
-            Self::Deny { reason, .. } => ("deny", json!({"reason": reason})),
-            Self::Resolve { outcome, result, .. } => {
-                ("resolve", json!({"outcome": outcome, "result": result}))
+            Self::Resolve { outcome, result, asked, .. } => {
+                ("resolve", json!({"outcome": outcome, "result": result, "seq": asked.seq}))
             }
             Self::Result { content, is_error, responses, round, .. } => (
                 "result",

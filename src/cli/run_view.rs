@@ -139,7 +139,10 @@ fn answering_command(call: &Value, options: &str) -> Option<String> {
     };
     let [run, id] = ["/run_id", "/call_id"].map(|id| one_line(&text(call, id), usize::MAX));
     let (run, id) = (shell_word(&run), shell_word(&id));
-    Some(format!("toolloop runs {action} {run} {id}{options}{answer}"))
+    let seen = call.get("seq").filter(|_| action != "result");
+    let seen =
+        seen.map(|seq| format!(" --seq {}", shell_word(&seq.to_string()))).unwrap_or_default();
+    Some(format!("toolloop runs {action} {run} {id}{seen}{options}{answer}"))
 }
 
 /// What a call waits for; of a child's, with the child's id.

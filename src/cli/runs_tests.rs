@@ -85,7 +85,7 @@ fn an_event_is_shown_on_one_line() {
 
 #[test]
 fn what_a_run_waits_for_is_shown_with_the_command_that_answers_it() {
-    let call = |kind: &str| json!({"run_id": "r", "call_id": "c", "kind": kind, "tool": "t", "arguments": {}, "reason": ""});
+    let call = |kind: &str| json!({"run_id": "r", "call_id": "c", "seq": 7, "kind": kind, "tool": "t", "arguments": {}, "reason": ""});
     let mut form = call("client");
     form["input"] = json!({"round": 2, "requests": {"seat": {"message": "Which\nseat?"}}});
     form["expires_at"] = json!("2026-01-02T03:04:05.678901Z");

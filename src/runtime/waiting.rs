@@ -15,11 +15,12 @@ use super::Runtime;
 use crate::bounds::secrets;
 use crate::engine::State;
 use crate::event::{AuditRecord, Resolution, ValidationError, WaitKind};
+use crate::message::visible::escaped;
 use crate::run::{Caller, Labels, RunStatus};
 use crate::store::{
     Answer, ApprovalFilter, ApprovalRecord, ApprovalStatus, Page, RunRecord, StoreError,
 };
-use crate::tools::approval::{decided, executed_by_caller};
+use crate::tools::approval::{LAPSED, decided, executed_by_caller};
 use crate::tools::results::capped;
 
 /// Rows that are read of one run; it asks for no more than its calls.
@@ -129,6 +130,23 @@ pub struct CallPlace {
     pub run: Uuid,
     /// The call, or an escalation's own id.
     pub call: Uuid,
+    /// The event that asked, where the answer says which one was seen: a call can ask again, in other
+    /// words.
+    pub seq: Option<i64>,
+}
+
+impl CallPlace {
+    /// Whether the answer is for what is open, of all that the call has asked.
+    fn check(self, open: &ApprovalRecord, asked: &[ApprovalRecord]) -> Result<(), AnswerError> {
+        let Some(seen) = self.seq.filter(|seen| *seen != open.seq) else { return Ok(()) };
+        let (now, reason) = (open.seq, escaped(&open.reason));
+        Err(AnswerError::NotAwaited(if asked.iter().any(|asked| asked.seq == seen) {
+            let why = reason.rfind(LAPSED).map_or(&*reason, |at| &reason[at..]);
+            format!("This call was asked about anew, by event {now} after event {seen}. {why}")
+        } else {
+            format!("Event {seen} does not ask about this call, event {now} does: {reason}")
+        }))
+    }
 }
 
 /// The call was answered, or its run ended, since it was looked at.
@@ -315,8 +333,9 @@ impl Runtime {
         let waits = |asked: &&ApprovalRecord| {
             asked.status == ApprovalStatus::Pending && kinds.contains(&asked.kind)
         };
-        if let Some(asked) = asked.iter().find(waits) {
-            return Ok((run, asked.clone()));
+        if let Some(open) = asked.iter().find(waits) {
+            place.check(open, &asked)?;
+            return Ok((run, open.clone()));
         }
         if let Some(why) = not_awaited(&asked) {
             return Err(AnswerError::NotAwaited(why));

@@ -18,6 +18,9 @@ use crate::governance::{Call, Decision, Gate};
 use crate::message::canonical_json;
 use crate::run::{Action, Labels};
 
+/// Begins the last sentence of the reason of a call that is asked about anew.
+pub const LAPSED: &str = "An earlier approval lapsed: ";
+
 /// A person's approval of a call.
 #[derive(Debug, Clone, Copy)]
 pub struct Granted<'a> {
@@ -56,7 +59,7 @@ impl Granted<'_> {
     pub(super) fn outdated(&self, tool_hash: Option<&str>) -> Option<String> {
         let approved = self.basis.tool_hash.as_deref();
         (approved.is_some() && approved != tool_hash)
-            .then(|| "An earlier approval lapsed: the tool's declaration has changed.".to_owned())
+            .then(|| format!("{LAPSED}the tool's declaration has changed."))
     }
 
     /// The same, where the call would now do something else than was approved, or where the run has
@@ -66,13 +69,12 @@ impl Granted<'_> {
         let goes_beyond = actions.len() != approved.len()
             || actions.iter().zip(approved).any(|(now, approved)| now.goes_beyond(approved));
         if !approved.is_empty() && goes_beyond {
-            let why = "An earlier approval lapsed: the call would now do something else.";
-            return Some(why.to_owned());
+            return Some(format!("{LAPSED}the call would now do something else."));
         }
         let new = call.labels.without(self.basis.labels);
         (!new.are_none() && gate.judges_otherwise(scopes, call, self.basis.labels)).then(|| {
             let read = new.names().join(" and ");
-            format!("An earlier approval lapsed: the run has since read {read} data.")
+            format!("{LAPSED}the run has since read {read} data.")
         })
     }
 

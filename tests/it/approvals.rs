@@ -602,7 +602,8 @@ steps:
         let edited =
             service.post(&format!("{}/approve", calls[0]), &json!({"arguments": {}})).await;
         assert_eq!((edited.status.as_u16(), &edited.body["code"]), (422, &json!("INVALID_INPUTS")));
-        assert_eq!(service.post(&format!("{}/{verb}", calls[0]), &json!({})).await.status, 200);
+        let seen = json!({"seq": pending["seq"]});
+        assert_eq!(service.post(&format!("{}/{verb}", calls[0]), &seen).await.status, 200);
         let done = ended(&service, &run).await;
         if verb == "approve" {
             assert_eq!(

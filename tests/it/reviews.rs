@@ -98,8 +98,12 @@ async fn what_happened_is_told_to_the_model(db: Db) {
     ] {
         assert_eq!(service.post(&format!("{call}/resolve"), &bad).await.status, 422, "{bad}");
     }
-    let found = json!({"outcome": "happened", "result": "one line more"});
     let resolve = format!("{call}/resolve");
+    let of_another = json!({"outcome": "happened", "seq": 1});
+    let of_another = service.post(&resolve, &of_another).await;
+    assert_eq!(of_another.body["code"], "NOT_AWAITING_APPROVAL", "{:#}", of_another.body);
+    let seq = &service.get(&run).await.body["pending"][0]["seq"];
+    let found = json!({"outcome": "happened", "result": "one line more", "seq": seq});
     let (first, second) =
         tokio::join!(service.post(&resolve, &found), service.post(&resolve, &found));
     let mut statuses = [first.status.as_u16(), second.status.as_u16()];

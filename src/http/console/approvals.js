@@ -1,6 +1,7 @@
 // What waits for a person, of all runs, and what was decided.
 
 import { all, get, part } from "./api.js";
+import { Asked } from "./asked.js";
 import { decision } from "./decide.js";
 import { el, folded, heading, notice, status, time } from "./dom.js";
 import { plural, short, visible, words } from "./format.js";
@@ -18,26 +19,13 @@ export async function approvals(main, params, signal) {
   const list = el("ul", { class: "cards wide inbox" });
   const said = el("p", { class: "meta", role: "status" });
   const trouble = el("div");
-  const shown = new Map();
+  const asked = new Asked(list, (row) => request(row, load, signal));
 
   async function load() {
     const rows = (await all(`approvals?status=${part(wanted)}&limit=100`, signal, 100)).filter((row) => row.agent.includes(agent));
     trouble.replaceChildren();
     said.textContent = rows.length ? plural(rows.length, "request") : wanted === "pending" ? "Nothing waits for a decision." : "There are none.";
-    const ids = new Set(rows.map((row) => row.call_id));
-    for (const [id, node] of shown) {
-      if (!ids.has(id)) {
-        node.remove();
-        shown.delete(id);
-      }
-    }
-    for (const row of rows) {
-      const known = shown.get(row.call_id);
-      if (known) continue;
-      const node = request(row, load, signal);
-      list.append(node);
-      shown.set(row.call_id, node);
-    }
+    asked.show(rows);
     document.dispatchEvent(new CustomEvent("waiting"));
   }
   const attempt = () => load().catch((problem) => signal.aborted || trouble.replaceChildren(notice(problem)));

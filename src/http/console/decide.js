@@ -1,4 +1,4 @@
-// The form that answers what a run waits for. Typed text is kept while the page is refreshed: the form is made once.
+// The form that answers what a run waits for: that which was asked when the form was made, and nothing else.
 
 import { get, part, post } from "./api.js";
 import { compared } from "./diff.js";
@@ -24,9 +24,26 @@ const QUESTIONS = {
   },
 };
 
-/** Whether the key may decide; asked once, until another person signs in. */
+/** Milliseconds between two looks at whether the key may decide. */
+const AGAIN = 2000;
+
+/** Whether the key may decide; known once it is answered, until another person signs in. */
 let allowed = null;
-const mayDecide = () => (allowed ??= get("approvals?limit=1").then(() => true, () => false));
+const isAllowed = () => get("approvals?limit=1").then(() => true, (problem) => {
+  if (problem.status === 403) return false;
+  throw problem;
+});
+async function mayDecide(signal) {
+  while (!signal.aborted) {
+    try {
+      return await (allowed ??= isAllowed());
+    } catch {
+      allowed = null;
+      await new Promise((resolve) => setTimeout(resolve, AGAIN));
+    }
+  }
+  return false;
+}
 export const forget = () => {
   allowed = null;
 };
@@ -37,7 +54,7 @@ export function decision(call, answered, signal) {
   const question = QUESTIONS[call.kind];
   if (call.input) askForInput(form, call, answered);
   else if (question?.isOpen) ask(form, call, question, answered, signal);
-  else if (question) mayDecide().then((may) => may && ask(form, call, question, answered, signal));
+  else if (question) mayDecide(signal).then((may) => may && ask(form, call, question, answered, signal));
   return form;
 }
 
@@ -49,7 +66,7 @@ function ask(form, call, { label, answers, isEditable, isOpen }, answered, signa
   const send = async (verb, field, fixed) => {
     trouble.replaceChildren();
     const text = said.value.trim();
-    const body = { ...fixed, ...(field && (text || field === "content") && { [field]: text }) };
+    const body = { ...fixed, ...(!isOpen && { seq: call.seq }), ...(field && (text || field === "content") && { [field]: text }) };
     try {
       const edited = verb === "approve" && editor?.value();
       if (edited) body.arguments = edited;

@@ -31,6 +31,7 @@ static SITE: LazyLock<Site> = LazyLock::new(|| {
         "again.js",
         "api.js",
         "approvals.js",
+        "asked.js",
         "catalogue.js",
         "changes.js",
         "children.js",

@@ -1,6 +1,7 @@
 // What a run waits for, at the top of its page.
 
 import { get } from "./api.js";
+import { Asked } from "./asked.js";
 import { decision } from "./decide.js";
 import { el, time } from "./dom.js";
 import { visible, words } from "./format.js";
@@ -12,18 +13,14 @@ export class Waiting {
     this.path = path;
     this.answered = answered;
     this.signal = signal;
-    this.shown = "";
     this.node = el("section", { class: "notice wait", "aria-label": "Waiting for", hidden: true });
+    this.asked = new Asked(this.node, (call) => this.about(call));
   }
 
   /** Whether there is something new to answer. */
   show(pending) {
-    const ids = pending.map((call) => `${call.kind} ${call.call_id}`).join();
-    if (ids === this.shown) return false;
-    this.shown = ids;
     this.node.hidden = pending.length === 0;
-    this.node.replaceChildren(...pending.map((call) => this.about(call)));
-    return pending.length > 0;
+    return this.asked.show(pending);
   }
 
   about(call) {

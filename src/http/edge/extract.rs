@@ -283,7 +283,7 @@ impl FromRequestParts<App> for CallId {
         let Path((run, call)) = ids.map_err(|_| Problem::not_found("path"))?;
         let run = Uuid::try_parse(&run).map_err(|_| Problem::not_found("run"))?;
         let call = Uuid::try_parse(&call).map_err(|_| Problem::not_found("tool call"))?;
-        Ok(Self(CallPlace { run, call }))
+        Ok(Self(CallPlace { run, call, seq: None }))
     }
 }
 

@@ -23,7 +23,7 @@ use crate::http::edge::extract::{CallId, JsonObject, Params, fields};
 use crate::http::edge::problem::{Code, Problem};
 use crate::http::state::App;
 use crate::run::{Label, Labels, null_as_default};
-use crate::runtime::{Found, journals};
+use crate::runtime::{CallPlace, Found, journals};
 use crate::store::{ApprovalFilter, ApprovalRecord, ApprovalStatus};
 
 /// A request of a run for an answer, and the answer if there is one.
@@ -122,6 +122,10 @@ pub(crate) struct ApproveRequest {
     /// Labels that the run no longer has, until it reads again what gives them.
     #[schema(value_type = Option<Vec<Label>>)]
     clears: Option<Labels>,
+    /// The `seq` of the pending call, as it was seen. If the call has been asked about anew since, the
+    /// answer is a conflict (409).
+    #[schema(example = json!(null))]
+    seq: Option<i64>,
 }
 
 /// The denial of a tool call.
@@ -131,6 +135,10 @@ pub(crate) struct DenyRequest {
     /// Sent to the model as the result of the call; at most 1000 characters.
     #[schema(max_length = 1000, example = "not on a Friday")]
     reason: Option<String>,
+    /// The `seq` of the pending call, as it was seen. If the call has been asked about anew since, the
+    /// answer is a conflict (409).
+    #[schema(example = json!(null))]
+    seq: Option<i64>,
 }
 
 /// Parses an answer and checks the length of its reason.
@@ -175,7 +183,8 @@ pub(crate) async fn approve_tool_call(
 ) -> Result<Json<RunAnswer>, Problem> {
     params.finish()?;
     refuse_anonymous(&app.auth)?;
-    let ApproveRequest { reason, arguments, clears } = parse_answer(body)?;
+    let ApproveRequest { reason, arguments, clears, seq } = parse_answer(body)?;
+    let place = CallPlace { seq, ..place };
     let clears = clears.unwrap_or_default();
     let run = app.runtime.approve(&caller, place, given(reason), arguments, clears).await?;
     answer_to(&app, &caller, run).await
@@ -205,7 +214,8 @@ pub(crate) async fn deny_tool_call(
     refuse_anonymous(&app.auth)?;
     // What an approval may have besides.
     body.retain(|field, value| !(["arguments", "clears"].contains(&&**field) && value.is_null()));
-    let DenyRequest { reason } = parse_answer(body)?;
+    let DenyRequest { reason, seq } = parse_answer(body)?;
+    let place = CallPlace { seq, ..place };
     let run = app.runtime.deny(&caller, place, given(reason)).await?;
     answer_to(&app, &caller, run).await
 }
@@ -220,6 +230,10 @@ pub(crate) struct ResolveRequest {
     /// The result of the call, if it is known; sent to the model.
     #[schema(example = "deployed as version 7")]
     result: Option<String>,
+    /// The `seq` of the pending call, as it was seen. If the call has been asked about anew since, the
+    /// answer is a conflict (409).
+    #[schema(example = json!(null))]
+    seq: Option<i64>,
 }
 
 /// Whether a call took effect.
@@ -253,12 +267,12 @@ pub(crate) async fn resolve_tool_call(
 ) -> Result<Json<RunAnswer>, Problem> {
     params.finish()?;
     refuse_anonymous(&app.auth)?;
-    let found = match parse_answer(body)? {
-        ResolveRequest { outcome: ReviewOutcome::Happened, result } => Found::Happened { result },
-        ResolveRequest { outcome: ReviewOutcome::DidNotHappen, result: None } => {
-            Found::DidNotHappen
-        }
-        ResolveRequest { .. } => {
+    let ResolveRequest { outcome, result, seq } = parse_answer(body)?;
+    let place = CallPlace { seq, ..place };
+    let found = match (outcome, result) {
+        (ReviewOutcome::Happened, result) => Found::Happened { result },
+        (ReviewOutcome::DidNotHappen, None) => Found::DidNotHappen,
+        (ReviewOutcome::DidNotHappen, Some(_)) => {
             return Err(Problem::at(
                 Code::InvalidInputs,
                 "/result",

@@ -30,6 +30,10 @@ pub(crate) struct Pending {
     run_id: Uuid,
     /// The tool call's id; for an escalation, the escalation's own id.
     call_id: Uuid,
+    /// The number of the event of that run that asks. It is another one where the call is asked about
+    /// anew, and an approval, a denial and a review can say which one they are for.
+    #[schema(minimum = 1, example = 7)]
+    seq: i64,
     /// What kind of answer the run waits for.
     #[schema(value_type = PendingKind, example = "approval")]
     kind: &'static str,
@@ -105,6 +109,7 @@ impl From<ApprovalRecord> for Pending {
         Self {
             run_id: asked.run_id,
             call_id: asked.call_id,
+            seq: asked.seq,
             kind: asked.kind.as_str(),
             tool: asked.tool,
             display: displayed(&asked.arguments),

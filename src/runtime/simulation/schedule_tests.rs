@@ -356,7 +356,7 @@ impl Schedule<'_> {
             let found =
                 if has_happened { Found::Happened { result: None } } else { Found::DidNotHappen };
             let runtime = process.runtime.clone();
-            let place = CallPlace { run: doubt.run, call: doubt.call };
+            let place = CallPlace { run: doubt.run, call: doubt.call, seq: None };
             process.spawn(async move {
                 let _ = runtime.review(&Caller::local(), place, found).await; // else at the next look
             });

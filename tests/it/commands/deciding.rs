@@ -40,6 +40,8 @@ async fn a_parked_run_is_approved_over_the_network() {
     assert_eq!(run["status"], "awaiting_approval");
     let (id, call) = (text(&run, "run_id"), text(&run["pending"][0], "call_id"));
     assert!(parked.err.contains(&format!("toolloop runs approve {id} {call}")), "{}", parked.err);
+    let seq = run["pending"][0]["seq"].to_string();
+    assert!(parked.err.contains(&format!(" {call} --seq {seq} --server")), "{}", parked.err);
     let shown = remote(&["runs", "show", id]).await;
     assert!(
         shown.out.contains("approval of file_ops") && shown.out.contains(call),
@@ -50,8 +52,11 @@ async fn a_parked_run_is_approved_over_the_network() {
     let wrong = remote(&["runs", "approve", id, call, "--arguments", "[]"]).await;
     assert_eq!(wrong.code, Some(2), "{}", wrong.err);
     let edited = r#"{"operation": "write", "path": "notes.txt", "content": "better"}"#;
-    let approved =
-        remote(&["runs", "approve", id, call, "--reason", "fine", "--arguments", edited]).await;
+    let approve = ["runs", "approve", id, call, "--reason", "fine", "--arguments", edited, "--seq"];
+    let of_another = remote(&[&approve[..], &["1"]].concat()).await;
+    assert_eq!(of_another.code, Some(1), "{}", of_another.out);
+    assert!(of_another.err.contains("Event 1 does not ask about this call"), "{}", of_another.err);
+    let approved = remote(&[&approve[..], &[&*seq]].concat()).await;
     assert!(
         approved.code == Some(0) && approved.out.contains("continues"),
         "{}{}",

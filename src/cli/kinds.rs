@@ -8,8 +8,10 @@ use serde_json::Value;
 pub(super) struct Kind {
     name: &'static str,
     /// The fields that it must have, as paths, each with its type.
-    fields: &'static [(&'static str, fn(&Value) -> bool)],
+    fields: &'static [(&'static str, IsOfType)],
 }
+
+type IsOfType = fn(&Value) -> bool;
 
 pub(super) const LIST: Kind = Kind {
     name: "a list",
@@ -73,10 +75,11 @@ impl Kind {
     }
 
     fn missing_in(&self, answer: &Value) -> Option<&'static str> {
-        let is_missing = |(field, is_of_type): &&(&'static str, fn(&Value) -> bool)| {
-            !answer.pointer(&format!("/{field}")).is_some_and(is_of_type)
+        let is_there = |field: &str, is_of_type: IsOfType| {
+            answer.pointer(&format!("/{field}")).is_some_and(is_of_type)
         };
-        self.fields.iter().find(is_missing).map(|(field, _)| *field)
+        let mut fields = self.fields.iter();
+        fields.find(|(field, is_of_type)| !is_there(field, *is_of_type)).map(|(field, _)| *field)
     }
 }
 

@@ -33,8 +33,8 @@ mod tests {
 
     #[test]
     fn times_are_absolute_or_from_now() {
-        let read: [fn(&str) -> Result<DateTime<Utc>, String>; 2] = [past, future];
-        for (read, days) in read.into_iter().zip([-1, 1]) {
+        type Read = fn(&str) -> Result<DateTime<Utc>, String>;
+        for (read, days) in [(past as Read, -1), (future, 1)] {
             assert_eq!(
                 read("2026-01-31T09:00:00+01:00").unwrap().to_rfc3339(),
                 "2026-01-31T08:00:00+00:00"

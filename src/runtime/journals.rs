@@ -23,15 +23,21 @@ static TURNS: Semaphore = Semaphore::const_new(AT_ONCE as usize);
 /// The turn of what is in memory.
 pub type Turn = SemaphorePermit<'static>;
 
-/// Waits until journals of so many bytes may be in memory; `None` where they are small.
+/// Waits until journals of so many bytes may be in memory, and there is enough; `None` where they are
+/// small.
 pub async fn turn(bytes: u64) -> Option<Turn> {
+    let turn = turn_of_bounded(bytes).await?;
+    memory::enough().await;
+    Some(turn)
+}
+
+/// The same for what is bounded in other ways, too: it does not wait for memory.
+pub(super) async fn turn_of_bounded(bytes: u64) -> Option<Turn> {
     if bytes <= SMALL {
         return None;
     }
     let kib = u32::try_from(bytes >> 10).unwrap_or(u32::MAX).min(AT_ONCE);
-    let turn = TURNS.acquire_many(kib).await.ok(); // never closed
-    memory::enough().await;
-    turn
+    TURNS.acquire_many(kib).await.ok() // never closed
 }
 
 /// How many of these runs are read in one query, and how many bytes their journals have: one run at

@@ -230,7 +230,7 @@ impl WebhookSender {
         let Some(piece) = piece else { return Ok(None) };
         let waits = async {
             let room = self.bodies.room(lane, piece.bytes).await;
-            (room, journals::turn(piece.bytes).await)
+            (room, journals::turn_of_bounded(piece.bytes).await)
         };
         let waited = tokio::time::timeout(PATIENCE, waits).await;
         let (mut room, _turn) = waited.map_err(|_| NoBody::Room)?;

@@ -183,7 +183,8 @@ mod tests {
     #[test]
     fn what_is_sent_is_what_was_hashed_or_breaks_off() {
         type Change = fn(&File);
-        const SIZE: u64 = 3 * CHUNK as u64 + 5;
+        const LENGTH: usize = 3 * CHUNK + 5;
+        const SIZE: u64 = LENGTH as u64;
         let nothing: Change = |_| {};
         let append: Change = |file| file.write_all_at(b"more", SIZE).unwrap();
         let edit: Change = |file| file.write_all_at(b"y", SIZE - 1).unwrap();
@@ -202,7 +203,7 @@ mod tests {
             ("cut", cut, all, false),
             ("cut", cut, part, false),
         ] {
-            let before = vec![b'x'; SIZE as usize];
+            let before = vec![b'x'; LENGTH];
             let file = file_of(&before);
             let tag = strong_tag(&file, SIZE).unwrap();
             let old = Some(Version::of(&Metadata::from_file(&file).unwrap()));

@@ -261,7 +261,7 @@ fn who_reads_journals_takes_a_turn() {
     for source in sources().iter().filter(|s| s.room != "store" && !is_test_file(s)) {
         let read = reads.iter().find(|read| source.code.contains(**read));
         assert!(
-            read.is_none() || source.code.contains("journals::turn("),
+            read.is_none() || source.code.contains("journals::turn"),
             "src/{}: {read:?} without runtime/journals.rs, which bounds them for all readers",
             source.path
         );

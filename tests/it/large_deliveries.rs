@@ -17,7 +17,7 @@ enable_double_confirmation: false
 
 /// With so much memory, more than half of what the bodies for one host may take.
 fn setup() -> Setup {
-    let says = "steps: [{text: \"{{ 'x' * 1500000 }}\"}]";
+    let says = "steps: [{text: \"{{ 'x' * 900000 }}\"}]";
     let setup = local().agent("talker", TALKER).scenario("talker", says);
     setup.config("[runtime]\nmax_memory = \"320MiB\"")
 }

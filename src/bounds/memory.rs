@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::{LazyLock, OnceLock};
 use std::time::Duration;
 
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
 /// Of a hundred parts of the limit, so many may be in use before memory is scarce.
@@ -51,6 +52,38 @@ pub fn is_scarce() -> bool {
         Some(resident.saturating_mul(rustix::param::page_size() as u64))
     };
     LIMIT.is_some_and(|limit| used().is_some_and(|used| used > limit / 100 * IN_USE))
+}
+
+/// What contents of one kind may take together; those that find no room wait.
+#[derive(Debug)]
+pub struct Places {
+    kib: u32,
+    free: Semaphore,
+}
+
+impl Places {
+    pub const fn of_kib(kib: u32) -> Self {
+        Self { kib, free: Semaphore::const_new(kib as usize) }
+    }
+
+    /// A part of what the process may have, of 16 MiB to 1 GiB.
+    pub fn of_part() -> Self {
+        let kib = part().map_or(u64::MAX, |part| part >> 10).clamp(16 << 10, 1 << 20);
+        Self::of_kib(u32::try_from(kib).unwrap_or(u32::MAX))
+    }
+
+    /// All of them, in bytes.
+    #[cfg(test)]
+    pub fn bytes(&self) -> u64 {
+        u64::from(self.kib) << 10
+    }
+
+    /// Waits for the place of so many bytes. What needs more than all may have is alone. There is
+    /// always one in the end: nothing closes the semaphore.
+    pub async fn take(&self, bytes: u64) -> Option<SemaphorePermit<'_>> {
+        let kib = u32::try_from(bytes >> 10).unwrap_or(u32::MAX).min(self.kib);
+        self.free.acquire_many(kib).await.ok()
+    }
 }
 
 /// Waits while memory is scarce, for ten seconds at most.

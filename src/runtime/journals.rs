@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::SemaphorePermit;
 use uuid::Uuid;
 
-use crate::bounds::memory;
+use crate::bounds::memory::{self, Places};
 use crate::engine::State;
 use crate::event::Event;
 use crate::store::StoreError;
@@ -18,7 +18,7 @@ const SMALL: u64 = 64 << 10;
 /// Bytes of journals that are read in one query, where they are several.
 const PIECE: u64 = 4 << 20;
 
-static TURNS: Semaphore = Semaphore::const_new(AT_ONCE as usize);
+static TURNS: Places = Places::of_kib(AT_ONCE);
 
 /// The turn of what is in memory.
 pub type Turn = SemaphorePermit<'static>;
@@ -36,8 +36,7 @@ pub(super) async fn turn_of_bounded(bytes: u64) -> Option<Turn> {
     if bytes <= SMALL {
         return None;
     }
-    let kib = u32::try_from(bytes >> 10).unwrap_or(u32::MAX).min(AT_ONCE);
-    TURNS.acquire_many(kib).await.ok() // never closed
+    TURNS.take(bytes).await
 }
 
 /// How many of these runs are read in one query, and how many bytes their journals have: one run at

@@ -3,33 +3,24 @@
 
 use std::sync::LazyLock;
 
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::SemaphorePermit;
 
-use crate::bounds::memory;
+use crate::bounds::memory::{self, Places};
 
 /// Bytes that need no turn.
 const SMALL: u64 = 64 << 10;
-/// The least and the most that they may take, in KiB.
-const LEAST: u64 = 16 << 10;
-const MOST: u64 = 1 << 20;
 
-static KIB: LazyLock<u32> = LazyLock::new(|| {
-    let part = memory::part().map_or(MOST, |part| part >> 10);
-    u32::try_from(part.clamp(LEAST, MOST)).unwrap_or(u32::MAX)
-});
-static TURNS: LazyLock<Semaphore> = LazyLock::new(|| Semaphore::new(*KIB as usize));
+static TURNS: LazyLock<Places> = LazyLock::new(Places::of_part);
 
 /// The turn of one call.
 pub(super) type Turn = SemaphorePermit<'static>;
 
-/// Waits until so many bytes may be in memory; `None` where they are few. A call that needs more than all
-/// may have is alone.
+/// Waits until so many bytes may be in memory; `None` where they are few.
 pub(super) async fn turn(bytes: u64) -> Option<Turn> {
     if bytes <= SMALL {
         return None;
     }
-    let kib = u32::try_from(bytes >> 10).unwrap_or(u32::MAX).min(*KIB);
-    let turn = TURNS.acquire_many(kib).await.ok(); // never closed
+    let turn = TURNS.take(bytes).await;
     memory::enough().await;
     turn
 }
@@ -42,7 +33,7 @@ mod tests {
 
     #[tokio::test]
     async fn large_contents_take_turns() {
-        let all = u64::from(*KIB) << 10;
+        let all = TURNS.bytes();
         let (most, small) = (turn(all - SMALL).await, turn(SMALL).await);
         assert!(most.is_some() && small.is_none());
         let mut larger_than_all = std::pin::pin!(turn(u64::MAX));

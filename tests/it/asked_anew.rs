@@ -71,7 +71,7 @@ async fn decide(service: &Service, asked: &Value, verb: &str, seq: &Value) -> An
     service.post(&format!("/v1/runs/{run}/tool-calls/{call}/{verb}"), &json!({"seq": seq})).await
 }
 
-/// Approves both calls, but somebody has made the first file by then: the run as it asks anew.
+/// Approves both calls, but a person has made the first file by then: the run as it asks anew.
 pub async fn lapsed(service: &Service, run: &Value) -> Value {
     service.write("workspace/default/new.txt", "by a person");
     for asked in run["pending"].as_array().unwrap() {

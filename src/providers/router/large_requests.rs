@@ -3,19 +3,15 @@
 
 use std::sync::LazyLock;
 
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::SemaphorePermit;
 
-use crate::bounds::memory;
+use crate::bounds::memory::Places;
 use crate::providers::ModelRequest;
 
 /// Bytes of a request that needs no place.
 const SMALL: usize = 256 << 10;
-/// What large requests may take together, in KiB.
-static KIB: LazyLock<u32> = LazyLock::new(|| {
-    let kib = memory::part().map_or(u64::MAX, |part| part / 1024);
-    u32::try_from(kib.clamp(16 << 10, 1 << 20)).unwrap_or(1 << 20)
-});
-static PLACES: LazyLock<Semaphore> = LazyLock::new(|| Semaphore::new(*KIB as usize));
+
+static PLACES: LazyLock<Places> = LazyLock::new(Places::of_part);
 
 /// The place of a large request.
 pub(super) type Place = SemaphorePermit<'static>;
@@ -31,8 +27,7 @@ async fn place_of(bytes: usize) -> Option<Place> {
     if bytes <= SMALL {
         return None;
     }
-    let kib = u32::try_from(bytes / 1024).unwrap_or(u32::MAX).min(*KIB);
-    PLACES.acquire_many(kib).await.ok() // never closed
+    PLACES.take(bytes as u64).await
 }
 
 #[cfg(test)]

@@ -224,7 +224,8 @@ pub enum RunEvent {
         /// The attempt, 1-based.
         attempt: u32,
         /// The raw text if it is not JSON.
-        output: Value,
+        #[schema(value_type = Value)]
+        output: Arc<Value>,
         /// Why the proposal is not JSON.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[schema(nullable = false)]

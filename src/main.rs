@@ -2,7 +2,7 @@
 //! sandboxed programs are copies of, or the reader of a PDF document, which need neither of the last two.
 
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use toolloop::tools::pdf;
 use toolloop::tools::sandbox;
@@ -27,6 +27,9 @@ const MAX_KEPT_BY_C: std::ffi::c_int = 128 * 1024;
 /// it allocates.
 const PURGE_INTERVAL: Duration = Duration::from_secs(1);
 
+/// How long a start takes at most, as a rule.
+const START: Duration = Duration::from_secs(5);
+
 /// `MIMALLOC_PURGE_DELAY` and `MIMALLOC_ARENA_PURGE_MULT` in the environment have precedence.
 #[expect(unsafe_code, reason = "the allocators have no safe interface to their options")]
 fn limit_kept_memory() {
@@ -46,11 +49,39 @@ fn limit_kept_memory() {
     }
 }
 
+/// Gives back the memory of code that only the start has needed. Code that is needed again comes from the
+/// file's cache.
+#[expect(unsafe_code, reason = "memory is given back by its address")]
+fn forget_start() {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let Ok(program) = std::env::current_exe() else { return };
+    let is_code =
+        |line: &&str| line.contains(" r-xp ") && line.ends_with(&*program.to_string_lossy());
+    for line in maps.lines().filter(is_code) {
+        let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+        let Some((start, end)) = range else { continue };
+        let address = |text| usize::from_str_radix(text, 16);
+        let (Ok(start), Ok(end)) = (address(start), address(end)) else { continue };
+        // SAFETY: The pages are a file's, and nothing can write to them: they are the same when they are read again.
+        unsafe {
+            libc::madvise(
+                std::ptr::with_exposed_provenance_mut(start),
+                end - start,
+                libc::MADV_DONTNEED,
+            )
+        };
+    }
+}
+
 #[expect(unsafe_code, reason = "the allocator has no safe interface for it")]
 async fn purge_regularly() {
     let mut ticks = toolloop::clock::every(PURGE_INTERVAL);
+    let mut start_ends = Some(Instant::now() + START);
     loop {
         ticks.tick().await;
+        if start_ends.take_if(|ends| *ends < Instant::now()).is_some() {
+            forget_start();
+        }
         // SAFETY: It may be called on any thread at any time.
         unsafe { libmimalloc_sys::mi_collect(false) }
     }

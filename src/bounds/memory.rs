@@ -73,7 +73,6 @@ impl Places {
     }
 
     /// All of them, in bytes.
-    #[cfg(test)]
     pub fn bytes(&self) -> u64 {
         u64::from(self.kib) << 10
     }

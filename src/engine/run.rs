@@ -303,7 +303,7 @@ impl Run {
 
     /// Takes the memory that the conversation needs by now.
     async fn make_room(&mut self) -> Result<(), Stopped> {
-        if self.room.resize(self.state.conversation().bytes()) {
+        if self.room.resize(self.state.bytes()) {
             return Ok(());
         }
         self.persist().await?;

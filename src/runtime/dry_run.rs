@@ -33,6 +33,15 @@ pub struct DryRunOutcome {
     pub warnings: Vec<String>,
 }
 
+impl DryRunOutcome {
+    /// About how many bytes its tools and messages have as JSON.
+    pub fn bytes(&self) -> usize {
+        let tools = self.tools.iter();
+        let tools = tools.map(|(_, description, schema)| description.len() + schema.json_len());
+        self.conversation.bytes() + tools.sum::<usize>()
+    }
+}
+
 impl Runtime {
     /// Checks everything that can be refused, as for a run, and says what the run would be.
     ///

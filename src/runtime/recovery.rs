@@ -250,7 +250,7 @@ impl Runtime {
         let mut owned =
             DrivenRun::new(self, identity, Arc::new(plan), executor, workspace, state, slot);
         (owned.run.outbox, owned.run.audit) = (events, audit);
-        if !owned.run.room.resize(owned.run.state.conversation().bytes()) {
+        if !owned.run.room.resize(owned.run.state.bytes()) {
             return Err(Stopped::NoRoom.into());
         }
         drop(turn);

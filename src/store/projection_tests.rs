@@ -145,7 +145,7 @@ fn every_event_survives_the_journal() {
         RunEvent::OutputProposed {
             call_id: None,
             attempt: 1,
-            output: json!({"type": "x"}),
+            output: json!({"type": "x"}).into(),
             problem: None,
         },
         RunEvent::ValidationFailed {

@@ -149,6 +149,7 @@ mod thinking;
 mod tokens;
 mod turns;
 mod two_builds;
+mod unread_answers;
 mod unread_files;
 mod uploads;
 mod way_out;

@@ -9,6 +9,7 @@ use crate::service::{Db, Service, Setup, on_both_stores};
 on_both_stores! {
     sixty_four_children_share_ten_model_calls,
     calls_of_tools_are_shared,
+    calls_that_others_decide_on_or_execute_are_shared,
     calls_of_the_same_response_that_have_ended_are_told_as_used,
     a_limit_ends_the_run_whose_call_would_exceed_it,
     tokens_are_shared_and_balance,
@@ -117,6 +118,58 @@ governance: {budget: {max_tool_calls: 3}}
     assert!(refused(&tree[1], "max_tool_calls"), "{:#}", tree[1]);
     assert_eq!(sum(&tree, "tool_calls_made"), 3);
     assert_balanced(&tree);
+}
+
+async fn calls_that_others_decide_on_or_execute_are_shared(db: Db) {
+    let parent = "
+model: scripted/parent
+tools: ['agent:child', file_ops]
+enable_double_confirmation: false
+governance: {autonomy: approve, autonomy_overrides: {'agent:child': full}, budget: {max_tool_calls: 3}}
+";
+    let write = |path: &str| {
+        format!("{{tool: file_ops, arguments: {{operation: write, path: {path}, content: x}}}}")
+    };
+    let asking = [
+        ("deny", [write("a"), write("b")]),
+        (
+            "result",
+            ["{tool: mine, arguments: {n: 1}}", "{tool: mine, arguments: {n: 2}}"]
+                .map(String::from),
+        ),
+    ];
+    for (answer, calls) in asking {
+        let steps = format!(
+            "steps: [{{tool_calls: [{{tool: \"agent:child\"}}]}}, {{tool_calls: [{}]}}, {{text: done}}]",
+            calls.join(", ")
+        );
+        let service = Setup::new()
+            .agent("parent", parent)
+            .scenario("parent", &steps)
+            .agent("child", &format!("{CHILD}tools: [file_ops]\n"))
+            .scenario(
+                "child",
+                "steps: [{tool_calls: [{tool: file_ops, arguments: {operation: list, path: '.'}}]}, {text: x}]",
+            )
+            .start(db)
+            .await;
+        let mine = json!({"name": "mine", "description": "x", "input_schema": {"type": "object"}});
+        let body = json!({"client_tools": [mine]});
+        let parked = service.post("/v1/agents/parent/invoke-iterative", &body).await;
+        assert_eq!(parked.status, 202, "{answer}: {:#}", parked.body);
+        let pending = parked.body["pending"].as_array().unwrap();
+        assert_eq!(pending.len(), 1, "{answer}: there is no call left for the second");
+        let run = format!("/v1/runs/{}", parked.body["run_id"].as_str().unwrap());
+        let call = pending[0]["call_id"].as_str().unwrap();
+        let given = if answer == "result" { json!({"content": "x"}) } else { json!({}) };
+        let given = service.post(&format!("{run}/tool-calls/{call}/{answer}"), &given).await;
+        assert!(given.status.is_success(), "{answer}: {:#}", given.body);
+        let ended = service.until(&run, |run| run["ended_at"] != Value::Null).await;
+        assert!(refused(&ended, "max_tool_calls"), "{answer}: {ended:#}");
+        let tree = whole_tree(&service, ended["run_id"].as_str().unwrap()).await;
+        assert_eq!(sum(&tree, "tool_calls_made"), 3, "{answer}");
+        assert_balanced(&tree);
+    }
 }
 
 async fn calls_of_the_same_response_that_have_ended_are_told_as_used(db: Db) {

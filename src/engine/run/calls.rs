@@ -122,7 +122,12 @@ impl Run {
             let next = match self.next_step_of(&pending).await {
                 Some(Ok(next)) => next,
                 Some(Err(need)) if group.is_empty() => match self.may_ask(&pending, need).await? {
-                    Ok(need) => return self.ask(&pending, need).await,
+                    Ok(need) => {
+                        return match self.reserve_asked(&pending, true).await? {
+                            Some(events) => Ok(self.record_all(self.state.or_reviews(events))?),
+                            None => self.ask(&pending, need).await,
+                        };
+                    }
                     Err(refused) => refused,
                 },
                 Some(Err(_)) | None => break,

@@ -11,6 +11,7 @@ use std::time::Duration;
 use super::{Run, Stopped, instant_of, until};
 use crate::clock;
 use crate::engine::budget::SharedBudget;
+use crate::engine::state::PendingCall;
 use crate::engine::state::limits::LEAST_TOKENS;
 use crate::event::RunEvent;
 use crate::run::{Amounts, CapExceeded, Consumption, Delegation, Descendants, Reserved};
@@ -159,6 +160,17 @@ impl Run {
                 Some(self.state.shared_budget_spent(&refusal, wanted, clock::now()))
             }
         })
+    }
+
+    /// Reserves a call of which another has to decide, or that its caller executes, before it is asked
+    /// for. Where that is refused: what it means.
+    pub(super) async fn reserve_asked(
+        &mut self,
+        pending: &PendingCall,
+        is_first: bool,
+    ) -> Result<Option<Vec<RunEvent>>, Stopped> {
+        let is_new = self.state.counted(pending.call.id).is_none();
+        self.reserve_tool_call(is_new, &Consumption::NOTHING, is_first).await
     }
 
     /// What the runs have taken that this one started, and those that they started.

@@ -88,6 +88,9 @@ impl Run {
                 Outlook::Unknown => None,
             });
             if let Outlook::Needs(need) = outlook {
+                if self.reserve_asked(&later, false).await?.is_some() {
+                    break;
+                }
                 self.request(&later.call, need)?;
             }
             reads_skill = later.call.name == use_skill::NAME;

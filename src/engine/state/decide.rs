@@ -4,6 +4,8 @@
 //! (unless a limit struck beside what is waited for, or a child run has ended), deadline, then what the phase asks for. Limits are judged in `limits.rs`, answers to a parked run in `waiting.rs`. Whatever strikes
 //! between the calls of one response answers the rest of them, so that no call is ever left open.
 
+use std::sync::Arc;
+
 use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
 
@@ -329,6 +331,7 @@ impl State {
                 (Value::String(call.arguments.clone()), Some(format!("not valid JSON: {error}")))
             }
         };
+        let output = Arc::new(output);
         RunEvent::OutputProposed { call_id: Some(call.id), attempt: self.attempt, output, problem }
     }
 
@@ -362,6 +365,7 @@ impl State {
             (_, Contract::Structured { .. }) if self.single_shot => {
                 match output::object_from_text(text) {
                     Some(output) => {
+                        let output = Arc::new(output);
                         return Step::Check(Proposal { call_id: None, output, malformed: None });
                     }
                     None => self.invalid_response(now, "The model's answer is not a JSON object."),

@@ -3,6 +3,8 @@
 //! Nothing is decided here. An event that does not fit the state is an error and never a panic: it
 //! means that the journal is not ours or was damaged.
 
+use std::sync::Arc;
+
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
@@ -115,7 +117,7 @@ impl State {
             RunEvent::OutputProposed { call_id, output, problem, .. } => {
                 let proposal = Proposal {
                     call_id: *call_id,
-                    output: output.clone(),
+                    output: Arc::clone(output),
                     malformed: problem.clone(),
                 };
                 self.proposed(proposal, misplaced)?;

@@ -46,6 +46,9 @@ use crate::tools::interrupted::Interrupted;
 use crashes::Blame;
 use streak::{Streak, same_call};
 
+/// Bytes of memory of JSON values for each byte of their text, at most of what is usual.
+const VALUES: usize = 8;
+
 pub use crashes::Disposal;
 pub use faults::ModelFault;
 pub use fold::FoldError;
@@ -145,7 +148,7 @@ pub struct Proposal {
     /// The proposing call; `None` where a single shot's text is the proposal.
     pub call_id: Option<Uuid>,
     /// What was proposed; the raw text where it is not JSON.
-    pub output: Value,
+    pub output: Arc<Value>,
     /// Why the proposal is not JSON, if it is not.
     pub malformed: Option<String>,
 }
@@ -429,6 +432,12 @@ impl State {
     /// What the model has seen and said; complete turns only.
     pub fn conversation(&self) -> &Conversation {
         &self.conversation
+    }
+
+    /// About how many bytes of memory the conversation and the last proposal take.
+    pub fn bytes(&self) -> usize {
+        let values = self.proposal.as_ref().map_or(0, |_| self.raw_response.len() * VALUES);
+        self.conversation.bytes() + values
     }
 
     /// The call that may have changed something, whose end a crash has hidden, and that this event

@@ -3,7 +3,7 @@
 //! Judging itself is [`crate::engine::validation`]'s.
 
 use chrono::{DateTime, Utc};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{Proposal, State};
 use crate::engine::phrases;
@@ -23,7 +23,7 @@ impl State {
         now: DateTime<Utc>,
     ) -> Vec<RunEvent> {
         if errors.is_empty() {
-            let output = proposal.output.clone();
+            let output = Value::clone(&proposal.output);
             return vec![self.ended(now, self.completed(output))];
         }
         let feedback = match &self.rules.react {

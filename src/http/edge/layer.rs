@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::key_cache::Auth;
+use super::large_answers;
 use super::metrics::{method_label, route_label};
 use super::open_requests::Counted;
 use super::origin::{check_host, check_local};
@@ -90,6 +91,7 @@ pub(crate) async fn edge(State(app): State<App>, mut request: Request, next: Nex
         }
         Err(problem) => problem.into_response(),
     };
+    response = large_answers::with_place(response).await.unwrap_or_else(Problem::into_response);
     let mut code = None;
     if let Some(problem) = response.extensions_mut().remove::<Problem>() {
         code = Some(problem.code().name());

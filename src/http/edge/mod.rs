@@ -9,6 +9,7 @@ pub(super) mod cursor;
 pub(super) mod extract;
 pub(super) mod front;
 pub(super) mod key_cache;
+pub(super) mod large_answers;
 pub(super) mod layer;
 pub(super) mod metrics;
 pub(super) mod metrics_sink;

@@ -30,6 +30,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
@@ -40,10 +41,13 @@ use self::reserve::{Eviction, Reserve, ReservedPlace};
 use self::response_body::ResponseBody;
 use self::stall::{Socket, Streams};
 use self::timing::{ConnectionTiming, OpenRequest};
+use super::large_answers::HasPlace;
 
 /// HTTP/1.1 buffer for a request head or an unsent response, in bytes. Larger than the limit in
 /// [`super::layer`], which answers with a problem document; beyond this the response is a bare 431.
 const BUFFER: usize = 128 << 10;
+/// Bytes that the kernel keeps for a client which does not read: it would take megabytes.
+const UNSENT: u32 = 128 << 10;
 /// Maximum number of parsed headers; higher than the limit in [`super::layer`] for the same reason.
 const PARSED_HEADERS: usize = 256;
 /// Concurrent streams on one HTTP/2 connection.
@@ -216,6 +220,7 @@ async fn serve_connection(
     eviction: Option<&Eviction>,
 ) {
     let _ = stream.set_nodelay(true);
+    let _ = SockRef::from(&stream).set_tcp_notsent_lowat(UNSENT);
     let is_reserved = eviction.is_some();
     let timing =
         eviction.map_or_else(|| Arc::new(ConnectionTiming::new()), |own| Arc::clone(&own.timing));
@@ -226,7 +231,7 @@ async fn serve_connection(
         if is_reserved {
             request.extensions_mut().insert(Reserved);
         }
-        let open = OpenRequest::new(&timing);
+        let mut open = OpenRequest::new(&timing);
         let (request, unread) = unread::track(request);
         let answer = server.router.clone().call(request.map(Body::new));
         let timing = Arc::clone(&timing);
@@ -240,6 +245,9 @@ async fn serve_connection(
                 unread.close(&mut response, &timing);
             } else {
                 unread.drain_or_close(&mut response, &timing).await;
+            }
+            if response.extensions().get::<HasPlace>().is_some() {
+                open.set_large();
             }
             Ok::<_, Infallible>(response.map(|body| ResponseBody::new(body, open)))
         }

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use super::dry_run::DryRun;
 use super::invocation::{CallToolRequest, Invocation, InvokeIterativeRequest, InvokeRequest};
 use super::invocation_headers::{InvocationHeaders, Streaming};
+use super::redacted;
 use super::run_views::{Run, detail};
 use super::runs::existing;
 use super::stream::{self, CancelOnDrop, Viewer};
@@ -165,16 +166,21 @@ pub(crate) async fn dry_run_agent(
     Name(agent): Name,
     params: Params,
     JsonObject(body): JsonObject,
-) -> Result<Json<DryRun>, Problem> {
+) -> Result<Response, Problem> {
     params.finish()?;
     let invocation = Invocation::read(RunKind::Iterative, body)?;
     let request = request(&caller, agent, RunKind::Iterative, invocation, Vec::new())?;
-    dry_run(&app, &caller, request).await.map(Json)
+    dry_run(&app, &caller, request).await
 }
 
-async fn dry_run(app: &App, caller: &Caller, request: StartRequest) -> Result<DryRun, Problem> {
-    let dry_run = DryRun::from(app.runtime.dry_run(request).await?);
-    Ok(if caller.has(AgentsRead::NAME) { dry_run } else { dry_run.without_definition() })
+async fn dry_run(app: &App, caller: &Caller, request: StartRequest) -> Result<Response, Problem> {
+    let outcome = app.runtime.dry_run(request).await?;
+    let (bytes, may_read) = (outcome.bytes(), caller.has(AgentsRead::NAME));
+    let answer = move || {
+        let dry_run = DryRun::from(outcome);
+        if may_read { dry_run } else { dry_run.without_definition() }
+    };
+    redacted::answered_in_turn(bytes, answer).await
 }
 
 /// What is asked of the runtime, answered at once.
@@ -245,7 +251,7 @@ async fn invoke(
         ..request(caller, agent, kind, invocation, uploads)?
     };
     if is_dry {
-        return Ok(Json(dry_run(app, caller, request).await?).into_response());
+        return dry_run(app, caller, request).await;
     }
     let mut accepted = Box::pin(app.runtime.start(request)).await?;
     let (run_id, is_replayed, follower) = match &mut accepted {

@@ -39,7 +39,7 @@ pub(crate) const MAX_PAGE: usize = 4 << 20;
 #[schema(as = Page)]
 pub(crate) struct Listing<T> {
     /// The items of this page.
-    data: Vec<T>,
+    pub(super) data: Vec<T>,
     /// The `cursor` of the next page; null on the last page.
     #[schema(example = json!(null))]
     next_cursor: Option<String>,

@@ -5,11 +5,14 @@
 //! is what the caller asked for. The arguments of a call that the caller is to execute stay as they
 //! are.
 
+use std::sync::LazyLock;
+
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::bounds::memory::Places;
 use crate::bounds::secrets;
 use crate::event::{Awaited, Event, RunEvent};
 use crate::fairness;
@@ -18,6 +21,9 @@ use crate::store::StoreError;
 
 /// Bytes that are searched on the thread that serves the request.
 const SEARCHED_HERE: usize = 32 * 1024;
+
+/// Bytes of memory of JSON values, and of their text, for each byte of that.
+const VALUES: usize = 8;
 
 /// A text without secrets.
 pub(crate) fn text(text: String) -> String {
@@ -95,6 +101,24 @@ pub(crate) async fn answered<T: Serialize>(
 ) -> Result<Response, Problem> {
     let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
     prepared(bytes, move || work().map(|answer| Json(answer).into_response())).await?
+}
+
+/// The same for what is in memory as values meanwhile: large answers wait for each other.
+///
+/// # Errors
+/// It could not be made.
+pub(crate) async fn answered_in_turn<T: Serialize>(
+    bytes: usize,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<Response, Problem> {
+    static PLACES: LazyLock<Places> = LazyLock::new(Places::of_part);
+    let values = bytes.saturating_mul(VALUES) as u64;
+    let place = if bytes > SEARCHED_HERE { PLACES.take(values).await } else { None };
+    let work = move || {
+        let _place = place;
+        Ok(work())
+    };
+    answered(bytes as u64, work).await
 }
 
 /// Does what takes long for so many bytes on a thread that may be blocked.

@@ -1,5 +1,7 @@
 //! The registered tools, and whether the caller's runs may execute them.
 
+use std::sync::Arc;
+
 use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
@@ -88,11 +90,12 @@ pub(crate) async fn list_tools(
 ) -> Result<Response, Problem> {
     let page = by_number(&mut params, &caller.tenant, PARTS)?;
     params.finish()?;
-    redacted::answered(MAX_PAGE as u64, move || {
-        let tools = Listing::of_large((app.tools)(), &page, MAX_PAGE, size);
-        Ok(tools.map(|tool| Tool::of(&tool, app.sandbox.as_ref(), &caller)))
-    })
-    .await
+    let all = Arc::clone(&app.tools);
+    let pick = move || Listing::of_large(all(), &page, MAX_PAGE, size);
+    let tools = redacted::prepared(MAX_PAGE, pick).await?;
+    let bytes = tools.data.iter().map(size).sum();
+    let listing = move || tools.map(|tool| Tool::of(&tool, app.sandbox.as_ref(), &caller));
+    redacted::answered_in_turn(bytes, listing).await
 }
 
 /// About how many bytes a tool has in a page.

@@ -14,13 +14,13 @@ use super::timing::OpenRequest;
 #[derive(Debug)]
 pub(super) struct ResponseBody {
     body: Body,
-    _open: OpenRequest,
+    open: OpenRequest,
 }
 
 impl ResponseBody {
     pub(super) fn new(body: Body, open: OpenRequest) -> Self {
-        stall::set_waiting_for_client(true);
-        Self { body, _open: open }
+        stall::set_waiting_for_client(Some(open.answer()));
+        Self { body, open }
     }
 }
 
@@ -33,7 +33,8 @@ impl HttpBody for ResponseBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         let frame = Pin::new(&mut self.body).poll_frame(context);
-        stall::set_waiting_for_client(matches!(frame, Poll::Ready(Some(_))));
+        let answer = self.open.answer();
+        stall::set_waiting_for_client(matches!(frame, Poll::Ready(Some(_))).then_some(answer));
         frame
     }
 

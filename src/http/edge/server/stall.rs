@@ -2,8 +2,8 @@
 //!
 //! With HTTP/1.1 the socket's buffer stays full: after `write_timeout` the connection is closed. With
 //! HTTP/2 the stream's flow control window stays exhausted: only that stream is reset. Either way the
-//! response body is dropped, which releases its resources. A timer exists only while a write is
-//! blocked.
+//! response body is dropped, which releases its resources. While large answers wait for the memory of
+//! others, a second without progress ends a large one. A timer exists only while a write is blocked.
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -18,7 +18,11 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 
-use super::timing::ConnectionTiming;
+use super::timing::{Answer, ConnectionTiming};
+use crate::http::edge::large_answers;
+
+/// How long a large answer may make no progress while others wait for its memory.
+const CONTENDED: Duration = Duration::from_secs(1);
 
 /// How long a closed connection still reads, so that the client gets the response before a reset.
 const LINGER: Duration = Duration::from_secs(2);
@@ -29,7 +33,7 @@ pub(super) struct Socket {
     stream: TcpStream,
     timing: Arc<ConnectionTiming>,
     write_timeout: Duration,
-    stall: Option<Pin<Box<Sleep>>>,
+    stall: Option<Stall>,
     /// Bounds lingering; set once the socket lingers.
     lingering: Option<Pin<Box<Sleep>>>,
 }
@@ -57,12 +61,50 @@ impl Socket {
         }
         let stall = self.stall.get_or_insert_with(|| {
             self.timing.set_write_blocked(true);
-            Box::pin(tokio::time::sleep(self.write_timeout))
+            Stall::begin()
         });
         stall
-            .as_mut()
-            .poll(context)
+            .poll(context, self.write_timeout, self.timing.answer())
             .map(|()| Err(Error::new(ErrorKind::TimedOut, "the client does not read its response")))
+    }
+}
+
+/// A time in which the client reads nothing.
+#[derive(Debug)]
+struct Stall {
+    since: Instant,
+    timer: Pin<Box<Sleep>>,
+}
+
+impl Stall {
+    fn begin() -> Self {
+        Self { since: Instant::now(), timer: Box::pin(tokio::time::sleep(Duration::ZERO)) }
+    }
+
+    fn timer_elapsed(&mut self, context: &mut Context<'_>) -> bool {
+        self.timer.as_mut().poll(context).is_ready()
+    }
+
+    /// Ready once it has taken too long for such an answer.
+    fn poll(
+        &mut self,
+        context: &mut Context<'_>,
+        write_timeout: Duration,
+        answer: Answer,
+    ) -> Poll<()> {
+        let is_large = answer == Answer::Large;
+        let short = write_timeout.min(CONTENDED);
+        loop {
+            let allowed =
+                if is_large && large_answers::others_wait() { short } else { write_timeout };
+            let now = Instant::now();
+            if now >= self.since + allowed {
+                return Poll::Ready(());
+            }
+            let look = self.since + write_timeout;
+            self.timer.as_mut().reset(if is_large { look.min(now + short) } else { look });
+            ready!(self.timer.as_mut().poll(context));
+        }
     }
 }
 
@@ -133,13 +175,13 @@ impl AsyncWrite for Socket {
 }
 
 tokio::task_local! {
-    /// Whether the response body has produced a frame and was not polled for the next one.
-    static WAITING_FOR_CLIENT: Cell<bool>;
+    /// The answer whose body has produced a frame and was not polled for the next one.
+    static WAITING_FOR_CLIENT: Cell<Option<Answer>>;
 }
 
-/// Records, on the task of an HTTP/2 stream, whether the client is being waited for. With HTTP/1.1
+/// Records, on the task of an HTTP/2 stream, with which answer the client is being waited for. With HTTP/1.1
 /// there is no such task: the socket detects it.
-pub(super) fn set_waiting_for_client(waiting: bool) {
+pub(super) fn set_waiting_for_client(waiting: Option<Answer>) {
     let _ = WAITING_FOR_CLIENT.try_with(|cell| cell.set(waiting));
 }
 
@@ -152,29 +194,27 @@ pub(super) struct Streams {
 impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Streams {
     fn execute(&self, stream: F) {
         let stream = with_write_timeout(stream, self.write_timeout);
-        tokio::spawn(WAITING_FOR_CLIENT.scope(Cell::new(false), stream));
+        tokio::spawn(WAITING_FOR_CLIENT.scope(Cell::new(None), stream));
     }
 }
 
 async fn with_write_timeout(stream: impl Future<Output = ()>, write_timeout: Duration) {
     let mut stream = pin!(stream);
-    let mut stall: Option<Pin<Box<Sleep>>> = None;
+    let mut stall: Option<Stall> = None;
     poll_fn(|context| {
-        let expired = stall.as_mut().is_some_and(|timer| timer.as_mut().poll(context).is_ready());
+        let has_timed_out = stall.as_mut().is_some_and(|stall| stall.timer_elapsed(context));
         if stream.as_mut().poll(context).is_ready() {
             return Poll::Ready(());
         }
-        if !WAITING_FOR_CLIENT.with(Cell::get) {
+        let Some(answer) = WAITING_FOR_CLIENT.with(Cell::get) else {
             stall = None;
             return Poll::Pending;
-        }
-        if expired {
-            return Poll::Ready(());
-        }
+        };
         // Every other wake-up means that the window was enlarged, which is progress.
-        let timer = stall.get_or_insert_with(|| Box::pin(tokio::time::sleep(write_timeout)));
-        timer.as_mut().reset(Instant::now() + write_timeout);
-        timer.as_mut().poll(context)
+        if !has_timed_out {
+            stall = None;
+        }
+        stall.get_or_insert_with(Stall::begin).poll(context, write_timeout, answer)
     })
     .await;
 }

@@ -32,6 +32,8 @@ struct State {
     since: Instant,
     /// Requests without a complete response.
     requests: u32,
+    /// Those of them whose response is a large one.
+    large_answers: u32,
     /// Response bytes cannot be written until the client reads.
     write_blocked: bool,
     /// The client may still be sending when the connection is closed.
@@ -62,6 +64,7 @@ impl ConnectionTiming {
             phase: Phase::Connected,
             since: Instant::now(),
             requests: 0,
+            large_answers: 0,
             write_blocked: false,
             lingers: false,
             head: None,
@@ -141,6 +144,11 @@ impl ConnectionTiming {
         self.state().requests > 0
     }
 
+    /// What is being sent; the larger kind where it is several.
+    pub(super) fn answer(&self) -> Answer {
+        if self.state().large_answers > 0 { Answer::Large } else { Answer::Small }
+    }
+
     /// In this phase the connection can be closed without a graceful shutdown.
     pub(super) fn awaits_request_head(&self) -> bool {
         matches!(self.state().phase, Phase::Connected | Phase::ReadingHead)
@@ -164,21 +172,42 @@ impl State {
     }
 }
 
+/// Whether a response takes memory that others may wait for ([`crate::http::edge::large_answers`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Answer {
+    Small,
+    Large,
+}
+
 /// Counts a request as open, from its head to the end of its response.
 #[derive(Debug)]
-pub(super) struct OpenRequest(Arc<ConnectionTiming>);
+pub(super) struct OpenRequest {
+    timing: Arc<ConnectionTiming>,
+    answer: Answer,
+}
 
 impl OpenRequest {
     pub(super) fn new(timing: &Arc<ConnectionTiming>) -> Self {
         timing.state().requests += 1;
-        Self(Arc::clone(timing))
+        Self { timing: Arc::clone(timing), answer: Answer::Small }
+    }
+
+    /// Says that its response is a large one.
+    pub(super) fn set_large(&mut self) {
+        self.timing.state().large_answers += 1;
+        self.answer = Answer::Large;
+    }
+
+    pub(super) fn answer(&self) -> Answer {
+        self.answer
     }
 }
 
 impl Drop for OpenRequest {
     fn drop(&mut self) {
-        let mut state = self.0.state();
+        let mut state = self.timing.state();
         state.requests -= 1;
+        state.large_answers -= u32::from(self.answer == Answer::Large);
         let phase = if state.phase == Phase::ReadingHead { Phase::Idle } else { state.phase };
         state.enter(phase);
     }

@@ -72,6 +72,11 @@ impl WireNames {
     }
 }
 
+/// Whether providers accept a name as it is.
+pub(super) fn is_valid(name: &str) -> bool {
+    (1..=MAX).contains(&name.len()) && sanitise(name) == name
+}
+
 /// `:` and `/` become `__`, everything else that is not allowed `_`.
 fn sanitise(name: &str) -> String {
     let mut wire = String::with_capacity(name.len());

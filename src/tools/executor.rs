@@ -499,7 +499,7 @@ impl Executor {
                 scope.standing.held().await;
             }
             let work = tool.execute(ready.permit.clone(), ready.arguments.clone(), &ready.context);
-            let done = guarded(limit, work).await;
+            let done = guarded(limit, ready.effect(), work).await;
             let requests = &ready.context.requests;
             let asked = requests.take_pause().unwrap_or_default();
             let may_repeat = matches!(done, Err(Failure::Told(..)));
@@ -512,8 +512,8 @@ impl Executor {
         if ready.effect() != Effect::Read {
             scope.standing.held().await;
         }
-        guarded(limit, tool.execute(ready.permit.clone(), ready.arguments.clone(), &ready.context))
-            .await
+        let work = tool.execute(ready.permit.clone(), ready.arguments.clone(), &ready.context);
+        guarded(limit, ready.effect(), work).await
     }
 }
 

@@ -12,6 +12,10 @@ use super::ToolError;
 use crate::event::{CallFailure, InputAsked};
 use crate::run::Effect;
 
+/// What the model is told of a call that may have changed something.
+pub(super) const MAY_HAVE_EFFECT: &str =
+    "It is unknown whether the call took effect; check before you repeat it.";
+
 /// How a guarded piece of a tool's work failed.
 pub(super) enum Failure {
     /// Returned to the model.
@@ -75,9 +79,10 @@ pub(super) fn audited(result: &Result<String, Failure>) -> (&'static str, Option
     }
 }
 
-/// A tool's work, bounded in time and with its panics caught.
+/// A tool's work, which has this effect, bounded in time and with its panics caught.
 pub(super) async fn guarded<T>(
     limit: Duration,
+    effect: Effect,
     work: impl Future<Output = Result<T, ToolError>>,
 ) -> Result<T, Failure> {
     match tokio::time::timeout(limit, AssertUnwindSafe(work).catch_unwind()).await {
@@ -96,10 +101,13 @@ pub(super) async fn guarded<T>(
             Err(Failure::Told(CallFailure::Panicked, message.into()))
         }
         Err(_elapsed) => {
-            let message = format!(
+            let mut message = format!(
                 "The tool did not finish within {} seconds and was cancelled.",
                 limit.as_secs_f64()
             );
+            if effect != Effect::Read {
+                message = format!("{message} {MAY_HAVE_EFFECT}");
+            }
             Err(Failure::Told(CallFailure::Timeout, message))
         }
     }

@@ -18,6 +18,7 @@ use crate::bounds::schema::Schema;
 use crate::event::{CallFailure, InputGiven};
 use crate::governance::{Action, Allowance, Decision};
 use crate::message::{ToolCall, canonical_json};
+use crate::run::Effect;
 
 /// What allows a call that no rule names: the tool was offered.
 const LISTED: &str = "tools";
@@ -119,7 +120,7 @@ impl Asked<'_> {
         let canonical = canonical_json(arguments.clone());
         let context = self.context(&canonical);
         let acts = actions_of(&*offered.tool, &offered.options.paths, arguments, &context);
-        match guarded(scope.timeout, acts).await {
+        match guarded(scope.timeout, Effect::Read, acts).await {
             Ok(actions) => Ok(Considered { canonical, context, actions }),
             // What a call would do is unknown, so it cannot be judged: a check that cannot
             // decide blocks.

@@ -277,8 +277,8 @@ async fn answers_are_followed_and_refused(db: Db) {
     let expected = [
         "GET /api/echo",
         "redirects to another host",
-        "Error: The service answered 503",
-        "Error: The service answered 503",
+        "503 Service Unavailable. It is at fault itself; try again later.",
+        "503 Service Unavailable. It is at fault itself. It is unknown whether the call took effect",
         "q is too short",
         "204 No Content",
         "bytes of",

@@ -125,13 +125,12 @@ async fn calls_that_others_decide_on_or_execute_are_shared(db: Db) {
 model: scripted/parent
 tools: ['agent:child', file_ops]
 enable_double_confirmation: false
-governance: {autonomy: approve, autonomy_overrides: {'agent:child': full}, budget: {max_tool_calls: 3}}
+governance: {autonomy: supervised, budget: {max_tool_calls: 3}}
 ";
-    let write = |path: &str| {
-        format!("{{tool: file_ops, arguments: {{operation: write, path: {path}, content: x}}}}")
-    };
+    let delete =
+        |path: &str| format!("{{tool: file_ops, arguments: {{operation: delete, path: {path}}}}}");
     let asking = [
-        ("deny", [write("a"), write("b")]),
+        ("deny", [delete("a"), delete("b")]),
         (
             "result",
             ["{tool: mine, arguments: {n: 1}}", "{tool: mine, arguments: {n: 2}}"]
@@ -145,6 +144,8 @@ governance: {autonomy: approve, autonomy_overrides: {'agent:child': full}, budge
         );
         let service = Setup::new()
             .agent("parent", parent)
+            .file("a", "x")
+            .file("b", "x")
             .scenario("parent", &steps)
             .agent("child", &format!("{CHILD}tools: [file_ops]\n"))
             .scenario(

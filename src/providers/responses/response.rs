@@ -13,7 +13,7 @@ use crate::bounds::json::AtMost;
 use crate::message::{FinishReason, OpaqueBlocks, Usage};
 use crate::providers::failure::{self, Reported};
 use crate::providers::received::{self, MAX_PARTS, Unusable};
-use crate::providers::{Completion, RawToolCall};
+use crate::providers::{Completion, RawToolCall, names};
 
 #[derive(Deserialize)]
 struct Answer<'a> {
@@ -95,8 +95,9 @@ struct Output {
     tool_calls: Vec<RawToolCall>,
     /// An item cannot be rebuilt from the completion.
     wants_back: bool,
-    /// A call's id was generated, so the items cannot be sent back verbatim.
-    ids_made_up: bool,
+    /// A call's id was generated, or its name is none that a request may have: the items cannot be sent back
+    /// verbatim.
+    has_changed: bool,
 }
 
 /// Reads a whole answer. `provider` marks its opaque blocks; `step` is part of the ids generated
@@ -132,7 +133,7 @@ pub(super) fn parse_with(
     }
     let mut output = Output::default();
     items.iter().try_for_each(|item| output.take(item, step))?;
-    let is_whole = output.tool_calls.len() <= received::MAX_CALLS && !output.ids_made_up;
+    let is_whole = output.tool_calls.len() <= received::MAX_CALLS && !output.has_changed;
     let keeps = output.wants_back && is_whole;
     let opaque = keeps.then(|| OpaqueBlocks { provider: provider.to_owned(), json: list(&items) });
     Ok(output.complete(cut.as_deref(), opaque, answer.usage.and_then(usage)))
@@ -171,8 +172,9 @@ impl Output {
                 let id = call.id.unwrap_or_default();
                 let (name, arguments) =
                     (call.name.unwrap_or_default(), call.arguments.unwrap_or_default());
+                self.has_changed |= !names::is_valid(&name);
                 let read = received::tool_call(id.clone(), name, arguments, &self.tool_calls, step);
-                self.ids_made_up |= read.id != id;
+                self.has_changed |= read.id != id;
                 self.tool_calls.push(read);
             }
             "reasoning" => {

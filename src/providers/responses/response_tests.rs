@@ -111,6 +111,17 @@ fn ids_that_are_missing_or_repeated_are_made_up() {
 }
 
 #[test]
+fn items_whose_names_no_request_may_have_are_not_sent_back_verbatim() {
+    let reasoning = json!({"type": "reasoning", "id": "rs_1", "summary": []});
+    for (name, kept) in [("file_ops", true), ("a.b", false), ("", false), ("mcp:x/y", false)] {
+        let call =
+            json!({"type": "function_call", "call_id": "c", "name": name, "arguments": "{}"});
+        let completion = completed(&json!([reasoning, call])).unwrap();
+        assert_eq!(completion.opaque.is_some(), kept, "{name:?}");
+    }
+}
+
+#[test]
 fn answers_without_anything_in_them_are_malformed() {
     let deep = "[".repeat(10_000);
     let bodies = [

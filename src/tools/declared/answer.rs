@@ -11,6 +11,8 @@ use super::Wrong;
 use super::file::ResponseSection;
 use crate::bounds::json;
 use crate::outbound::Response;
+use crate::run::Effect;
+use crate::tools::guarded::MAY_HAVE_EFFECT;
 use crate::tools::results::MAX_RESULT;
 
 /// Bytes that are shown where the file says nothing.
@@ -43,10 +45,10 @@ impl Shown {
     }
 
     /// The answer as the model reads it, or the error.
-    pub(super) fn of(&self, response: &Response) -> Result<String, String> {
+    pub(super) fn of(&self, response: &Response, effect: Effect) -> Result<String, String> {
         let Response { status, headers, body, is_whole, .. } = response;
         if !status.is_success() {
-            return Err(refusal(response));
+            return Err(refusal(response, effect));
         }
         if !is_whole {
             return Err(format!(
@@ -105,7 +107,7 @@ impl Shown {
 }
 
 /// What the service says where it does not do what it is asked.
-fn refusal(response: &Response) -> String {
+fn refusal(response: &Response, effect: Effect) -> String {
     let Response { status, headers, body, .. } = response;
     let said = String::from_utf8_lossy(body);
     let said: String = said.chars().filter(|c| !c.is_control() || *c == '\n').collect();
@@ -116,7 +118,10 @@ fn refusal(response: &Response) -> String {
             " The service's own credentials are refused; other arguments may not help."
         }
         StatusCode::TOO_MANY_REQUESTS => " It wants fewer requests; try again later.",
-        _ if status.is_server_error() => " It is at fault itself; try again later.",
+        _ if status.is_server_error() && effect == Effect::Read => {
+            " It is at fault itself; try again later."
+        }
+        _ if status.is_server_error() => &format!(" It is at fault itself. {MAY_HAVE_EFFECT}"),
         _ if status.is_redirection() && headers.contains_key(LOCATION) => {
             " It redirects elsewhere."
         }

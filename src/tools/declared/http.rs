@@ -229,11 +229,12 @@ impl HttpTool {
     }
 
     async fn show(&self, response: Response) -> Result<String, String> {
+        let effect = self.info.effect;
         if response.body.len() <= SMALL_ANSWER {
-            return self.shown.of(&response);
+            return self.shown.of(&response, effect);
         }
         let shown = self.shown.clone();
-        let shown = readers::read(move || shown.of(&response)).await;
+        let shown = readers::read(move || shown.of(&response, effect)).await;
         shown.unwrap_or_else(|| Err("The answer cannot be read.".to_owned()))
     }
 }

@@ -25,6 +25,7 @@ use crate::bounds::text::quoted;
 use crate::governance::{Action, ActionKind, Permit};
 use crate::message::tool_schema::ToolSchema;
 use crate::run::{Effect, SandboxLevel};
+use crate::tools::guarded::MAY_HAVE_EFFECT;
 use crate::tools::proxy::{self, Proxy};
 use crate::tools::sandbox::Startable;
 use crate::tools::sandbox::plan::{Access, Command, Grant, GrantKind, Reach, Step, When};
@@ -310,6 +311,9 @@ impl Tool for ScriptTool {
         let ran = self.run(&self.program, arguments.to_string(), permit, context).await?;
         let unanswered = context.requests.refusals();
         self.answers.of(&ran, self.timeout()).map_err(|mut message| {
+            if ran.stopped.is_some() && self.info.effect != Effect::Read {
+                message = format!("{message}\n{MAY_HAVE_EFFECT}");
+            }
             if !unanswered.is_empty() {
                 message = format!("{message}\nIts requests met: {}.", unanswered.join("; "));
             }

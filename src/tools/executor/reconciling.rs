@@ -187,7 +187,7 @@ impl Executor {
             }
         };
         let limit = Self::limit(ready, scope, options);
-        guarded(limit, work).await.unwrap_or_else(|failure| {
+        guarded(limit, Effect::Read, work).await.unwrap_or_else(|failure| {
             CallOutcome::Unknown(match failure {
                 Failure::Told(CallFailure::Timeout, _) => {
                     format!("no answer came within {} seconds", limit.as_secs_f64())

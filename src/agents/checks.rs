@@ -174,6 +174,9 @@ fn check_tools(d: &Definition) -> Check {
                 "needs a memory: nothing is kept of this agent's runs",
             ));
         }
+        if tool == "use_skill" && d.skills.is_empty() {
+            return Err(DefinitionError::at(key, "needs `skills`: this agent has none to read"));
+        }
         if let Some(agent) = Delegation::of_tool(tool).map(Delegation::agent) {
             if !is_agent_name(agent) {
                 return Err(DefinitionError::at(

@@ -130,6 +130,8 @@ fn what_is_wrong_with_a_contract_is_found_at_its_key() {
 #[test]
 fn what_is_wrong_with_tool_settings_is_found_at_its_key() {
     for (section, key) in [
+        ("tools: [a, recall]", "tools[1]"),
+        ("tools: [a, use_skill]", "tools[1]"),
         ("tool_options: {'[': {retries: 1}}", "tool_options.["),
         ("tool_options: {a: {retries: 11}}", "tool_options.a.retries"),
         ("tool_options: {'agent:x': {retries: 1}}", "tool_options.agent:x.retries"),

@@ -116,7 +116,7 @@ enum Command {
     Audit(audit::AuditCommand),
     /// List the model providers, and the models that agents use
     Models(JsonArg),
-    /// Make files of tools from descriptions of APIs
+    /// Make files of tools from descriptions of APIs; call one tool
     #[command(subcommand)]
     Tools(tools::ToolsCommand),
     /// Check configuration and agent definitions

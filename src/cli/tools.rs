@@ -83,7 +83,7 @@ pub(super) fn import(args: ImportArgs) -> anyhow::Result<()> {
     for (id, part) in parts {
         print_notice(&format!("left out of the operation {id:?}: {part}"));
     }
-    let text = written::yaml(document.base_url().as_deref(), &entries);
+    let text = written::yaml(&document.server(), &entries);
     readable(&text).map_err(|why| {
         UsageError(format!("these operations do not fit in one file of tools, import fewer: {why}"))
     })?;

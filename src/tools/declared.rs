@@ -32,6 +32,7 @@ use crate::outbound::Client;
 use crate::tools::proxy::Proxy;
 use file::{Entry, ToolsFile};
 use http::{HttpTool, Service};
+use openapi::Server;
 use script::ScriptTool;
 
 /// Bytes of a file.
@@ -187,8 +188,13 @@ impl Declared {
                 .map_err(|message| Wrong::at("openapi.file", message))?;
             let imported = openapi::Document::of(document)
                 .map_err(|message| Wrong::at("openapi.file", message))?;
-            if base_url.is_none() {
-                base_url = imported.base_url();
+            match imported.server() {
+                Server::Address(url) if base_url.is_none() => base_url = Some(url),
+                Server::Path(path) if base_url.is_none() => {
+                    let message = format!("is missing; the document names its path alone, {path}");
+                    return Err(Wrong::at("base_url", message));
+                }
+                _ => {}
             }
             for (i, id) in section.operations.iter().enumerate() {
                 let key = format!("openapi.operations[{i}]");

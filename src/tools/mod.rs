@@ -9,6 +9,7 @@ mod audit_arguments;
 pub mod browser;
 mod call_options;
 mod changed;
+mod characters;
 pub mod client_calls;
 pub mod credentials;
 pub mod declared;

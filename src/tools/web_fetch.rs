@@ -11,11 +11,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use http::header::{ACCEPT, CONTENT_TYPE, USER_AGENT};
+use http::header::{ACCEPT, USER_AGENT};
 use http::{HeaderMap, HeaderValue, Method};
 use serde_json::{Value, json};
 use url::Url;
 
+use super::characters::{bare_type, content_type};
 use super::requests::Requests;
 use super::{Defaults, Tool, ToolContext, ToolError, ToolInfo, pdf, readers};
 use crate::bounds::address;
@@ -211,13 +212,4 @@ impl Tool for WebFetch {
 fn address_of(arguments: &Value) -> Result<Url, ToolError> {
     let written = arguments["url"].as_str().unwrap_or_default();
     address::read(written).map_err(|why| ToolError::ForModel(format!("The url {why}.")))
-}
-
-fn content_type(response: &Response) -> &str {
-    response.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default()
-}
-
-/// A content type without its parameters.
-fn bare_type(kind: &str) -> String {
-    kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
 }

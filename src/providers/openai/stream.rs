@@ -29,8 +29,7 @@ struct Chunk<'a> {
 
 #[derive(Deserialize)]
 struct Choice<'a> {
-    #[serde(default)]
-    index: u32,
+    index: Option<u32>,
     #[serde(borrow)]
     delta: Option<Piece<'a>>,
     finish_reason: Option<String>,
@@ -94,7 +93,8 @@ impl Answer {
             return Err(Unusable::Error(failure::read_body(data)));
         }
         self.usage = chunk.usage.and_then(usage).or(self.usage);
-        for choice in chunk.choices.into_iter().flatten().filter(|choice| choice.index == 0) {
+        let is_first = |choice: &Choice<'_>| choice.index.unwrap_or_default() == 0;
+        for choice in chunk.choices.into_iter().flatten().filter(is_first) {
             if let Some(piece) = choice.delta {
                 self.take_piece(piece, deltas)?;
             }

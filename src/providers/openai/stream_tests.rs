@@ -287,6 +287,26 @@ fn errors_and_nonsense_within_a_stream_end_it() {
 }
 
 #[test]
+fn without_a_number_it_is_the_first() {
+    let begins = json!({"tool_calls": [{"index": null, "id": "a", "function": {"name": "t", "arguments": "{"}}]});
+    let goes_on = json!({"tool_calls": [{"index": null, "id": null, "function": {"name": null, "arguments": "}"}}]});
+    let text = stream(&[json!({"content": "hi"}), begins, goes_on], "tool_calls");
+    let expected = whole(&text);
+    assert_eq!(
+        (expected.text.as_str(), &expected.tool_calls[..]),
+        ("hi", &[made("a", "t", "{}")][..])
+    );
+    let member = "\"index\":0,";
+    assert!(text.contains(member), "{text}");
+    for none in ["\"index\":null,", ""] {
+        assert_eq!(whole(&text.replace(member, none)), expected, "{none}");
+    }
+    let nulls =
+        json!({"content": null, "refusal": null, "reasoning_content": null, "tool_calls": null});
+    assert_eq!(whole(&stream(&[json!({"content": "hi"}), nulls], "stop")).text, "hi");
+}
+
+#[test]
 fn what_is_not_ours_is_passed_over() {
     let pieces = [
         ": OPENROUTER PROCESSING\n\n".to_owned(),

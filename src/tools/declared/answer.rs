@@ -3,8 +3,9 @@
 //! A refusal of the service is reported with the reason that it gives, so that the model can do
 //! better. Of JSON a part may be shown; what is too long is cut, with a note.
 
+use encoding_rs::{Encoding, UTF_8};
 use http::StatusCode;
-use http::header::{CONTENT_TYPE, LOCATION};
+use http::header::LOCATION;
 use serde_json::Value;
 
 use super::Wrong;
@@ -12,9 +13,12 @@ use super::file::ResponseSection;
 use crate::bounds::json;
 use crate::outbound::Response;
 use crate::run::Effect;
+use crate::tools::characters::{bare_type, content_type, decoded, may_be_text, said, usual};
 use crate::tools::guarded::MAY_HAVE_EFFECT;
 use crate::tools::results::MAX_RESULT;
 
+/// Bytes of an answer, and of its text.
+pub(super) const MAX_ANSWER: usize = 8 * 1024 * 1024;
 /// Bytes that are shown where the file says nothing.
 const USUAL: usize = 48 * 1024;
 /// Bytes that are shown at most of what is cut, so that there is room for the note.
@@ -46,52 +50,42 @@ impl Shown {
 
     /// The answer as the model reads it, or the error.
     pub(super) fn of(&self, response: &Response, effect: Effect) -> Result<String, String> {
-        let Response { status, headers, body, is_whole, .. } = response;
+        let Response { status, body, is_whole, .. } = response;
         if !status.is_success() {
             return Err(refusal(response, effect));
         }
         if !is_whole {
-            return Err(format!(
-                "The answer has more than {} bytes, which is too large; request less.",
-                body.len()
-            ));
+            return Err(too_large(body.len()));
         }
-        let kind = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
         if body.is_empty() && self.pointer.is_none() {
             return Ok(format!("The service answered {status} without a body."));
         }
-        if !is_json(kind) && self.pointer.is_none() {
-            return self.text(body, kind);
-        }
-        let value: Value = match json::read(body) {
-            Ok(value) => value,
-            Err(_) if self.pointer.is_none() => return self.text(body, kind),
-            Err(_) => {
-                return Err(format!(
-                    "The answer is not JSON, although JSON is expected; it is {}.",
+        let kind = content_type(response);
+        let text_in =
+            |encoding| decoded(body, encoding, MAX_ANSWER).ok_or_else(|| too_large(MAX_ANSWER));
+        let text = characters(body, kind).map(text_in).transpose()?;
+        let may_be_json = is_json(kind) || self.pointer.is_some();
+        let value: Option<Value> =
+            text.as_ref().filter(|_| may_be_json).and_then(|text| json::read(text).ok());
+        match (value, &self.pointer) {
+            (Some(value), None) => Ok(self.cut(value.to_string())),
+            (Some(value), Some(pointer)) => match value.pointer(pointer) {
+                Some(Value::String(text)) => Ok(self.cut(text.clone())),
+                Some(part) => Ok(self.cut(part.to_string())),
+                None => Err(format!("The answer has nothing at {pointer}.")),
+            },
+            (None, Some(_)) => Err(format!(
+                "The answer is not JSON, although JSON is expected; it is {}.",
+                named(kind)
+            )),
+            (None, None) => match text.filter(|_| !is_medium(kind)) {
+                Some(text) => Ok(self.cut(text)),
+                None => Err(format!(
+                    "The answer is not text but {} bytes of {}.",
+                    body.len(),
                     named(kind)
-                ));
-            }
-        };
-        let Some(pointer) = &self.pointer else { return Ok(self.cut(value.to_string())) };
-        match value.pointer(pointer) {
-            Some(Value::String(text)) => Ok(self.cut(text.clone())),
-            Some(part) => Ok(self.cut(part.to_string())),
-            None => Err(format!("The answer has nothing at {pointer}.")),
-        }
-    }
-
-    fn text(&self, body: &[u8], kind: &str) -> Result<String, String> {
-        let is_binary =
-            body.contains(&0) || kind.starts_with("image/") || kind.starts_with("audio/");
-        match std::str::from_utf8(body) {
-            Ok(text) if !is_binary => Ok(self.cut(text.to_owned())),
-            Err(_) if kind.starts_with("text/") && !is_binary => {
-                Ok(self.cut(String::from_utf8_lossy(body).into_owned()))
-            }
-            _ => {
-                Err(format!("The answer is not text but {} bytes of {}.", body.len(), named(kind)))
-            }
+                )),
+            },
         }
     }
 
@@ -109,7 +103,8 @@ impl Shown {
 /// What the service says where it does not do what it is asked.
 fn refusal(response: &Response, effect: Effect) -> String {
     let Response { status, headers, body, .. } = response;
-    let said = String::from_utf8_lossy(body);
+    let encoding = characters(body, content_type(response)).unwrap_or(UTF_8);
+    let (said, _, _) = encoding.decode(body);
     let said: String = said.chars().filter(|c| !c.is_control() || *c == '\n').collect();
     let said = said.trim();
     let said = &said[..said.floor_char_boundary(MAX_REFUSAL)];
@@ -131,11 +126,35 @@ fn refusal(response: &Response, effect: Effect) -> String {
     format!("The service answered {status}.{hint}{told}")
 }
 
+/// The characters of a body; nothing where it is not text.
+fn characters(body: &[u8], kind: &str) -> Option<&'static Encoding> {
+    if !may_be_text(body, kind) {
+        return None;
+    }
+    let bare = bare_type(kind);
+    let is_text =
+        || bare.starts_with("text/") || bare.contains("json") || std::str::from_utf8(body).is_ok();
+    said(body, kind, false).or_else(|| is_text().then(|| usual(body, kind)))
+}
+
+fn too_large(most: usize) -> String {
+    format!("The answer has more than {most} bytes, which is too large; request less.")
+}
+
 fn is_json(kind: &str) -> bool {
-    let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    let kind = bare_type(kind);
     kind == "application/json" || kind.ends_with("+json") || kind.is_empty()
+}
+
+fn is_medium(kind: &str) -> bool {
+    let kind = bare_type(kind);
+    kind.starts_with("image/") || kind.starts_with("audio/")
 }
 
 fn named(kind: &str) -> &str {
     if kind.is_empty() { "unknown type" } else { kind }
 }
+
+#[cfg(test)]
+#[path = "answer_tests.rs"]
+mod tests;

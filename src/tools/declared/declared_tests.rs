@@ -177,7 +177,8 @@ fn schemas_of_an_api_are_made_whole() {
         }
     });
     let document = openapi::Document::of(document).unwrap();
-    assert_eq!(document.base_url().as_deref(), Some("https://api.example.com/v2"));
+    let server = openapi::Server::Address("https://api.example.com/v2".to_owned());
+    assert_eq!(document.server(), server);
     let imported = document.operation("pets/add-toy").unwrap();
     let entry = imported.entry;
     assert_eq!(imported.left_out, Vec::<String>::new());
@@ -214,6 +215,19 @@ fn schemas_of_an_api_are_made_whole() {
         let error = document.operation(id).err().unwrap();
         assert!(error.contains(why), "{id}: {error}");
     }
+}
+
+#[test]
+fn a_path_alone_is_no_address() {
+    let document = json!({"openapi": "3.1.0", "servers": [{"url": "/v1"}], "paths": {"/runs": {"get": {"operationId": "runs"}}}}).to_string();
+    let section = "openapi: {file: api.json, operations: [runs]}\n";
+    let declared = load(&[("api.json", &document), ("set.yaml", section)]);
+    let [broken] = &declared.broken[..] else { panic!("{:?}", declared.broken) };
+    let why = "base_url: is missing; the document names its path alone, /v1";
+    assert!(broken.error.ends_with(why), "{}", broken.error);
+    let whole = format!("base_url: https://x/v1\n{section}");
+    let declared = load(&[("api.json", &document), ("set.yaml", &whole)]);
+    assert_eq!((declared.broken.len(), declared.tools.len()), (0, 1), "{:?}", declared.broken);
 }
 
 #[test]

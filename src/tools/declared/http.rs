@@ -14,7 +14,7 @@ use http::header::{ACCEPT, HeaderName, HeaderValue, RETRY_AFTER, USER_AGENT};
 use serde_json::Value;
 use url::Url;
 
-use super::answer::Shown;
+use super::answer::{MAX_ANSWER, Shown};
 use super::file::{BodyFormat, Entry, ResponseSection};
 use super::mapping::{self, Given, Mapping, Secrets};
 use super::outcome;
@@ -33,8 +33,6 @@ use crate::tools::{CallOutcome, Tool, ToolContext, ToolError, ToolInfo, readers}
 
 /// The header by which a service recognises a call that is repeated.
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
-/// Bytes of an answer.
-const MAX_ANSWER: usize = 8 * 1024 * 1024;
 /// Bytes of an answer that is read where it came.
 const SMALL_ANSWER: usize = 64 * 1024;
 /// For one request; the call has a limit of its own, which is shorter as a rule.

@@ -9,6 +9,7 @@
 
 mod body;
 mod list;
+mod server;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -18,6 +19,7 @@ use serde_json::{Map, Value, json};
 
 use super::file::Entry;
 use crate::run::Effect;
+pub use server::Server;
 
 /// References within one another; what is below allows all.
 const MAX_REFERENCES: usize = 6;
@@ -106,10 +108,9 @@ impl Document {
         Ok(Self { root })
     }
 
-    /// The first server, where it is an address of its own.
-    pub fn base_url(&self) -> Option<String> {
-        let url = self.root.pointer("/servers/0/url")?.as_str()?;
-        (url.starts_with("http") && !url.contains('{')).then(|| url.to_owned())
+    /// The first server.
+    pub fn server(&self) -> Server {
+        Server::of(self.root.pointer("/servers/0/url").and_then(Value::as_str))
     }
 
     /// The ids of all operations, in the order of the document.

@@ -6,14 +6,18 @@ use std::fmt::Write as _;
 use serde_json::Value;
 
 use super::file::{BodyFormat, Entry};
+use super::openapi::Server;
 use crate::run::Effect;
 
 /// A file of these tools.
-pub fn yaml(base_url: Option<&str>, entries: &[Entry]) -> String {
-    let base_url = base_url.map_or_else(
-        || "# base_url: https://…   # the document names none\n".to_owned(),
-        |url| format!("base_url: {}\n", Value::from(url)),
-    );
+pub fn yaml(server: &Server, entries: &[Entry]) -> String {
+    let base_url = match server {
+        Server::Address(url) => format!("base_url: {}\n", Value::from(url.as_str())),
+        Server::Path(path) => {
+            format!("# base_url: https://…{path}   # the document names the path alone\n")
+        }
+        Server::Unknown => "# base_url: https://…   # the document names none\n".to_owned(),
+    };
     let mut text =
         format!("{base_url}# headers: {{Authorization: \"Bearer {{{{ env.TOKEN }}}}\"}}\ntools:\n");
     for entry in entries {

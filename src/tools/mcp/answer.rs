@@ -1,7 +1,7 @@
 //! What a model reads of what a tool of a server answered.
 //!
-//! Text is passed on; of other content it is said that it is there. A server may ask for something
-//! first.
+//! Text is passed on; of other content it is said that it is there. What is structured is passed on
+//! where no text says it. A server may ask for something first.
 
 use serde_json::Value;
 
@@ -41,8 +41,9 @@ pub(super) fn of(result: &Value) -> Result<String, String> {
         text.push(format!("[{} further parts are left out]", parts.len() - MAX_PARTS));
     }
     let structured = &result["structuredContent"];
-    if text.iter().all(|part| part.trim().is_empty()) && !structured.is_null() {
-        text = vec![structured.to_string()];
+    if !parts.iter().take(MAX_PARTS).any(says_something) && !structured.is_null() {
+        text.retain(|part| !part.trim().is_empty());
+        text.push(structured.to_string());
     }
     let text = ends_of(text.join("\n"));
     match (result["isError"].as_bool(), text.is_empty()) {
@@ -52,6 +53,11 @@ pub(super) fn of(result: &Value) -> Result<String, String> {
         (_, true) => Err("The server's answer does not follow the protocol.".to_owned()),
         (_, false) => Ok(text),
     }
+}
+
+/// Whether it is text, and not blank.
+fn says_something(part: &Value) -> bool {
+    part["type"] == "text" && part["text"].as_str().is_some_and(|text| !text.trim().is_empty())
 }
 
 fn part(part: &Value) -> String {
@@ -97,16 +103,31 @@ mod tests {
     #[test]
     fn answers_become_text() {
         let text = |text: &str| json!({"type": "text", "text": text});
+        let image = json!({"type": "image", "mimeType": "image/png", "data": "AAAA"});
         for (result, expected) in [
             (json!({"content": [text("a"), text("b")]}), Ok("a\nb")),
             (json!({"content": [text("no")], "isError": true}), Err("no")),
             (json!({"content": [], "isError": true}), Err("The tool failed and does not say why.")),
             (json!({"content": [], "structuredContent": {"n": 1}}), Ok(r#"{"n":1}"#)),
-            (json!({}), Ok("The tool answered nothing.")),
+            (json!({"content": [text("two")], "structuredContent": {"n": 2}}), Ok("two")),
             (
-                json!({"content": [{"type": "image", "mimeType": "image/png", "data": "AAAA"}]}),
-                Ok("[image of image/png, 3 bytes, left out]"),
+                json!({"content": [text(" "), image], "structuredContent": {"n": 1}}),
+                Ok("[image of image/png, 3 bytes, left out]\n{\"n\":1}"),
             ),
+            (
+                json!({"content": [text("two"), image], "structuredContent": {"n": 2}}),
+                Ok("two\n[image of image/png, 3 bytes, left out]"),
+            ),
+            (
+                json!({"content": [{"type": "resource_link", "uri": "u"}], "structuredContent": [1]}),
+                Ok("[see u]\n[1]"),
+            ),
+            (
+                json!({"content": [image], "structuredContent": {"n": 1}, "isError": true}),
+                Err("[image of image/png, 3 bytes, left out]\n{\"n\":1}"),
+            ),
+            (json!({}), Ok("The tool answered nothing.")),
+            (json!({"content": [image]}), Ok("[image of image/png, 3 bytes, left out]")),
             (
                 json!({"content": [{"type": "image", "mimeType": "image/png", "data": "aGk="}]}),
                 Ok("[image of image/png, 2 bytes, left out]"),

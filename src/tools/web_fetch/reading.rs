@@ -1,14 +1,13 @@
-//! From the bytes of a page to its text: what they are, and in which characters.
+//! From the bytes of a page to its text.
 
-use encoding_rs::{Encoding, UTF_8, WINDOWS_1252};
 use url::Url;
 
-use super::{bare_type, content_type};
 use crate::bounds::html;
 use crate::outbound::Response;
+use crate::tools::characters::{bare_type, content_type, may_be_text, said, usual};
 
-/// Bytes at the start of a page in which it may say in which characters it is written.
-const PROLOGUE: usize = 1024;
+/// Bytes at the start of a page by which it is told whether it is text.
+const LOOKED_AT: usize = 8192;
 
 /// A page as text.
 pub(super) struct Text {
@@ -21,10 +20,9 @@ impl Text {
     /// It is no text.
     pub(super) fn of(response: &Response) -> Result<Self, String> {
         let body = &response.body;
-        let kind = bare_type(content_type(response));
-        let has_mark = Encoding::for_bom(body);
-        let is_binary = has_mark.is_none() && body.iter().take(8192).any(|byte| *byte == 0);
-        if is_binary {
+        let written = content_type(response);
+        let kind = bare_type(written);
+        if !may_be_text(&body[..body.len().min(LOOKED_AT)], written) {
             let kind = if kind.is_empty() { "unknown type" } else { &kind };
             return Err(format!("it is not text but {} bytes of {kind}", body.len()));
         }
@@ -33,12 +31,7 @@ impl Text {
             "" => looks_like_page(body),
             _ => false,
         };
-        let declared = charset(content_type(response)).or_else(|| written(body, is_page));
-        let encoding = has_mark.map(|(encoding, _)| encoding).or(declared);
-        let encoding = encoding.unwrap_or_else(|| match std::str::from_utf8(body) {
-            Err(_) if !kind.contains("json") => WINDOWS_1252,
-            _ => UTF_8,
-        });
+        let encoding = said(body, written, is_page).unwrap_or_else(|| usual(body, written));
         let (text, _, _) = encoding.decode(body);
         Ok(Self { text: text.into_owned(), is_page })
     }
@@ -68,34 +61,6 @@ fn looks_like_page(body: &[u8]) -> bool {
     let start = String::from_utf8_lossy(&body[..body.len().min(256)]).to_ascii_lowercase();
     let start = start.trim_start_matches(['\u{feff}', ' ', '\n', '\r', '\t']);
     start.starts_with("<!doctype html") || start.starts_with("<html")
-}
-
-/// The charset of a content type.
-fn charset(kind: &str) -> Option<&'static Encoding> {
-    let (_, parameters) = kind.split_once(';')?;
-    let value = parameters.split(';').find_map(|parameter| {
-        let (name, value) = parameter.split_once('=')?;
-        name.trim().eq_ignore_ascii_case("charset").then(|| value.trim().trim_matches(['"', '\'']))
-    })?;
-    Encoding::for_label(value.as_bytes())
-}
-
-/// The charset that a page, or a document of XML, writes at its start.
-fn written(body: &[u8], is_page: bool) -> Option<&'static Encoding> {
-    let start = String::from_utf8_lossy(&body[..body.len().min(PROLOGUE)]).to_ascii_lowercase();
-    let marks: &[&str] = if is_page { &["charset=", "encoding="] } else { &["encoding="] };
-    let is_xml = start.trim_start().starts_with("<?xml");
-    if !is_page && !is_xml {
-        return None;
-    }
-    let label = marks.iter().find_map(|mark| start.split_once(mark)).map(|(_, rest)| rest)?;
-    let label = label.trim_start_matches(['"', '\'', ' ']);
-    let end = label.find(|c: char| !c.is_ascii_alphanumeric() && !"-_:.".contains(c))?;
-    // What can be read up to here is no UTF-16, whatever it says.
-    Encoding::for_label(&label.as_bytes()[..end]).map(|encoding| match encoding.name() {
-        "UTF-16LE" | "UTF-16BE" => UTF_8,
-        _ => encoding,
-    })
 }
 
 #[cfg(test)]
@@ -144,6 +109,7 @@ mod tests {
             ("text/plain", b"\xff\xfea\0b\0", "ab"),
             ("text/html; charset=windows-1251", b"\xef\xbb\xbf\xc3\xa4", "ä"),
             ("application/json", b"\"\xff\"", "\"\u{fffd}\""),
+            ("text/plain; charset=utf-16", b"a\0b\0", "ab"),
             ("text/plain; charset=nonsense", b"\xe4", "ä"),
         ];
         for (kind, body, expected) in table {

@@ -212,7 +212,7 @@ pub async fn local(mut config: Config, tenant: &str) -> Result<Local, AppError> 
 impl AppError {
     /// Whether the configuration is at fault, and not what it is used on.
     pub fn is_of_configuration(&self) -> bool {
-        matches!(self, Self::Key(keys::KeyError::MalformedAdminKey))
+        matches!(self, Self::Key(keys::KeyError::MalformedAdminKey | keys::KeyError::AdminKeyTaken))
     }
 }
 

@@ -537,8 +537,11 @@ fn audit_keys(
         let key = BASE64_STANDARD.decode(key).ok().filter(|key| (32..=64).contains(&key.len()))?;
         Some(SecretSlice::from(key))
     };
-    let keys = env.get(variable).map(String::as_str).unwrap_or_default().split_whitespace();
-    let keys: Option<Vec<SecretSlice<u8>>> = keys.map(key).collect();
+    let Some(value) = env.get(variable).filter(|value| !value.is_empty()) else {
+        let message = format!("the environment variable {variable} is not set");
+        return Err(sources.error("audit.key_env", message));
+    };
+    let keys: Option<Vec<SecretSlice<u8>>> = value.split_whitespace().map(key).collect();
     keys.filter(|keys| !keys.is_empty()).ok_or_else(|| {
         let message = format!("the variable {variable} must hold the base64 of 32 to 64 bytes");
         sources.error("audit.key_env", message)

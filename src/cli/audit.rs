@@ -11,14 +11,14 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use url::form_urlencoded::Serializer;
 
-use super::client::{Client, ClientError, TargetArgs};
+use super::JsonArg;
+use super::client::{Client, ClientError};
 use super::kinds::{AUDIT_RECORD, AUDIT_STRETCH};
 use super::output::{json_line, print, print_json};
 use super::pages::{PAGE, Pages};
-use super::{JsonArg, UsageError};
+use super::tenants::TenantArgs;
 use crate::config::Flags;
 use crate::message::visible::escaped;
-use crate::runtime::keys::{DEFAULT_TENANT, is_tenant};
 
 /// Stretches of a page: the service compares each with its records.
 const STRETCHES: usize = 20;
@@ -51,7 +51,7 @@ pub(super) enum AuditCommand {
         #[command(flatten)]
         output: JsonArg,
         #[command(flatten)]
-        access: AuditArgs,
+        access: TenantArgs,
     },
     /// Print audit records as JSON lines, newest first
     #[command(after_help = EXPORT_EXAMPLES)]
@@ -62,7 +62,7 @@ pub(super) enum AuditCommand {
         #[arg(long)]
         ocsf: bool,
         #[command(flatten)]
-        access: AuditArgs,
+        access: TenantArgs,
     },
 }
 
@@ -97,27 +97,9 @@ impl Which {
     }
 }
 
-/// Which tenant, and which service.
-#[derive(Debug, Args)]
-pub(super) struct AuditArgs {
-    /// The tenant; not with --server, where the key determines it [default: default]
-    #[arg(long)]
-    tenant: Option<String>,
-    #[command(flatten)]
-    target: TargetArgs,
-}
-
 pub(super) async fn audit(flags: &Flags, command: AuditCommand) -> anyhow::Result<ExitCode> {
     let (AuditCommand::Verify { access, .. } | AuditCommand::Export { access, .. }) = &command;
-    let tenant = access.tenant.as_deref().unwrap_or(DEFAULT_TENANT);
-    if !is_tenant(tenant) {
-        let message = format!("--tenant: {tenant:?} does not match ^[a-z0-9][a-z0-9_-]{{0,63}}$");
-        return Err(UsageError(message).into());
-    }
-    if access.tenant.is_some() && access.target.server().is_some() {
-        return Err(UsageError("--tenant: the key determines the tenant".to_owned()).into());
-    }
-    let client = Client::open_existing(&access.target, flags, tenant).await?;
+    let client = access.open_existing(flags).await?;
     let done = match &command {
         AuditCommand::Verify { unsigned_until, output, .. } => {
             verify(&client, unsigned_until.unwrap_or_default(), output.json).await

@@ -12,10 +12,10 @@ use super::client::{Client, TargetArgs};
 use super::kinds::{KEY, NEW_KEY};
 use super::output::{confirmed, print, print_json, print_notice};
 use super::table::table;
-use super::{JsonArg, UsageError};
+use super::{JsonArg, UsageError, tenants};
 use crate::config::Flags;
 use crate::message::visible::escaped;
-use crate::runtime::keys::{DEFAULT_TENANT, MAX_SCOPES, SCOPES, is_id, is_scope, is_tenant};
+use crate::runtime::keys::{DEFAULT_TENANT, MAX_SCOPES, SCOPES, is_id, is_scope};
 
 const CREATE_EXAMPLES: &str = "\
 Scopes: admin, agents:invoke, agents:read, audit:read, files:read, files:write, keys:admin, memory:read,
@@ -96,12 +96,7 @@ impl KeysCommand {
     /// Checks the arguments before a request is made.
     fn check(&self) -> Result<(), UsageError> {
         let wrong = |message: String| Err(UsageError(message));
-        let AccessArgs { tenant, .. } = self.access();
-        if let Some(tenant) = tenant.as_ref().filter(|tenant| !is_tenant(tenant)) {
-            return wrong(format!(
-                "--tenant: {tenant:?} does not match ^[a-z0-9][a-z0-9_-]{{0,63}}$"
-            ));
-        }
+        tenants::check(self.access().tenant.as_deref())?;
         match self {
             Self::Create { expires_at: Some(end), .. } if *end <= Utc::now() => {
                 wrong(format!("--expires-at: {end} is not in the future"))

@@ -29,6 +29,7 @@ mod runs;
 mod schema;
 mod shell_words;
 mod table;
+mod tenants;
 mod times;
 mod tools;
 

@@ -11,16 +11,16 @@ use clap::{Args, Subcommand};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::client::{Client, ClientError, TargetArgs, segment};
+use super::client::{Client, ClientError, segment};
 use super::kinds::REPLAY;
 use super::output::{print, print_json, print_notice};
 use super::table::table;
+use super::tenants::TenantArgs;
 use super::{JsonArg, UsageError};
 use crate::agents::{DefinitionError, is_agent_name, without_failed_examples};
 use crate::app;
 use crate::bounds::yaml;
 use crate::config::{Config, Flags};
-use crate::runtime::keys::DEFAULT_TENANT;
 use crate::runtime::{Decided, PolicyCase};
 
 const REPLAY_EXAMPLES: &str = "\
@@ -76,11 +76,8 @@ pub(super) struct ReplayArgs {
     /// Only so many runs, the newest [default: all of the period]
     #[arg(long, value_name = "RUNS", value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,
-    /// The tenant [default: default, or with --server the tenant of the key]
-    #[arg(long)]
-    tenant: Option<String>,
     #[command(flatten)]
-    target: TargetArgs,
+    access: TenantArgs,
     #[command(flatten)]
     output: JsonArg,
 }
@@ -123,8 +120,7 @@ async fn replay(flags: &Flags, args: &ReplayArgs) -> anyhow::Result<ExitCode> {
     if let Some(file) = &args.definition {
         request["definition"] = read(file)?.into();
     }
-    let tenant = args.tenant.as_deref().unwrap_or(DEFAULT_TENANT);
-    let client = Client::open_existing(&args.target, flags, tenant).await?;
+    let client = args.access.open_existing(flags).await?;
     let replay = replay_all(&client, args, request).await;
     client.close().await;
     let replay = replay?;

@@ -307,23 +307,43 @@ fn errors_in_the_file_name_file_line_and_key() {
         ),
         (
             "[server]\nbody_limit = 10",
-            "conf/toolloop.toml:2: server.body_limit: 10 is not between 1024 and 1073741824",
+            "conf/toolloop.toml:2: server.body_limit: 10 is not between 1KiB and 1GiB",
         ),
         (
             "[server]\nrequest_timeout = \"0s\"",
-            "conf/toolloop.toml:2: server.request_timeout: \"…\" is not between 1s and 604800s",
+            "conf/toolloop.toml:2: server.request_timeout: \"…\" is not between 1s and 7d",
         ),
         (
             "[server]\nshutdown_grace = 30",
             "conf/toolloop.toml:2: server.shutdown_grace: invalid type: integer, expected a string",
         ),
         (
+            "[server]\nbody_limit = -1",
+            "conf/toolloop.toml:2: server.body_limit: -1 is not between 1KiB and 1GiB",
+        ),
+        (
+            "[server]\nbody_limit = 2048.5",
+            "conf/toolloop.toml:2: server.body_limit: 2048.5 is not a size",
+        ),
+        (
+            "[server]\nheader_timeout = \"90m\"",
+            "conf/toolloop.toml:2: server.header_timeout: \"…\" is not between 100ms and 1h",
+        ),
+        (
+            "[server]\nwrite_timeout = \"2d\"",
+            "conf/toolloop.toml:2: server.write_timeout: \"…\" is not between 100ms and 24h",
+        ),
+        (
+            "[runtime]\nstore_patience = \"2h\"",
+            "conf/toolloop.toml:2: runtime.store_patience: \"…\" is not between 0s and 1h",
+        ),
+        (
             "[runtime]\nlease = \"1999ms\"",
-            "conf/toolloop.toml:2: runtime.lease: \"…\" is not between 2s and 3600s",
+            "conf/toolloop.toml:2: runtime.lease: \"…\" is not between 2s and 1h",
         ),
         (
             "[runtime]\nqueue_workers = -1",
-            "conf/toolloop.toml:2: runtime.queue_workers: invalid value",
+            "conf/toolloop.toml:2: runtime.queue_workers: -1 is not between 1 and 100000",
         ),
         (
             "[runtime]\nmax_crashes = 0",
@@ -354,7 +374,7 @@ fn errors_in_the_file_name_file_line_and_key() {
         ),
         (
             "[runtime]\nretention = \"10ms\"",
-            "conf/toolloop.toml:2: runtime.retention: \"…\" is not between 1s",
+            "conf/toolloop.toml:2: runtime.retention: \"…\" is not between 1s and 36500d",
         ),
         (
             "[governance]\nrate_limit_burst = 0",
@@ -405,6 +425,14 @@ fn errors_in_the_file_name_file_line_and_key() {
             "conf/toolloop.toml:3: auth.jwt: needs either jwks_file or jwks_url",
         ),
         (
+            "[auth]\nmode = \"jwt\"\n[auth.jwt]\nissuer = \"i\"\naudience = \"a\"\njwks_file = \"f\"\njwks_url = \"https://x\"",
+            "conf/toolloop.toml:3: auth.jwt: has both jwks_file and jwks_url",
+        ),
+        (
+            "[audit]\nkey_env = \"AK\"",
+            "conf/toolloop.toml:2: audit.key_env: the environment variable AK is not set",
+        ),
+        (
             "[auth]\nmode = \"jwt\"\n[auth.jwt]\nissuer = \"\"\naudience = \"a\"",
             "conf/toolloop.toml:4: auth.jwt.issuer: must not be empty",
         ),
@@ -414,7 +442,7 @@ fn errors_in_the_file_name_file_line_and_key() {
         ),
         (
             "[models.openai]\ntimeout = \"1ms\"",
-            "conf/toolloop.toml:2: models.openai.timeout: \"…\" is not between 100ms and 3600s",
+            "conf/toolloop.toml:2: models.openai.timeout: \"…\" is not between 100ms and 1h",
         ),
     ];
     for (file, expected) in table {

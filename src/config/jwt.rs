@@ -63,8 +63,11 @@ pub(super) fn resolve(
             address::read(url)
                 .map_err(|why| sources.error("auth.jwt.jwks_url", why.to_string()))?,
         ),
-        _ => {
-            let message = "needs either jwks_file or jwks_url".to_owned();
+        (None, None) => {
+            return Err(sources.error("auth.jwt", "needs either jwks_file or jwks_url"));
+        }
+        (Some(_), Some(_)) => {
+            let message = "has both jwks_file and jwks_url, and takes only one of them";
             return Err(sources.error("auth.jwt", message));
         }
     };

@@ -2,6 +2,7 @@
 //!
 //! Errors do not name the key; [`super::sources`] adds it.
 
+use std::fmt::Display;
 use std::time::Duration;
 
 use schemars::{Schema, SchemaGenerator, json_schema};
@@ -55,6 +56,30 @@ pub(super) fn parse_size(text: &str) -> Result<u64, String> {
     number.checked_mul(unit_bytes).ok_or_else(|| format!("{text:?} is too large"))
 }
 
+/// A duration as [`parse_duration`] reads it, in the largest unit of which it is a multiple.
+/// One day is written as 24h.
+fn written_duration(ms: u64) -> String {
+    const UNITS: [(u64, &str); 5] =
+        [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1000, "s"), (1, "ms")];
+    match ms {
+        0 => "0s".to_owned(),
+        86_400_000 => "24h".to_owned(),
+        _ => written(ms, &UNITS),
+    }
+}
+
+/// A size as [`parse_size`] reads it, in the largest unit of which it is a multiple.
+fn written_size(bytes: u64) -> String {
+    const UNITS: [(u64, &str); 5] =
+        [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B")];
+    written(bytes, &UNITS)
+}
+
+fn written(value: u64, units: &[(u64, &str)]) -> String {
+    let unit = units.iter().find(|(unit, _)| value.is_multiple_of(*unit));
+    unit.map_or_else(|| value.to_string(), |(unit, name)| format!("{}{name}", value / unit))
+}
+
 /// Origins as browsers send them: scheme, host and port, and nothing else.
 pub(super) fn origins<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
     let origins = Vec::<String>::deserialize(deserializer)?;
@@ -93,7 +118,8 @@ where
     let value = parse_duration(&text).map_err(D::Error::custom)?;
     let (min, max) = (Duration::from_millis(MIN_MS), Duration::from_secs(MAX_S));
     if value < min || value > max {
-        return Err(D::Error::custom(format!("{text:?} is not between {min:?} and {MAX_S}s")));
+        let (min, max) = (written_duration(MIN_MS), written_duration(MAX_S * 1000));
+        return Err(D::Error::custom(format!("{text:?} is not between {min} and {max}")));
     }
     Ok(value)
 }
@@ -130,13 +156,15 @@ where
     D: Deserializer<'de>,
 {
     let bytes = match Value::deserialize(deserializer)? {
-        Value::Number(n) => {
-            n.as_u64().ok_or_else(|| D::Error::custom(format!("{n} is not a size")))?
-        }
+        Value::Number(n) => match n.as_u64() {
+            Some(bytes) => bytes,
+            None if n.is_i64() => return Err(outside(&n, &written_size(MIN), &written_size(MAX))),
+            None => return Err(D::Error::custom(format!("{n} is not a size"))),
+        },
         Value::String(text) => parse_size(&text).map_err(D::Error::custom)?,
         other => return Err(D::Error::custom(format!("{other} is not a size"))),
     };
-    within(bytes, MIN, MAX)
+    within(bytes, MIN, MAX, written_size)
 }
 
 /// As [`size`], where there may be none.
@@ -157,7 +185,14 @@ where
     T: TryFrom<u64>,
     D: Deserializer<'de>,
 {
-    within(u64::deserialize(deserializer)?, MIN, MAX)
+    let value = match Value::deserialize(deserializer)? {
+        // Of what is negative a parser of whole numbers does not tell the range.
+        Value::Number(n) if n.as_i64().is_some_and(i64::is_negative) => {
+            return Err(outside(&n, &MIN, &MAX));
+        }
+        other => u64::deserialize(other).map_err(D::Error::custom)?,
+    };
+    within(value, MIN, MAX, |bound| bound.to_string())
 }
 
 /// As [`count`], for optional settings.
@@ -171,11 +206,20 @@ where
     count::<MIN, MAX, T, D>(deserializer).map(Some)
 }
 
-fn within<T: TryFrom<u64>, E: serde::de::Error>(value: u64, min: u64, max: u64) -> Result<T, E> {
+fn within<T: TryFrom<u64>, E: serde::de::Error>(
+    value: u64,
+    min: u64,
+    max: u64,
+    written: impl Fn(u64) -> String,
+) -> Result<T, E> {
     T::try_from(value)
         .ok()
         .filter(|_| (min..=max).contains(&value))
-        .ok_or_else(|| E::custom(format!("{value} is not between {min} and {max}")))
+        .ok_or_else(|| outside(&value, &written(min), &written(max)))
+}
+
+fn outside<E: serde::de::Error>(value: &dyn Display, min: &dyn Display, max: &dyn Display) -> E {
+    E::custom(format!("{value} is not between {min} and {max}"))
 }
 
 /// The JSON Schema of a [`duration`], which cannot express its bounds.

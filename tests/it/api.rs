@@ -613,11 +613,14 @@ async fn the_audit_log_is_filtered_and_paginated(db: Db) {
         .map(|row| row["id"].as_str().unwrap().to_owned())
         .collect();
     assert_eq!((seen.len(), &seen), (4, &all));
-    for wrong in ["action=rain", "decision=maybe", "outcome=fine", "run_id=7"] {
-        assert_eq!(
-            problem(&service.get(&format!("/v1/audit?{wrong}")).await),
-            (400, "INVALID_PARAMETER"),
-            "{wrong}"
-        );
+    for (wrong, told) in [
+        ("action=rain", "must be one of tool_call, key.created, "),
+        ("decision=maybe", "must be one of allowed, warned, escalated, blocked."),
+        ("outcome=fine", "must be one of succeeded, failed, "),
+        ("run_id=7", "must be a UUID"),
+    ] {
+        let refused = service.get(&format!("/v1/audit?{wrong}")).await;
+        assert_eq!(problem(&refused), (400, "INVALID_PARAMETER"), "{wrong}");
+        assert!(refused.body["detail"].as_str().unwrap().contains(told), "{}", refused.body);
     }
 }

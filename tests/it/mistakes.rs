@@ -75,6 +75,8 @@ async fn a_restart_that_is_due_is_told(db: Db) {
     };
     let ready = service.until("/readyz", is_told).await;
     assert_eq!(due(&ready), ["tools/new.yaml"]);
+    let known = "unknown key `…` (did you mean `lease`?), expected one of `max_concurrent_runs`, ";
+    assert!(ready["definitions"].to_string().contains(known), "{ready:#}");
     service.until_logged("did you mean `lease`?").await;
     service.until_logged("has changed since the start").await;
     std::fs::write(&settings, before).unwrap();

@@ -302,6 +302,16 @@ async fn the_command_line_replays_and_tests(db: Db) {
     let replay: Value = serde_json::from_slice(&told.stdout).unwrap();
     assert_eq!((&replay["calls"], &replay["unchanged"]), (&json!(5), &json!(5)), "{replay:#}");
 
+    let of_another = command(service.dir.path())
+        .args(["policy", "replay", "--agent", "writer", "--tenant", "acme"])
+        .args(["--server", &server, "--key", &service.key])
+        .output()
+        .await
+        .unwrap();
+    assert_eq!(of_another.status.code(), Some(2), "{of_another:?}");
+    let said = String::from_utf8_lossy(&of_another.stderr);
+    assert!(said.contains("--tenant: the key determines the tenant"), "{said}");
+
     service.write("cases.yaml", CASES);
     let test = || {
         let mut test = command(service.dir.path());

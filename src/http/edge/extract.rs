@@ -368,6 +368,12 @@ impl Params {
         self.value(name, &format!("one of {}", T::VARIANTS.join(", ")), |text| text.parse().ok())
     }
 
+    /// Takes a parameter that is one of these words.
+    pub(crate) fn word(&mut self, name: &str, words: &[&str]) -> Result<Option<String>, Problem> {
+        let read = |text: &str| words.contains(&text).then(|| text.to_owned());
+        self.value(name, &format!("one of {}", words.join(", ")), read)
+    }
+
     pub(crate) fn time(&mut self, name: &str) -> Result<Option<DateTime<Utc>>, Problem> {
         // An offset's `+` that was not encoded has become a space.
         self.value(name, A_TIME, |text| time(&text.replace(' ', "+")))

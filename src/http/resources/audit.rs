@@ -11,7 +11,6 @@ use uuid::Uuid;
 use super::page::{LISTS, ListParams, Listing, by_time, time_position};
 use super::redacted;
 use super::run_parts::json_or_text;
-use crate::event::AuditAction;
 use crate::http::document::vocabulary::{AuditAction as AuditActionWord, CallOutcome, Decision};
 use crate::http::edge::auth::{AuditRead, Scoped};
 use crate::http::edge::extract::Params;
@@ -132,19 +131,16 @@ pub(crate) async fn list_audit(
     caller: Scoped<AuditRead>,
     mut params: Params,
 ) -> Result<Json<Listing<AuditView>>, Problem> {
-    let one_of =
-        |names: &'static [&str]| move |text: &str| names.contains(&text).then(|| text.to_owned());
-    let action = |text: &str| text.parse::<AuditAction>().ok();
     let filter = AuditFilter {
-        action: params.value("action", "the action of an audit record", action)?,
+        action: params.one_of("action")?,
         run_id: params.uuid("run_id")?,
         agent: params.text("agent"),
         session_id: params.text("session_id"),
         tool: params.text("tool"),
         rule: params.text("rule"),
-        decision: params.value("decision", "a decision", one_of(Decision::WORDS))?,
+        decision: params.word("decision", Decision::WORDS)?,
         subject: params.text("subject"),
-        outcome: params.value("outcome", "an outcome", one_of(CallOutcome::WORDS))?,
+        outcome: params.word("outcome", CallOutcome::WORDS)?,
         created_after: params.time("created_after")?,
         created_before: params.bound("created_before")?,
     };

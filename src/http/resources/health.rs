@@ -125,20 +125,33 @@ pub(crate) async fn readyz(State(app): State<App>) -> (StatusCode, Json<Readines
     let more_definitions = definitions.len().checked_sub(SHOWN).filter(|more| *more > 0);
     definitions.truncate(SHOWN);
     for problem in &mut definitions {
-        problem.error = unquoted(&problem.error);
+        problem.error = unquoted(&problem.error, Names::Shown);
         problem.error.truncate(problem.error.floor_char_boundary(MAX_ERROR));
     }
     let unavailable = |ServerStatus { name, fault, .. }: ServerStatus| {
-        Some(UnavailableServer { server: name, error: unquoted(&fault?) })
+        Some(UnavailableServer { server: name, error: unquoted(&fault?, Names::Hidden) })
     };
     let mcp_servers = (app.servers)().into_iter().filter_map(unavailable).collect();
     (code, Json(Readiness { status, checks, definitions, more_definitions, mcp_servers }))
 }
 
+/// Whether the names that a message of a parser expects are shown: they are the service's own. A
+/// message from elsewhere may call anything so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Names {
+    Shown,
+    Hidden,
+}
+
+/// What comes before a name that is expected, and between two of them.
+const BEFORE_NAMES: [&str; 3] = [", expected one of ", ", expected ", " (did you mean "];
+const BETWEEN_NAMES: [&str; 2] = [", ", " or "];
+
 /// A message without what it quotes: this route needs no key, and a value in the wrong place may be
 /// a secret. The log and `toolloop check` have the whole message.
-fn unquoted(message: &str) -> String {
+fn unquoted(message: &str, names: Names) -> String {
     let mut shown = String::with_capacity(message.len());
+    let mut is_after_name = false;
     let mut rest = message;
     while let Some(start) = rest.find(['"', '`']) {
         let (before, quoted) = rest.split_at(start);
@@ -150,7 +163,16 @@ fn unquoted(message: &str) -> String {
             ends
         });
         shown.push_str(before);
-        shown.extend([quote, '…', quote]);
+        let inner = end.map_or("", |(end, _)| &quoted[1..end]);
+        let is_name = quote == '`'
+            && inner.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
+            && (BEFORE_NAMES.iter().any(|it| before.ends_with(it))
+                || (is_after_name && BETWEEN_NAMES.contains(&before)));
+        is_after_name = is_name && names == Names::Shown && !inner.is_empty();
+        let inner = if is_after_name { inner } else { "…" };
+        shown.push(quote);
+        shown.push_str(inner);
+        shown.push(quote);
         rest = end.map_or("", |(end, _)| &quoted[end + 1..]);
     }
     shown.push_str(rest);
@@ -159,7 +181,7 @@ fn unquoted(message: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::unquoted;
+    use super::{Names, unquoted};
 
     #[test]
     fn what_is_quoted_is_not_shown() {
@@ -170,7 +192,34 @@ mod tests {
             ("\"never closed `é", "\"…\""),
             ("`ä\"b` c", "`…` c"),
         ] {
-            assert_eq!(unquoted(message), shown);
+            for names in [Names::Shown, Names::Hidden] {
+                assert_eq!(unquoted(message, names), shown);
+            }
         }
+    }
+
+    #[test]
+    fn names_that_are_expected_are_shown() {
+        for (message, shown) in [
+            (
+                "x: unknown key `x`, expected one of `a_b`, `c2`, `d`",
+                "x: unknown key `…`, expected one of `a_b`, `c2`, `d`",
+            ),
+            (
+                "unknown key `x`, expected `a` or `b`; `c`",
+                "unknown key `…`, expected `a` or `b`; `…`",
+            ),
+            ("unknown key `x` (did you mean `a`?)", "unknown key `…` (did you mean `a`?)"),
+            // Only the names of a list, and only such as the service has.
+            ("expected `a`", "expected `…`"),
+            (", expected `sk-1`, `a`", ", expected `…`, `…`"),
+            (", expected ``, `a`", ", expected `…`, `…`"),
+            ("\"is, expected \" `a`", "\"…\" `…`"),
+            (", expected \"a\"", ", expected \"…\""),
+            (", expected `a` and `b`", ", expected `a` and `…`"),
+        ] {
+            assert_eq!(unquoted(message, Names::Shown), shown);
+        }
+        assert_eq!(unquoted("x, expected `a`", Names::Hidden), "x, expected `…`");
     }
 }

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{directory, toolloop};
+use crate::service::command;
 
 const API: &str = r#"{"openapi": "3.1.0", "info": {"title": "a", "version": "1"}, "servers": [{"url": "http://a.example"}],
 "paths": {"/things": {"get": {"operationId": "ListThings", "responses": {}}, "post": {"operationId": "AddThing", "responses": {}}}}}"#;
@@ -26,6 +27,7 @@ async fn wrong_usage_is_exit_code_two() {
             ],
             "is not in the future",
         ),
+        (&["policy", "replay", "--agent", "a", "--tenant", "A"], "does not match ^[a-z0-9]"),
         (&["doctor", "--config", "missing.toml"], "missing.toml: cannot be read"),
         (&["doctor", "--json", "--config", "missing.toml"], "missing.toml: cannot be read"),
         (&["tools", "import", "api.json", "--json", "--operation", "ListThings"], "--json"),
@@ -39,6 +41,26 @@ async fn wrong_usage_is_exit_code_two() {
     for (option, value) in [("--status", "needs_review"), ("--reason", "max_iterations")] {
         let done = toolloop(dir.path(), &["runs", "list", option, value]).await;
         assert_eq!(done.code, Some(0), "{}", done.err);
+    }
+}
+
+#[tokio::test]
+async fn an_admin_key_with_another_secret_is_a_mistake_of_the_configuration() {
+    let dir = directory(&[]);
+    let mut keys = command(dir.path());
+    keys.args(["keys", "create", "--name", "a", "--scope", "admin", "--json"]);
+    let made: Value = serde_json::from_slice(&keys.output().await.unwrap().stdout).unwrap();
+    let id = made["id"].as_str().unwrap();
+    for (key, told) in [
+        (format!("tl_{id}_another-secret-of-32-characters"), "but another secret"),
+        (format!("tl_{id}"), "must have the form"),
+    ] {
+        let mut serve = command(dir.path());
+        serve.args(["serve", "--listen", "127.0.0.1:0"]).env("TOOLLOOP_ADMIN_KEY", key);
+        let done = serve.output().await.unwrap();
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.code(), Some(2), "{said}");
+        assert!(said.contains(told), "{said}");
     }
 }
 

@@ -60,7 +60,7 @@ fn characters_are_what_they_are_said_to_be() {
     ];
     for (kind, body, expected) in table {
         assert_eq!(
-            shown(None).of(&response(kind, body)).as_deref(),
+            shown(None).of(&response(kind, body), Effect::Read).as_deref(),
             Ok(*expected),
             "{kind} {body:?}"
         );
@@ -71,7 +71,7 @@ fn characters_are_what_they_are_said_to_be() {
         ("application/json; charset=iso-8859-1", b"{\"a\": \"\xe4\"}"),
         ("application/json; charset=utf-16", &utf_16(json)),
     ] {
-        assert_eq!(shown(Some("/a")).of(&response(kind, body)).as_deref(), Ok("ä"), "{kind}");
+        assert_eq!(shown(Some("/a")).of(&response(kind, body), Effect::Read).as_deref(), Ok("ä"), "{kind}");
     }
     for (kind, body) in [
         ("text/plain", &b"a\0b"[..]),
@@ -80,10 +80,10 @@ fn characters_are_what_they_are_said_to_be() {
         ("audio/mpeg", b"\xff\xfe"),
         ("", b"\xff"),
     ] {
-        let why = shown(None).of(&response(kind, body)).unwrap_err();
+        let why = shown(None).of(&response(kind, body), Effect::Read).unwrap_err();
         assert!(why.starts_with("The answer is not text"), "{kind}: {why}");
     }
-    let why = shown(Some("/a")).of(&response("text/plain", b"\0")).unwrap_err();
+    let why = shown(Some("/a")).of(&response("text/plain", b"\0"), Effect::Read).unwrap_err();
     assert!(why.starts_with("The answer is not JSON"), "{why}");
     let refused = response("text/plain; charset=iso-8859-1", b"zu gro\xdf");
     let refused = Response { status: StatusCode::BAD_REQUEST, ..refused };

@@ -162,12 +162,14 @@ impl Store {
         let records: Vec<AuditRow> = ids.iter().filter_map(|id| found.remove(id)).collect();
         if records.len() == ids.len() && ids.len() == stretch.records as usize {
             let is_same = hash(stretch, records) == stretch.hash;
-            let changed = "a record was changed, their order, or a time of the stretch";
+            let changed = "a record was changed, or the order of the records was, or a time of \
+                           the stretch was";
             return Ok((!is_same).then(|| changed.to_owned()).into_iter().collect());
         }
         let there: BTreeSet<Uuid> = records.iter().map(|record| record.id).collect();
         let missing: Vec<Uuid> = ids.into_iter().filter(|id| !there.contains(id)).collect();
-        Ok(vec![format!("{} of its records are missing: {}", missing.len(), some(&missing))])
+        let are = if missing.len() == 1 { "is" } else { "are" };
+        Ok(vec![format!("{} of its records {are} missing: {}", missing.len(), some(&missing))])
     }
 
     /// Records between the end of what was closed before and the end of a stretch that neither it nor

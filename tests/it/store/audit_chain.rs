@@ -176,7 +176,7 @@ async fn every_change_is_found(db: Db) {
         (format!("UPDATE audit_log SET arguments = '{{}}' WHERE id = {}", nth(15)), "changed"),
         (format!("UPDATE audit_log SET duration_ms = NULL WHERE id = {}", nth(15)), "changed"),
         (swap, "changed"),
-        (format!("DELETE FROM audit_log WHERE id = {}", nth(15)), "missing"),
+        (format!("DELETE FROM audit_log WHERE id = {}", nth(15)), "1 of its records is missing: "),
         (format!("UPDATE audit_log SET reason = '' WHERE id = {}", nth(15)), "changed"),
         (insert("at", 15), "belong to no stretch"),
         (insert("at", 77), "belong to no stretch"),

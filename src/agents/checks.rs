@@ -49,10 +49,10 @@ pub fn is_agent_name(name: &str) -> bool {
 pub fn tool_choice_conflict(choice: &ToolChoicePolicy, structured: bool) -> Option<&'static str> {
     match (choice, structured) {
         (ToolChoicePolicy::Required, false) => Some(
-            "\"required\" needs a structured output: a text answer, which alone could end the run, would be forbidden",
+            "\"required\" needs `output` in the definition: a text answer, which alone could end the run, would be forbidden",
         ),
         (ToolChoicePolicy::None, true) => Some(
-            "\"none\" needs a text contract: the call of the output tool, which alone could end the run, would be forbidden",
+            "\"none\" needs a definition without `output`: the call of the output tool, which alone could end the run, would be forbidden",
         ),
         _ => None,
     }

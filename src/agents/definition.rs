@@ -68,7 +68,7 @@ pub struct Definition {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "meta::any_schema")]
     pub inputs: Option<Value>,
-    /// Absent: text contract.
+    /// Absent: any text answer ends the run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output: Option<OutputSection>,
     /// Names of offered tools.

@@ -77,7 +77,7 @@ pub(super) struct InvokeArgs {
 }
 
 const AFTER_CALL_HELP: &str = "\
-The call is a run of its own in which no model is asked: its gate, approvals, budgets and records are
+The call is a run of its own in which no model is asked: its permission check, approvals, budgets and records are
 those of any other. The tool's result is the run's output. Everything else is as of `toolloop invoke`.
 
 Exit codes: 0 completed · 1 failed, refused or not started · 2 wrong usage · 3 waits for an answer · 130 cancelled

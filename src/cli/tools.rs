@@ -21,7 +21,7 @@ use crate::tools::declared::{read_document, readable, written};
 pub(super) enum ToolsCommand {
     /// Write operations of an OpenAPI document as a file of tools; without any, list them
     Import(ImportArgs),
-    /// Call one tool as an agent, under its gate; no model is asked
+    /// Call one tool as an agent, after its permission check; no model is asked
     Call(CallArgs),
 }
 

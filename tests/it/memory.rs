@@ -257,7 +257,11 @@ async fn memory_is_listed_and_forgotten(db: Db) {
 
     let forgotten = service.delete(&one).await;
     assert_eq!((forgotten.status.as_u16(), forgotten.body), (200, json!({"deleted": 1})));
-    assert_eq!(service.delete(&one).await.status, 404);
+    let gone = service.delete(&one).await;
+    assert_eq!(
+        (gone.status.as_u16(), &gone.body["detail"]),
+        (404, &json!("There is no such piece of memory."))
+    );
     assert_eq!(service.delete("/v1/memory/no-id").await.status, 404);
     assert_eq!(asked(&service, "fish", "neptune").await, "Nothing that fits is remembered.");
     assert_eq!(service.delete("/v1/memory").await.status, 400, "whose memory?");

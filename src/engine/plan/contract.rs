@@ -105,10 +105,12 @@ pub(super) fn tool_choice(
     let choice = overrides.tool_choice.as_ref().unwrap_or(defined);
     let problem = match (choice, contract) {
         (ToolChoicePolicy::Required, Contract::Text { .. }) => {
-            "tool_choice required can never end under a text contract: use first_required"
+            "tool_choice required needs an output section in the definition: the text answer, which alone \
+             could end the run, would be forbidden; use first_required"
         }
         (ToolChoicePolicy::None, Contract::Structured { .. }) => {
-            "tool_choice none can never end under a structured contract: the output is a tool call"
+            "tool_choice none needs a definition without an output section: the call of the output tool, \
+             which alone could end the run, would be forbidden"
         }
         (ToolChoicePolicy::Tool(name), _) if !offers.iter().any(|offer| offer.name == *name) => {
             return Err(refused(

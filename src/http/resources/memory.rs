@@ -111,9 +111,9 @@ pub(crate) async fn forget_observation(
     params: Params,
 ) -> Result<Json<Forgotten>, Problem> {
     params.finish()?;
-    let id = ObservationId::parse(&id).ok_or_else(|| Problem::not_found("observation"))?;
+    let id = ObservationId::parse(&id).ok_or_else(|| Problem::not_found("piece of memory"))?;
     match app.store.forget(&caller, id).await? {
-        0 => Err(Problem::not_found("observation")),
+        0 => Err(Problem::not_found("piece of memory")),
         deleted => Ok(Json(Forgotten { deleted })),
     }
 }

@@ -316,7 +316,7 @@ fn share_problems(operation: &mut Operation) -> Vec<(String, RefOr<Response>)> {
     shared
 }
 
-/// Documents the headers `Retry-After`, `RateLimit` and `RateLimit-Policy`.
+/// Documents the headers of refusals, `RateLimit` and `RateLimit-Policy`.
 fn add_headers(operation: &mut Operation) {
     let is_limited = operation.operation_id.as_deref().is_some_and(is_invocation);
     let header = |schema: Object, description: &str| {
@@ -330,6 +330,15 @@ fn add_headers(operation: &mut Operation) {
             let seconds =
                 header(Object::with_type(Type::Integer), "Seconds until a retry may succeed.");
             response.headers.insert("retry-after".to_owned(), seconds);
+        }
+        let of_refusal = match status.as_str() {
+            "401" => Some(("www-authenticate", "`Bearer`: how a request is authenticated.")),
+            "416" => Some(("content-range", "How many bytes the file has: `bytes */<size>`.")),
+            _ => None,
+        };
+        if let Some((name, description)) = of_refusal {
+            let text = header(Object::with_type(Type::String), description);
+            response.headers.insert(name.to_owned(), text);
         }
         // What is the same for several operations is written once, whether they have a rate limit or not.
         if status == "429" || (is_limited && status.starts_with('2')) {

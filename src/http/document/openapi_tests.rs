@@ -100,6 +100,29 @@ fn every_operation_has_what_generated_clients_need() {
 }
 
 #[test]
+fn headers_that_are_sent_are_declared() {
+    let headers = |operation: &Value, status: &str| {
+        let headers = operation["responses"][status]["headers"].as_object();
+        headers.into_iter().flat_map(|all| all.keys().cloned()).collect::<Vec<_>>()
+    };
+    for (name, operation) in operations() {
+        if operation["security"] != json!([]) {
+            assert_eq!(headers(&operation, "401"), ["www-authenticate"], "{name}");
+        }
+        if !name.ends_with("/files/{path}") || !name.starts_with("get ") {
+            continue;
+        }
+        let of_content = ["accept-ranges", "content-disposition", "etag", "last-modified"];
+        assert_eq!(headers(&operation, "200"), of_content, "{name}");
+        let mut of_range = [&of_content[..], &["content-range"]].concat();
+        of_range.sort_unstable();
+        assert_eq!(headers(&operation, "206"), of_range, "{name}");
+        assert_eq!(headers(&operation, "304"), ["etag"], "{name}");
+        assert_eq!(headers(&operation, "416"), ["content-range"], "{name}");
+    }
+}
+
+#[test]
 fn only_health_metrics_and_the_document_need_no_key() {
     let open = operations().into_iter().filter(|(_, operation)| operation["security"] == json!([]));
     let open: Vec<String> = open.map(|(name, _)| name).collect();

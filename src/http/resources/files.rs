@@ -223,9 +223,22 @@ macro_rules! files_of {
             ),
             responses(
                 (status = 200, description = "The content.", content((inline(Bytes) = "application/octet-stream"), (inline(Bytes) = "*/*")),
-                    headers(("etag" = String, description = "The quoted SHA-256 of the content; a weak tag above 64 MiB."))),
-                (status = 206, description = "A range of it.", content((inline(Bytes) = "application/octet-stream"), (inline(Bytes) = "*/*"))),
-                (status = 304, description = "The client has it already."),
+                    headers(
+                        ("etag" = String, description = "The quoted SHA-256 of the content; a weak tag above 64 MiB."),
+                        ("accept-ranges" = String, description = "`bytes`: a range of it can be asked for."),
+                        ("last-modified" = String, description = "When the file was changed."),
+                        ("content-disposition" = String, description = "Whether a browser shows or saves it, and the file's name."),
+                    )),
+                (status = 206, description = "A range of it.", content((inline(Bytes) = "application/octet-stream"), (inline(Bytes) = "*/*")),
+                    headers(
+                        ("etag" = String, description = "That of the whole content."),
+                        ("accept-ranges" = String, description = "`bytes`: a range of it can be asked for."),
+                        ("content-range" = String, description = "Which bytes these are, and how many the file has: `bytes <first>-<last>/<size>`."),
+                        ("last-modified" = String, description = "When the file was changed."),
+                        ("content-disposition" = String, description = "Whether a browser shows or saves it, and the file's name."),
+                    )),
+                (status = 304, description = "The client has it already.",
+                    headers(("etag" = String, description = "The one that it has."))),
             ),
         )]
         pub(crate) async fn $get(

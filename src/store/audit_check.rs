@@ -162,7 +162,8 @@ impl Store {
         let records: Vec<AuditRow> = ids.iter().filter_map(|id| found.remove(id)).collect();
         if records.len() == ids.len() && ids.len() == stretch.records as usize {
             let is_same = hash(stretch, records) == stretch.hash;
-            let changed = "a record was changed, or the order of the records was, or a time of the stretch was";
+            let changed = "a record was changed, or the order of the records was, or a time of \
+                           the stretch was";
             return Ok((!is_same).then(|| changed.to_owned()).into_iter().collect());
         }
         let there: BTreeSet<Uuid> = records.iter().map(|record| record.id).collect();
@@ -198,8 +199,11 @@ impl Store {
             }
         }
         let say = || {
-            let (count, ids) = (added.len(), some(&added));
-            format!("records from its period belong to no stretch ({count}): {ids}")
+            format!(
+                "{} records from its period belong to no stretch: {}",
+                added.len(),
+                some(&added)
+            )
         };
         Ok((!added.is_empty()).then(say))
     }

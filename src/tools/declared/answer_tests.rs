@@ -71,7 +71,11 @@ fn characters_are_what_they_are_said_to_be() {
         ("application/json; charset=iso-8859-1", b"{\"a\": \"\xe4\"}"),
         ("application/json; charset=utf-16", &utf_16(json)),
     ] {
-        assert_eq!(shown(Some("/a")).of(&response(kind, body), Effect::Read).as_deref(), Ok("ä"), "{kind}");
+        assert_eq!(
+            shown(Some("/a")).of(&response(kind, body), Effect::Read).as_deref(),
+            Ok("ä"),
+            "{kind}"
+        );
     }
     for (kind, body) in [
         ("text/plain", &b"a\0b"[..]),
@@ -87,5 +91,5 @@ fn characters_are_what_they_are_said_to_be() {
     assert!(why.starts_with("The answer is not JSON"), "{why}");
     let refused = response("text/plain; charset=iso-8859-1", b"zu gro\xdf");
     let refused = Response { status: StatusCode::BAD_REQUEST, ..refused };
-    assert!(shown(None).of(&refused).unwrap_err().ends_with("It says: zu gro\u{df}"));
+    assert!(shown(None).of(&refused, Effect::Read).unwrap_err().ends_with("It says: zu gro\u{df}"));
 }

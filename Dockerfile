@@ -8,7 +8,7 @@ COPY migrations migrations
 ARG REVISION=unknown
 ENV TOOLLOOP_REVISION=$REVISION
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
-    cargo build --profile dist --locked && cp target/dist/toolloop /usr/local/bin/toolloop
+    cargo build --release --locked && cp target/release/toolloop /usr/local/bin/toolloop
 
 FROM debian:bookworm-slim@sha256:3783cc01769c7b2b1b83a5c5ad96c815348e28ed7da68e2e3687004faa906251
 # For the tool `browser`, add chromium to the packages.

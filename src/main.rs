@@ -49,15 +49,17 @@ fn limit_kept_memory() {
     }
 }
 
-/// Gives back the memory of code that only the start has needed. Code that is needed again comes from the
-/// file's cache.
+/// Gives back the memory of code and constants that only the start has needed. What is needed again comes
+/// from the file's cache.
 #[expect(unsafe_code, reason = "memory is given back by its address")]
 fn forget_start() {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let Ok(program) = std::env::current_exe() else { return };
-    let is_code =
-        |line: &&str| line.contains(" r-xp ") && line.ends_with(&*program.to_string_lossy());
-    for line in maps.lines().filter(is_code) {
+    let is_constant = |line: &&str| {
+        (line.contains(" r-xp ") || line.contains(" r--p 00000000 "))
+            && line.ends_with(&*program.to_string_lossy())
+    };
+    for line in maps.lines().filter(is_constant) {
         let range = line.split(' ').next().and_then(|range| range.split_once('-'));
         let Some((start, end)) = range else { continue };
         let address = |text| usize::from_str_radix(text, 16);

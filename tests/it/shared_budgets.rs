@@ -125,12 +125,13 @@ async fn calls_that_others_decide_on_or_execute_are_shared(db: Db) {
 model: scripted/parent
 tools: ['agent:child', file_ops]
 enable_double_confirmation: false
-governance: {autonomy: supervised, budget: {max_tool_calls: 3}}
+governance: {autonomy: full, paths: {write: ['./**']}, tool_policies: {file_ops: ask}, budget: {max_tool_calls: 3}}
 ";
-    let delete =
-        |path: &str| format!("{{tool: file_ops, arguments: {{operation: delete, path: {path}}}}}");
+    let write = |path: &str| {
+        format!("{{tool: file_ops, arguments: {{operation: write, path: {path}, content: x}}}}")
+    };
     let asking = [
-        ("deny", [delete("a"), delete("b")]),
+        ("deny", [write("a"), write("b")]),
         (
             "result",
             ["{tool: mine, arguments: {n: 1}}", "{tool: mine, arguments: {n: 2}}"]
@@ -144,14 +145,11 @@ governance: {autonomy: supervised, budget: {max_tool_calls: 3}}
         );
         let service = Setup::new()
             .agent("parent", parent)
-            .file("a", "x")
-            .file("b", "x")
             .scenario("parent", &steps)
-            .agent("child", &format!("{CHILD}tools: [file_ops]\n"))
-            .scenario(
-                "child",
-                "steps: [{tool_calls: [{tool: file_ops, arguments: {operation: list, path: '.'}}]}, {text: x}]",
-            )
+            .agent("child", &format!("{CHILD}tools: ['agent:grandchild']\n"))
+            .scenario("child", "steps: [{tool_calls: [{tool: \"agent:grandchild\"}]}, {text: x}]")
+            .agent("grandchild", "model: scripted/grandchild\n")
+            .scenario("grandchild", "steps: [{text: x}]")
             .start(db)
             .await;
         let mine = json!({"name": "mine", "description": "x", "input_schema": {"type": "object"}});
@@ -165,11 +163,9 @@ governance: {autonomy: supervised, budget: {max_tool_calls: 3}}
         let given = if answer == "result" { json!({"content": "x"}) } else { json!({}) };
         let given = service.post(&format!("{run}/tool-calls/{call}/{answer}"), &given).await;
         assert!(given.status.is_success(), "{answer}: {:#}", given.body);
-        let ended = service.until(&run, |run| run["ended_at"] != Value::Null).await;
+        let ended = service.until(&run, |run| run["status"] == "failed").await;
         assert!(refused(&ended, "max_tool_calls"), "{answer}: {ended:#}");
-        let tree = whole_tree(&service, ended["run_id"].as_str().unwrap()).await;
-        assert_eq!(sum(&tree, "tool_calls_made"), 3, "{answer}");
-        assert_balanced(&tree);
+        assert_eq!(ended["budget"]["tree"]["tool_calls"], 3, "{answer}: {ended:#}");
     }
 }
 

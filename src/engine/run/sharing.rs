@@ -149,6 +149,9 @@ impl Run {
             requests: consumes.network_requests,
             ..Amounts::default()
         };
+        if is_first && self.state.has_answers_from_outside() {
+            self.settle().await?; // nothing was reserved for them while the run waited
+        }
         let mut reserved = self.reserve(wanted).await?;
         if is_first && matches!(reserved, Reserved::Refused(_)) {
             self.settle().await?; // calls of the same response that have ended are told as used

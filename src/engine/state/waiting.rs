@@ -66,6 +66,12 @@ impl State {
         self.waiting.contains_key(&call_id) || turn.resolved.contains_key(&call_id)
     }
 
+    /// Whether a call of the response has its result from a decision on it, or from the caller.
+    pub fn has_answers_from_outside(&self) -> bool {
+        let Phase::Acting(turn) = &self.phase else { return false };
+        turn.resolved.keys().any(|call| turn.answers.contains_key(call))
+    }
+
     /// Whether this call is repeated because the child run that it waited for has ended.
     pub fn child_has_ended(&self, call_id: Uuid) -> bool {
         matches!(&self.phase, Phase::Acting(turn) if turn.children_ended.contains_key(&call_id))

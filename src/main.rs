@@ -2,7 +2,7 @@
 //! sandboxed programs are copies of, or the reader of a PDF document, which need neither of the last two.
 
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use toolloop::tools::pdf;
 use toolloop::tools::sandbox;
@@ -49,10 +49,11 @@ fn limit_kept_memory() {
     }
 }
 
-/// Gives back the memory of code and constants that only the start has needed. What is needed again comes
+/// Once the start is over, gives back the memory of code and constants that only the start has needed. What is needed again comes
 /// from the file's cache.
 #[expect(unsafe_code, reason = "memory is given back by its address")]
-fn forget_start() {
+async fn forget_start() {
+    tokio::time::sleep(START).await;
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let Ok(program) = std::env::current_exe() else { return };
     let is_constant = |line: &&str| {
@@ -78,12 +79,8 @@ fn forget_start() {
 #[expect(unsafe_code, reason = "the allocator has no safe interface for it")]
 async fn purge_regularly() {
     let mut ticks = toolloop::clock::every(PURGE_INTERVAL);
-    let mut start_ends = Some(Instant::now() + START);
     loop {
         ticks.tick().await;
-        if start_ends.take_if(|ends| *ends < Instant::now()).is_some() {
-            forget_start();
-        }
         // SAFETY: It may be called on any thread at any time.
         unsafe { libmimalloc_sys::mi_collect(false) }
     }
@@ -100,6 +97,7 @@ fn main() -> ExitCode {
     match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => {
             runtime.spawn(purge_regularly());
+            runtime.spawn(forget_start());
             runtime.block_on(toolloop::cli::run(std::env::args_os()))
         }
         Err(error) => {

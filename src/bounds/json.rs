@@ -13,6 +13,9 @@ pub const MAX_NESTING: usize = 96;
 /// object as much as ten others.
 pub const MAX_VALUES: usize = 200_000;
 
+/// Bytes of memory that values take for each byte of their text, at most of what is usual.
+pub const IN_MEMORY: usize = 8;
+
 /// Values that an object counts as, in addition to those in it.
 const OBJECT: usize = 10;
 

@@ -28,6 +28,7 @@ use uuid::Uuid;
 use super::context::Compaction;
 use super::plan::Rules;
 use crate::agents::definition::ReactSection;
+use crate::bounds::json;
 use crate::event::{
     ApprovalBasis, Awaited, CompactionCause, Ending, InputGiven, LimitReached, NetworkUse,
     Resolved, RunEvent, SkillActivated, ToolCallCompleted, ToolCallStarted, WaitKind,
@@ -45,9 +46,6 @@ use crate::tools::interrupted::Interrupted;
 
 use crashes::Blame;
 use streak::{Streak, same_call};
-
-/// Bytes of memory of JSON values for each byte of their text, at most of what is usual.
-const VALUES: usize = 8;
 
 pub use crashes::Disposal;
 pub use faults::ModelFault;
@@ -436,7 +434,8 @@ impl State {
 
     /// About how many bytes of memory the conversation and the last proposal take.
     pub fn bytes(&self) -> usize {
-        let values = self.proposal.as_ref().map_or(0, |_| self.raw_response.len() * VALUES);
+        let values =
+            self.proposal.as_ref().map_or(0, |_| self.raw_response.len() * json::IN_MEMORY);
         self.conversation.bytes() + values
     }
 

@@ -73,14 +73,12 @@ async fn placed(
     bytes: u64,
     places: &'static Places,
 ) -> Result<Response, Problem> {
-    let place = {
-        let waiting = Waiting::begin(bytes, places.bytes());
-        let place = waiting.as_ref().map(|_| tokio::time::timeout(PATIENCE, places.take(bytes)));
-        match place {
-            Some(place) => place.await.ok().flatten(),
-            None => None,
-        }
+    let waiting = Waiting::begin(bytes, places.bytes());
+    let place = match &waiting {
+        Some(_) => tokio::time::timeout(PATIENCE, places.take(bytes)).await.ok().flatten(),
+        None => None,
     };
+    drop(waiting);
     let Some(place) = place else {
         let detail = "Too many large answers are being sent.";
         return Err(Problem::new(Code::Overloaded, detail));

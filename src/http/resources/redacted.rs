@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::bounds::memory::Places;
-use crate::bounds::secrets;
+use crate::bounds::{json, secrets};
 use crate::event::{Awaited, Event, RunEvent};
 use crate::fairness;
 use crate::http::edge::problem::Problem;
@@ -21,9 +21,6 @@ use crate::store::StoreError;
 
 /// Bytes that are searched on the thread that serves the request.
 const SEARCHED_HERE: usize = 32 * 1024;
-
-/// Bytes of memory of JSON values, and of their text, for each byte of that.
-const VALUES: usize = 8;
 
 /// A text without secrets.
 pub(crate) fn text(text: String) -> String {
@@ -112,7 +109,7 @@ pub(crate) async fn answered_in_turn<T: Serialize>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<Response, Problem> {
     static PLACES: LazyLock<Places> = LazyLock::new(Places::of_part);
-    let values = bytes.saturating_mul(VALUES) as u64;
+    let values = bytes.saturating_mul(json::IN_MEMORY) as u64;
     let place = if bytes > SEARCHED_HERE { PLACES.take(values).await } else { None };
     let work = move || {
         let _place = place;

@@ -31,6 +31,9 @@ pub enum Unreadable {
     /// It holds too many values.
     #[error("the JSON holds more than {MAX_VALUES} values, of which an object counts as {OBJECT}")]
     TooMany,
+    /// An integer would be kept as a number that is not quite the same.
+    #[error("the JSON holds an integer of more than 64 bits, {0}; write it as a string")]
+    Inexact(String),
 }
 
 /// What is wrong with text that should be JSON.
@@ -55,6 +58,46 @@ pub fn read<'a, T: Deserialize<'a>>(
         return Err(Unreadable::TooMany);
     }
     Ok(serde_json::from_slice(json)?)
+}
+
+/// The same, but refuses integers that no 64 bits hold: what callers and models write is passed on
+/// as they wrote it, or not at all.
+///
+/// # Errors
+/// [`Unreadable`].
+pub fn read_exactly<'a, T: Deserialize<'a>>(
+    json: &'a (impl AsRef<[u8]> + ?Sized),
+) -> Result<T, Unreadable> {
+    let value = read(json)?;
+    match inexact_integer(json.as_ref()) {
+        Some(integer) => Err(Unreadable::Inexact(integer)),
+        None => Ok(value),
+    }
+}
+
+/// The first integer of JSON text that is outside of the range of 64 bits, cut to 40 characters.
+fn inexact_integer(json: &[u8]) -> Option<String> {
+    const FITS: usize = 18;
+    let in_number = |byte: &u8| byte.is_ascii_digit() || b"+-.eE".contains(byte);
+    let (mut at, mut in_string) = (0, false);
+    while let Some(byte) = json.get(at) {
+        match byte {
+            b'\\' if in_string => at += 1,
+            b'"' => in_string = !in_string,
+            b'-' | b'0'..=b'9' if !in_string => {
+                let length = json[at..].iter().take_while(|byte| in_number(byte)).count();
+                let number = std::str::from_utf8(&json[at..at + length]).ok()?;
+                let is_integer = length > FITS && !number.contains(['.', 'e', 'E']);
+                if is_integer && number.parse::<i64>().is_err() && number.parse::<u64>().is_err() {
+                    return Some(number.chars().take(40).collect());
+                }
+                at += length - 1;
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+    None
 }
 
 /// What JSON text holds, by its brackets and commas outside of strings; of other text, anything.
@@ -266,6 +309,27 @@ mod tests {
         assert_eq!(why(&nested(97)).unwrap_err(), "the JSON is nested more than 96 levels deep");
         assert_eq!(why(&format!("{:?}", ",[{".repeat(100_000))), Ok(()), "strings are one value");
         assert!(why("[1, }").unwrap_err().starts_with("expected value"));
+    }
+
+    #[test]
+    fn integers_of_more_than_64_bits_are_refused_where_they_must_stay_the_same() {
+        let table = [
+            ("18446744073709551615", None),
+            ("18446744073709551616", Some("18446744073709551616")),
+            ("[-9223372036854775808]", None),
+            ("[1, -9223372036854775809]", Some("-9223372036854775809")),
+            (r#"{"a": [0, 1000000000000000000001]}"#, Some("1000000000000000000001")),
+            (r#"{"a\"1000000000000000000001": "1000000000000000000001\\"}"#, None),
+            ("[1e30, 0.10000000000000000000001, 100000000000000000000.5]", None),
+        ];
+        for (text, expected) in table {
+            assert!(read::<Value>(text).is_ok(), "{text}");
+            let refused = read_exactly::<Value>(text).err().map(|error| error.to_string());
+            let expected = expected.map(|integer| {
+                format!("the JSON holds an integer of more than 64 bits, {integer}; write it as a string")
+            });
+            assert_eq!(refused, expected, "{text}");
+        }
     }
 
     #[test]

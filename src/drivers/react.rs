@@ -221,7 +221,7 @@ fn tool_call(
     };
     let args = decision.args.map_or("{}", RawValue::get);
     let value: Value =
-        json::read(args).map_err(|error| format!("`args` cannot be read: {error}"))?;
+        json::read_exactly(args).map_err(|error| format!("`args` cannot be read: {error}"))?;
     if !value.is_object() {
         return Err("`args` must be an object".to_owned());
     }

@@ -2,21 +2,30 @@
 
 use serde_json::{Map, Value};
 
-use crate::bounds::json;
+use crate::bounds::json::{self, Unreadable};
 
 /// The output of a text answer: one Markdown code fence is stripped, a JSON object is the output,
 /// everything else becomes `{"result": "<text>"}`.
 pub fn from_text(text: &str) -> Value {
     let body = strip_fence(text);
-    match json::read::<Value>(body) {
+    match json::read_exactly::<Value>(body) {
         Ok(Value::Object(object)) => Value::Object(object),
         _ => Value::Object(Map::from_iter([("result".to_owned(), Value::String(body.to_owned()))])),
     }
 }
 
 /// The JSON object that a text holds, after stripping one code fence.
-pub fn object_from_text(text: &str) -> Option<Value> {
-    json::read(strip_fence(text)).ok().filter(Value::is_object)
+///
+/// # Errors
+/// There is none, or it cannot be kept as it is: a sentence.
+pub fn object_from_text(text: &str) -> Result<Value, String> {
+    match json::read_exactly(strip_fence(text)) {
+        Ok(object @ Value::Object(_)) => Ok(object),
+        Err(inexact @ Unreadable::Inexact(_)) => {
+            Err(format!("The model's answer cannot be kept as it is: {inexact}."))
+        }
+        _ => Err("The model's answer is not a JSON object.".to_owned()),
+    }
 }
 
 /// Whether a text says nothing: white space and characters without width, in a code fence or not.
@@ -62,6 +71,8 @@ mod tests {
             ("plain words", json!({"result": "plain words"})),
             ("  padded \n", json!({"result": "padded"})),
             (r#"{"a": 1}"#, json!({"a": 1})),
+            (r#"{"a": 18446744073709551615}"#, json!({"a": u64::MAX})),
+            (r#"{"a": 18446744073709551616}"#, json!({"result": r#"{"a": 18446744073709551616}"#})),
             ("```json\n{\"a\": 1}\n```", json!({"a": 1})),
             ("```\n{\"a\": 1}\n```\n", json!({"a": 1})),
             ("```\nnot json\n```", json!({"result": "not json"})),

@@ -30,10 +30,13 @@ pub(super) fn parse(arguments: &str) -> Result<Value, String> {
         return Err(format!("The arguments have {bytes} bytes, more than {MAX_ARGUMENTS}."));
     }
     let text = if arguments.trim().is_empty() { "{}" } else { arguments };
-    match json::read(text) {
+    match json::read_exactly(text) {
         Ok(object @ Value::Object(_)) => Ok(object),
         Ok(_) => Err("The arguments must be a JSON object.".into()),
         Err(Unreadable::Malformed(e)) => Err(format!("The arguments are not valid JSON: {e}.")),
+        Err(e @ Unreadable::Inexact(_)) => {
+            Err(format!("The arguments cannot be passed on as they are: {e}."))
+        }
         Err(beyond) => Err(format!("The arguments are too complex: {beyond}.")),
     }
 }

@@ -203,6 +203,7 @@ async fn what_the_model_got_wrong_is_answered_before_anything_is_decided() {
         ("probe", "{\n\"do\": \"a",            InvalidArguments, "Error: The arguments are not valid JSON: EOF while parsing a string at line 2 column 8."),
         ("probe", r#"{"do": "look"} x"#,       InvalidArguments, "Error: The arguments are not valid JSON: trailing characters at line 1 column 16."),
         ("probe", &deep,                       InvalidArguments, "Error: The arguments are too complex: the JSON is nested more than 96 levels deep."),
+        ("probe", r#"{"do": 36893488147419103232}"#, InvalidArguments, "Error: The arguments cannot be passed on as they are: the JSON holds an integer of more than 64 bits, 36893488147419103232; write it as a string."),
         ("probe", "[]",                        InvalidArguments, "Error: The arguments must be a JSON object."),
         ("probe", "\"do\"",                    InvalidArguments, "Error: The arguments must be a JSON object."),
         ("probe", "",                          InvalidArguments, "Error: The arguments do not match the tool's schema:\n- at the arguments: \"do\" is a required property"),

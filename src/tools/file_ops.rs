@@ -23,7 +23,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::arguments::whole_number_of;
-use super::large_files;
+use super::large_contents;
 use super::quota::OverQuota;
 use super::workspace::{Kind, PathError, Resolved};
 use super::{Changed, Defaults, Standing, Tool, ToolContext, ToolError, ToolInfo, Workspace, pdf};
@@ -194,7 +194,7 @@ impl Tool for FileOps {
                     Operation::Edit { path, .. } => {
                         let path = context.workspace.resolve(path)?.path;
                         let size = writing::size(&context.workspace, &path, writing::MAX_EDITED);
-                        large_files::turn(size).await
+                        large_contents::turn(size).await
                     }
                     _ => None,
                 };
@@ -226,7 +226,7 @@ impl Tool for FileOps {
         }
         let workspace = context.workspace.clone();
         let operation = Operation::parse(&arguments)?;
-        let _turn = large_files::turn(operation.holds(&workspace, &permit)).await;
+        let _turn = large_contents::turn(operation.holds(&workspace, &permit)).await;
         let _place = match operation {
             Operation::Search { .. } | Operation::Glob { .. } => SEARCHES.acquire().await.ok(),
             _ => None,

@@ -23,7 +23,7 @@ mod guarded;
 pub mod interceptors;
 pub mod interrupted;
 pub mod keeping;
-mod large_files;
+mod large_contents;
 pub mod layout;
 pub mod lease;
 pub mod listener;

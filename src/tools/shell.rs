@@ -174,6 +174,7 @@ impl Tool for Shell {
             reach,
             timeout,
             largest_file: None,
+            max_stdout: Some(MAX_RESULT),
             way_out,
             each_line: None,
             held: None,

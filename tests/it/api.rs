@@ -495,6 +495,7 @@ async fn a_rejected_body_keeps_the_connection_open(db: Db) {
         (r#"{"inputs": {"task": "x", "\u0000": 1}}"#.into(), (400, "MALFORMED_JSON")),
         (r#"{"inputs": {"task": "\ud800"}}"#.into(), (400, "MALFORMED_JSON")),
         (r#"{"inputs": {"task": 1e999}}"#.into(), (400, "MALFORMED_JSON")),
+        (r#"{"inputs": {"task": 18446744073709551616}}"#.into(), (400, "MALFORMED_JSON")),
         (deep, (400, "MALFORMED_JSON")),
         (
             format!(r#"{{"inputs": {{"task": "{}"}}}}"#, "x".repeat(70_000)),

@@ -143,6 +143,8 @@ async fn respond(State(log): State<Log>, request: Request) -> Response {
         "/api/deep" => {
             ([("content-type", "application/json")], "[".repeat(500_000)).into_response()
         }
+        "/api/wei" => ([("content-type", "application/json")], r#"{"wei": 36893488147419103232}"#)
+            .into_response(),
         "/api/nothing" => StatusCode::NO_CONTENT.into_response(),
         _ => axum::Json(json!({
             "line": seen.line,
@@ -266,10 +268,21 @@ async fn answers_are_followed_and_refused(db: Db) {
         ("nothing", &get("/nothing")),
         ("short", &format!("{}, response: {{max_bytes: 10}}", get("/echo"))),
         ("items", &format!("{}, response: {{pointer: /items/0}}", get("/echo"))),
+        ("wei", &get("/wei")),
         ("lacks", &format!("{}, response: {{pointer: /none}}", get("/echo"))),
     ]);
-    let names =
-        ["inside", "outside", "busy", "busy-post", "wrong", "nothing", "short", "items", "lacks"];
+    let names = [
+        "inside",
+        "outside",
+        "busy",
+        "busy-post",
+        "wrong",
+        "nothing",
+        "short",
+        "items",
+        "wei",
+        "lacks",
+    ];
     let calls = names.map(|name| (name, json!({})));
     let service = caller(&mock.url, &tools, "{autonomy: full}", &calls).start(db).await;
     let run = service.run("caller", &json!({})).await;
@@ -283,6 +296,7 @@ async fn answers_are_followed_and_refused(db: Db) {
         "204 No Content",
         "bytes of",
         "{\"id\":1}",
+        "36893488147419103232",
         "nothing at /none",
     ];
     for ((row, name), expected) in rows.iter().zip(names).zip(expected) {

@@ -92,6 +92,16 @@ fn asks(log: Log, answer: Bytes) -> Response {
     ([("content-type", "text/event-stream")], Body::from_stream(events)).into_response()
 }
 
+/// Every other session is lost as servers made with the TypeScript SDK lose theirs.
+fn lost_session(now: u32) -> Response {
+    if now % 2 == 1 {
+        return StatusCode::NOT_FOUND.into_response();
+    }
+    let why = "Bad Request: No valid session ID provided";
+    let refusal = json!({"jsonrpc": "2.0", "id": null, "error": {"code": -32000, "message": why}});
+    (StatusCode::BAD_REQUEST, axum::Json(refusal)).into_response()
+}
+
 async fn respond(State(log): State<Log>, request: Request) -> Response {
     let (head, body) = request.into_parts();
     let body = axum::body::to_bytes(body, 1 << 20).await.unwrap();
@@ -111,7 +121,7 @@ async fn respond(State(log): State<Log>, request: Request) -> Response {
     }
     let named = head.headers.get("mcp-session-id").and_then(|it| it.to_str().ok());
     if named != Some(&format!("session-{session}")) {
-        return StatusCode::NOT_FOUND.into_response();
+        return lost_session(session);
     }
     if id.is_null() {
         return StatusCode::ACCEPTED.into_response();
@@ -277,12 +287,14 @@ async fn a_server_that_forgets_or_goes_is_found_again(db: Db) {
         .agent("echo", "model: scripted/echo\ntools: ['mcp:far/echo']\nenable_double_confirmation: false\ngovernance: {autonomy: full}\n")
         .scenario("echo", "steps: [{tool_calls: [{tool: 'mcp:far/echo', arguments: {}}]}, {text: done}]");
     let service = setup.start(db).await;
-    let run = service.run("worker", &json!({})).await;
-    assert_eq!(results(&service, &run).await, ["forgotten"]);
-    let run = service.run("echo", &json!({})).await;
-    let told = &results(&service, &run).await[0];
-    assert!(told.contains("arguments"), "in a new session: {told}");
-    assert_eq!(mock.messages("initialize").len(), 2);
+    for sessions in [2, 3] {
+        let run = service.run("worker", &json!({})).await;
+        assert_eq!(results(&service, &run).await, ["forgotten"]);
+        let run = service.run("echo", &json!({})).await;
+        let told = &results(&service, &run).await[0];
+        assert!(told.contains("arguments"), "in a new session: {told}");
+        assert_eq!(mock.messages("initialize").len(), sessions);
+    }
     let ready = service.get("/readyz").await.body;
     assert_eq!(ready["mcp_servers"], json!([]));
 

@@ -101,6 +101,7 @@ impl Bench {
             reach,
             timeout: settings.timeout,
             largest_file: None,
+            max_stdout: None,
             way_out: None,
             each_line: None,
             held: None,

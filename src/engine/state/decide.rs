@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::crashes::unexecuted;
 use super::{Dispatched, OpenTurn, Phase, Proposal, RequiredCall, State, Step, same_call};
-use crate::bounds::json;
+use crate::bounds::json::{self, Unreadable};
 use crate::drivers::Undecided;
 use crate::engine::{Contract, output, phrases};
 use crate::event::{CallFailure, DecisionFailed, RunEvent, ValidationError};
@@ -325,10 +325,14 @@ impl State {
 
     fn proposed_by(&self, call: &ToolCall) -> RunEvent {
         let arguments = if call.arguments.trim().is_empty() { "{}" } else { &call.arguments };
-        let (output, problem) = match json::read::<Value>(arguments) {
+        let (output, problem) = match json::read_exactly::<Value>(arguments) {
             Ok(output) => (output, None),
             Err(error) => {
-                (Value::String(call.arguments.clone()), Some(format!("not valid JSON: {error}")))
+                let problem = match &error {
+                    Unreadable::Malformed(_) => format!("not valid JSON: {error}"),
+                    beyond => beyond.to_string(),
+                };
+                (Value::String(call.arguments.clone()), Some(problem))
             }
         };
         let output = Arc::new(output);
@@ -364,11 +368,11 @@ impl State {
             (_, Contract::Text { .. }) => self.ended(now, self.completed(output::from_text(text))),
             (_, Contract::Structured { .. }) if self.single_shot => {
                 match output::object_from_text(text) {
-                    Some(output) => {
+                    Ok(output) => {
                         let output = Arc::new(output);
                         return Step::Check(Proposal { call_id: None, output, malformed: None });
                     }
-                    None => self.invalid_response(now, "The model's answer is not a JSON object."),
+                    Err(why) => self.invalid_response(now, &why),
                 }
             }
             (_, Contract::Structured { submit: None, .. }) if self.rules.react.is_some() => {

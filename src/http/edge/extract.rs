@@ -130,11 +130,12 @@ pub(crate) fn object(body: &[u8]) -> Result<Map<String, Value>, Problem> {
             "The body contains the character \\u0000, which cannot be stored.",
         ));
     }
-    let refused = match json::read(body) {
+    let refused = match json::read_exactly(body) {
         Ok(Value::Object(object)) => return Ok(object),
         Ok(Value::Null) => return Ok(Map::new()), // what clients send whose body is optional
         Ok(_) => return Err(Problem::at(Code::InvalidInputs, "", "must be a JSON object")),
         Err(e @ Unreadable::Malformed(_)) => format!("The body is not JSON: {e}."),
+        Err(e @ Unreadable::Inexact(_)) => format!("The body cannot be kept as it is: {e}."),
         Err(beyond) => format!("The body is too complex: {beyond}."),
     };
     Err(Problem::new(Code::MalformedJson, refused))

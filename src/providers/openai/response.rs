@@ -92,8 +92,8 @@ struct Part {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct WireUsage {
-    prompt_tokens: u64,
-    completion_tokens: u64,
+    prompt_tokens: Option<u64>,
+    completion_tokens: Option<u64>,
     prompt_tokens_details: Option<PromptDetails>,
     completion_tokens_details: Option<CompletionDetails>,
 }
@@ -212,10 +212,12 @@ pub(super) fn usage_of(body: &[u8]) -> Option<Usage> {
     received::member_usage(body).and_then(usage)
 }
 
-/// `None` if the usage is malformed: the answer is still good.
+/// `None` if the usage is malformed or says nothing: the answer is still good.
 pub(super) fn usage(raw: &RawValue) -> Option<Usage> {
     let said: WireUsage = serde_json::from_str(raw.get()).ok()?;
-    let (input_tokens, output_tokens) = (said.prompt_tokens, said.completion_tokens);
+    said.prompt_tokens.or(said.completion_tokens)?;
+    let input_tokens = said.prompt_tokens.unwrap_or_default();
+    let output_tokens = said.completion_tokens.unwrap_or_default();
     let prompt = said.prompt_tokens_details.unwrap_or_default();
     let completion = said.completion_tokens_details.unwrap_or_default();
     Some(Usage {

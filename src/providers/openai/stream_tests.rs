@@ -256,7 +256,11 @@ fn usage_comes_last_or_not_at_all() {
     };
     let usage = Usage { input_tokens: 5, output_tokens: 7, ..Usage::default() };
     assert_eq!(said(r#"{"prompt_tokens": 5, "completion_tokens": 7}"#), Some(usage));
-    assert_eq!(said("null"), None);
+    let of_input = said(r#"{"prompt_tokens": 5, "completion_tokens": null}"#);
+    assert_eq!(of_input, Some(Usage { output_tokens: 0, ..usage }));
+    for nothing in ["null", "{}", r#"{"prompt_tokens": null}"#] {
+        assert_eq!(said(nothing), None, "{nothing}");
+    }
     assert_eq!(said("\"many\""), None);
 }
 

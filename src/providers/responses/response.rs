@@ -68,8 +68,8 @@ struct Call {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct WireUsage {
-    input_tokens: u64,
-    output_tokens: u64,
+    input_tokens: Option<u64>,
+    output_tokens: Option<u64>,
     input_tokens_details: Option<InputDetails>,
     output_tokens_details: Option<OutputDetails>,
 }
@@ -232,10 +232,12 @@ pub(super) fn usage_of(body: &[u8]) -> Option<Usage> {
     received::member_usage(body).and_then(usage)
 }
 
-/// `None` if the usage is malformed: the answer is still good.
+/// `None` if the usage is malformed or says nothing: the answer is still good.
 fn usage(raw: &RawValue) -> Option<Usage> {
     let said: WireUsage = serde_json::from_str(raw.get()).ok()?;
-    let (input_tokens, output_tokens) = (said.input_tokens, said.output_tokens);
+    said.input_tokens.or(said.output_tokens)?;
+    let input_tokens = said.input_tokens.unwrap_or_default();
+    let output_tokens = said.output_tokens.unwrap_or_default();
     let input = said.input_tokens_details.unwrap_or_default();
     let output = said.output_tokens_details.unwrap_or_default();
     Some(Usage {

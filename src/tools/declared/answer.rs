@@ -65,8 +65,11 @@ impl Shown {
             |encoding| decoded(body, encoding, MAX_ANSWER).ok_or_else(|| too_large(MAX_ANSWER));
         let text = characters(body, kind).map(text_in).transpose()?;
         let may_be_json = is_json(kind) || self.pointer.is_some();
-        let value: Option<Value> =
-            text.as_ref().filter(|_| may_be_json).and_then(|text| json::read(text).ok());
+        let read = |text: &String| match self.pointer {
+            Some(_) => json::read(text).ok(),
+            None => json::read_exactly(text).ok(), // else it is shown as it came
+        };
+        let value: Option<Value> = text.as_ref().filter(|_| may_be_json).and_then(read);
         match (value, &self.pointer) {
             (Some(value), None) => Ok(self.cut(value.to_string())),
             (Some(value), Some(pointer)) => match value.pointer(pointer) {

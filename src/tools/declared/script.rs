@@ -19,6 +19,7 @@ use super::outcome;
 use super::reconcile::ReconcileSection;
 use super::script_output::{Answered, Said};
 use super::{Environment, Place, Surroundings, Wrong};
+use crate::bounds::json;
 use crate::bounds::schema::Schema;
 use crate::bounds::secrets;
 use crate::bounds::text::quoted;
@@ -26,6 +27,7 @@ use crate::governance::{Action, ActionKind, Permit};
 use crate::message::tool_schema::ToolSchema;
 use crate::run::{Effect, SandboxLevel};
 use crate::tools::guarded::MAY_HAVE_EFFECT;
+use crate::tools::large_contents::{self, Turn};
 use crate::tools::proxy::{self, Proxy};
 use crate::tools::sandbox::Startable;
 use crate::tools::sandbox::plan::{Access, Command, Grant, GrantKind, Reach, Step, When};
@@ -248,6 +250,7 @@ impl ScriptTool {
             reach,
             timeout: self.timeout(),
             largest_file: None,
+            max_stdout: None,
             way_out,
             each_line: Some(&mut each_line),
             held: None,
@@ -309,6 +312,7 @@ impl Tool for ScriptTool {
         context: &ToolContext,
     ) -> Result<String, ToolError> {
         let ran = self.run(&self.program, arguments.to_string(), permit, context).await?;
+        let _turn = answer_turn(&ran).await;
         let unanswered = context.requests.refusals();
         self.answers.of(&ran, self.timeout()).map_err(|mut message| {
             if ran.stopped.is_some() && self.info.effect != Effect::Read {
@@ -345,8 +349,15 @@ impl Tool for ScriptTool {
         let Some(query) = &self.query else { return Ok(CallOutcome::not_asked()) };
         let question = outcome::question(arguments, context);
         let ran = self.run(query, question, permit, context).await?;
+        let _turn = answer_turn(&ran).await;
         Ok(self.answers.of_query(&ran, self.timeout()))
     }
+}
+
+/// Waits until the answer may be in memory as a value.
+async fn answer_turn(ran: &Ran) -> Option<Turn> {
+    let bytes = ran.stdout.text.len() * json::IN_MEMORY;
+    large_contents::turn(bytes as u64).await
 }
 
 fn check_words(words: &[String]) -> Result<(), String> {

@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn binary_and_large_files_have_no_diff() {
+    fn binary_and_large_contents_have_no_diff() {
         let binary = compared("f", &Before::Content(b"a\0b".to_vec()), Some(b"text"));
         assert_eq!((binary.diff, binary.added, binary.truncated), (None, None, false));
         let line = "0123456789\n";

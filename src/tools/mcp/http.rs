@@ -43,7 +43,7 @@ const MAX_CALLS: usize = 32;
 /// Questions of the server's that are answered in one stream.
 const MAX_REPLIES: usize = 8;
 /// Why a request of a session came to nothing that the server does not know any more.
-const SESSION_ENDED: &str = "it answers 404: the session has ended";
+const SESSION_ENDED: &str = "it does not know the session any more";
 /// Bytes of a refusal that are reported.
 const MAX_TOLD: usize = 200;
 
@@ -302,7 +302,7 @@ impl Address {
                 return Err(if was_sent { Failure::Lost(why) } else { Failure::NotSent(why) });
             }
         };
-        if answer.status == StatusCode::NOT_FOUND && session.is_some() {
+        if session.is_some() && is_of_lost_session(answer.status, &answer.body) {
             return Err(Failure::NotSent(SESSION_ENDED.to_owned()));
         }
         if !answer.status.is_success() {
@@ -388,6 +388,16 @@ impl Address {
 fn is_stream(headers: &HeaderMap) -> bool {
     let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("text/event-stream")
+}
+
+/// Whether the server does not know the session any more, and so has done nothing: 404 by the
+/// specification; servers made with the TypeScript SDK answer 400 and say so in words.
+fn is_of_lost_session(status: StatusCode, body: &[u8]) -> bool {
+    let names_session = || {
+        let fault = messages::fault_in(body);
+        fault.is_some_and(|fault| fault.message.to_ascii_lowercase().contains("session id"))
+    };
+    status == StatusCode::NOT_FOUND || status == StatusCode::BAD_REQUEST && names_session()
 }
 
 /// What a status that is not a success says.

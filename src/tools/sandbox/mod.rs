@@ -39,6 +39,7 @@ use tokio::sync::{OnceCell, oneshot};
 use crate::run::SandboxLevel;
 pub use fork_server::serve_forks;
 pub use kept::{KeptProgram, Running};
+use output::MaxOutput;
 pub use output::{Output, shortened};
 use plan::{Holds, MAX_PLAN, PROXY_PORT, Plan, Reach, Step};
 pub use plan::{Limits, Stopped};
@@ -51,6 +52,10 @@ pub const FORK_SERVER: &str = "sandbox-run";
 const GRACE: Duration = Duration::from_secs(5);
 /// How long it may take to find out what the kernel gives.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Bytes of standard error that are kept: no result shows more of it.
+const MAX_STDERR: usize = 64 * 1024;
+/// Bytes that are kept of what a probe writes.
+const OF_PROBE: MaxOutput = MaxOutput { stdout: 1000, stderr: 1000 };
 /// Probes of which the last one is believed where the supervisor cannot be started or is late.
 const PROBES: u32 = 3;
 
@@ -127,6 +132,8 @@ pub struct Job<'a> {
     pub timeout: Duration,
     /// Bytes of one file, where that is less than the operator's.
     pub largest_file: Option<u64>,
+    /// Bytes of standard output that are kept, where that is less than the operator's.
+    pub max_stdout: Option<usize>,
     /// Where the kernel gives them a network of their own.
     pub way_out: Option<WayOut>,
     /// Sees each line of standard error and says whether it is part of the output.
@@ -219,7 +226,7 @@ impl Sandbox {
         self.check(kernel)?;
         let since = Instant::now();
         let Job { steps, directory, workspace, environment, input, reach, timeout, .. } = job;
-        let Job { largest_file, way_out, each_line, held, .. } = job;
+        let Job { largest_file, max_stdout, way_out, each_line, held, .. } = job;
         let temporary = temporary()?;
         let way_out = way_out.filter(|_| kernel.holds.network);
         let own = self.settings.limits;
@@ -242,7 +249,11 @@ impl Sandbox {
                 SandboxLevel::Unavailable
             },
         };
-        let most = self.settings.max_output;
+        let max_output = self.settings.max_output;
+        let most = MaxOutput {
+            stdout: max_stdout.unwrap_or(max_output).min(max_output),
+            stderr: max_output.min(MAX_STDERR),
+        };
         let supervised = async {
             let started = self.supervisors.start(workspace, &plan, None).await?;
             started.holding(held).ended(&plan, most, way_out, each_line).await
@@ -314,7 +325,7 @@ async fn probe(settings: &Settings, supervisors: &Supervisors) -> Kernel {
             ..Plan::default()
         };
         let supervised = async {
-            supervisors.start(&here, &plan, None).await?.ended(&plan, 1000, None, None).await
+            supervisors.start(&here, &plan, None).await?.ended(&plan, OF_PROBE, None, None).await
         };
         let (report, ..) = tokio::time::timeout(PROBE_TIMEOUT, supervised)
             .await

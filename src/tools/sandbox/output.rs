@@ -12,6 +12,13 @@ const PIECE: usize = 64 * 1024;
 /// Bytes of a line that is looked at while it comes.
 const MAX_LINE: usize = 16 * 1024;
 
+/// Bytes of each stream that are kept.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct MaxOutput {
+    pub(super) stdout: usize,
+    pub(super) stderr: usize,
+}
+
 /// A stream of a program, without its middle where it was long.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Output {

@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::fork_server::{self, Streams};
-use super::output::{self, Output};
+use super::output::{self, MaxOutput, Output};
 use super::plan::{MAX_PLAN, Plan, Report};
 use super::{FORK_SERVER, SandboxError, WayOut, handles, network};
 
@@ -220,7 +220,7 @@ impl Supervised {
     pub(super) async fn ended(
         mut self,
         plan: &Plan,
-        most: usize,
+        most: MaxOutput,
         way_out: Option<WayOut>,
         each_line: Option<&mut (dyn FnMut(&str) -> bool + Send)>,
     ) -> Result<(Report, Output, Output), SandboxError> {
@@ -244,8 +244,8 @@ impl Supervised {
         };
         let (talked, stdout, stderr) = tokio::join!(
             talk,
-            output::captured(stdout, most, None),
-            output::captured(stderr, most, each_line)
+            output::captured(stdout, most.stdout, None),
+            output::captured(stderr, most.stderr, each_line)
         );
         let (stdout, stderr) = (stdout?, stderr?);
         let report = talked.and_then(|text| {

@@ -16,7 +16,7 @@ use crate::service::{Service, Setup, answer};
 
 pub(super) const LEASE: Duration = Duration::from_secs(2);
 /// How long everything may take to end when nothing is wrong any more.
-const PATIENCE: Duration = Duration::from_secs(40);
+pub(super) const PATIENCE: Duration = Duration::from_secs(40);
 /// What a run writes.
 const LINES: &str = "1\n2\n3\n4\n";
 

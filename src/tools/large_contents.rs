@@ -1,5 +1,5 @@
-//! Calls that hold large contents of files in memory take turns: all of them together hold no more than
-//! a part of what the process may have.
+//! Calls that hold large contents in memory, of files or of what programs wrote, take turns: all of them
+//! together hold no more than a part of what the process may have.
 
 use std::sync::LazyLock;
 

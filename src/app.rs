@@ -196,8 +196,8 @@ pub struct Local {
     config: Config,
 }
 
-/// The service for callers in this process. It executes only the runs that they start, and none from
-/// the queue.
+/// The service for callers in this process. It executes only the runs that they start, and what these
+/// start, and none of others: it has no workers.
 ///
 /// # Errors
 /// The store cannot be opened, or a model provider cannot be set up.
@@ -212,7 +212,12 @@ pub async fn local(mut config: Config, tenant: &str) -> Result<Local, AppError> 
 impl AppError {
     /// Whether the configuration is at fault, and not what it is used on.
     pub fn is_of_configuration(&self) -> bool {
-        matches!(self, Self::Key(keys::KeyError::MalformedAdminKey | keys::KeyError::AdminKeyTaken))
+        matches!(
+            self,
+            Self::Provider { .. }
+                | Self::Objects(_)
+                | Self::Key(keys::KeyError::MalformedAdminKey | keys::KeyError::AdminKeyTaken)
+        )
     }
 }
 
@@ -226,7 +231,12 @@ impl Local {
         self.parts.store.kind() == "sqlite"
     }
 
-    /// Registers this process as a replica, so that it can execute runs.
+    /// Starts what runs are made of, without executing any.
+    pub async fn prepare(&self) {
+        self.parts.prepare(&self.config).await;
+    }
+
+    /// The same, and registers this process as a replica, so that it can execute runs.
     ///
     /// # Errors
     /// The store is unreachable.
@@ -375,11 +385,17 @@ impl Parts {
         http::router(state, settings)
     }
 
-    /// Logs what is wrong with definitions and settings, which commands that execute no run need not
-    /// know, and registers this process as a replica. With PostgreSQL, heartbeats have a connection of
-    /// their own, so that a busy pool does not cost the lease; SQLite is used by this process alone.
-    async fn join(&self, config: &Config) -> Result<(), AppError> {
+    /// Logs what is wrong with definitions and settings, which commands that are about no run need not
+    /// know, and starts the servers of tools.
+    async fn prepare(&self, config: &Config) {
         self.warnings.log(config, &self.catalogue);
+        tools::start_servers(&self.registry).await;
+    }
+
+    /// The same, and registers this process as a replica. With PostgreSQL, heartbeats have a connection
+    /// of their own, so that a busy pool does not cost the lease; SQLite is used by this process alone.
+    async fn join(&self, config: &Config) -> Result<(), AppError> {
+        self.prepare(config).await;
         let database = &config.database;
         let (url, pooler) = (database.url.clone(), database.transaction_pooler);
         let shared = Arc::clone(&self.store);
@@ -392,7 +408,6 @@ impl Parts {
                 }
             })
         });
-        tools::start_servers(&self.registry).await;
         Ok(self.runtime.join(heartbeat).await?)
     }
 }

@@ -17,14 +17,15 @@ pub mod mistakes;
 pub mod name;
 pub mod nearest;
 pub mod networks;
+pub mod parse_errors;
 pub mod patch;
 pub mod pattern;
+pub mod retry_after;
 pub mod schema;
 pub mod secrets;
 pub mod tally;
 pub mod template;
 pub mod text;
-pub mod told;
 pub mod yaml;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -3,7 +3,7 @@
 //! [`Config::load`] is a pure function of its sources; [`Config::read`] fetches them. Unknown keys,
 //! invalid values and missing directories are errors that name file, line and key, or the variable,
 //! or the flag. `config/default.toml` is both the documentation and the lowest layer, so that no
-//! default is defined twice. Nothing of ours is imported: rooms get their settings as arguments.
+//! default is defined twice. Nothing of ours is imported: modules get their settings as arguments.
 
 mod browser;
 mod credentials;
@@ -99,7 +99,7 @@ pub struct Config {
     pub objects: Option<ObjectPlace>,
     /// Secrets that the proxy of programs adds, by name.
     pub credentials: BTreeMap<String, Credential>,
-    /// Servers of tools by name.
+    /// MCP servers by name.
     pub mcp: BTreeMap<String, McpServer>,
     /// Model providers by name.
     pub models: BTreeMap<String, Model>,

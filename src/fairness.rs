@@ -33,7 +33,7 @@ use self::shares::Share;
 
 /// Whose time a task takes; known from when its caller is.
 #[derive(Debug, Clone, Default)]
-pub struct Payer(Arc<Account>);
+pub struct CpuAccount(Arc<Account>);
 
 #[derive(Debug, Default)]
 struct Account {
@@ -44,10 +44,10 @@ struct Account {
 
 thread_local! {
     /// Whose task this thread polls.
-    static CURRENT: RefCell<Option<Payer>> = const { RefCell::new(None) };
+    static CURRENT: RefCell<Option<CpuAccount>> = const { RefCell::new(None) };
 }
 
-impl Payer {
+impl CpuAccount {
     pub fn tenant(tenant: &str) -> Self {
         let payer = Self::default();
         payer.set(tenant);
@@ -60,7 +60,7 @@ impl Payer {
     }
 
     /// Lets a task that has become known as one of a tenant with too much go on in the lane.
-    pub async fn step_aside(&self) {
+    pub async fn move_to_lane(&self) {
         let mut has_stepped = self.share_if_over().is_none();
         poll_fn(|context| {
             if mem::replace(&mut has_stepped, true) {
@@ -86,7 +86,7 @@ impl Payer {
 
     /// Does something in the name of the task. A tenant that is alone is not counted.
     fn pays<T>(&self, work: impl FnOnce() -> T) -> T {
-        struct Reset(Option<Payer>);
+        struct Reset(Option<CpuAccount>);
         impl Drop for Reset {
             fn drop(&mut self) {
                 CURRENT.set(self.0.take());
@@ -114,21 +114,22 @@ pub fn is_over() -> bool {
 /// once.
 #[derive(Debug)]
 pub struct Hold {
-    payer: Option<Payer>,
+    payer: Option<CpuAccount>,
     _place: Option<OwnedSemaphorePermit>,
 }
 
 impl Hold {
     /// For what there is one of; at once.
     pub fn new() -> Self {
-        Self::of(Payer::current(), None)
+        Self::of(CpuAccount::current(), None)
     }
 
     /// For what there are few of, and which a tenant that takes more than its share cannot have all of:
     /// it waits for those that it has. A task that holds something already has no need to.
-    pub async fn one_of_few() -> Self {
-        let payer = Payer::current();
-        let over = payer.as_ref().filter(|payer| payer.is_free()).and_then(Payer::share_if_over);
+    pub async fn of_scarce() -> Self {
+        let payer = CpuAccount::current();
+        let over =
+            payer.as_ref().filter(|payer| payer.is_free()).and_then(CpuAccount::share_if_over);
         let place = match over {
             Some(share) => share.place().await,
             None => None,
@@ -136,7 +137,7 @@ impl Hold {
         Self::of(payer, place)
     }
 
-    fn of(payer: Option<Payer>, place: Option<OwnedSemaphorePermit>) -> Self {
+    fn of(payer: Option<CpuAccount>, place: Option<OwnedSemaphorePermit>) -> Self {
         if let Some(payer) = &payer {
             payer.0.holds.fetch_add(1, Ordering::Relaxed);
         }
@@ -179,8 +180,8 @@ impl fmt::Display for Failed {
 pub async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Failed> {
-    let current = Payer::current();
-    let over = current.as_ref().and_then(Payer::share_if_over).cloned();
+    let current = CpuAccount::current();
+    let over = current.as_ref().and_then(CpuAccount::share_if_over).cloned();
     let caught = move || catch_unwind(AssertUnwindSafe(work));
     let paid = move || match current {
         Some(payer) => payer.pays(caught),
@@ -195,7 +196,7 @@ pub async fn blocking<T: Send + 'static>(
         share,
         Box::new(move || {
             let _entered = handle.enter();
-            let _ = answer.send(paid()); // who gave up does not want to know
+            let _ = answer.send(paid()); // the receiver may be gone
         }),
     );
     result(done.await.ok())
@@ -209,7 +210,7 @@ fn result<T>(done: Option<thread::Result<T>>) -> Result<T, Failed> {
 pub struct Turns<T>(Arc<Turn<T>>);
 
 struct Turn<T> {
-    payer: Payer,
+    payer: CpuAccount,
     place: Mutex<Place<T>>,
 }
 
@@ -226,7 +227,7 @@ enum Place<T> {
 }
 
 impl<T: Send + 'static> Turns<T> {
-    pub fn new(payer: Payer, future: impl Future<Output = T> + Send + 'static) -> Self {
+    pub fn new(payer: CpuAccount, future: impl Future<Output = T> + Send + 'static) -> Self {
         Self(Arc::new(Turn { payer, place: Mutex::new(Place::Here(Box::pin(future))) }))
     }
 }
@@ -249,7 +250,7 @@ impl<T: Send + 'static> Future for Turns<T> {
                         Arc::clone(share),
                         Box::new(move || {
                             let _entered = handle.enter();
-                            turn.poll_away(future, waker);
+                            turn.poll_in_lane(future, waker);
                         }),
                     );
                     return Poll::Pending;
@@ -273,7 +274,7 @@ impl<T: Send + 'static> Future for Turns<T> {
 
 impl<T> Turn<T> {
     /// On a thread of the lane.
-    fn poll_away(&self, mut future: Task<T>, waker: Waker) {
+    fn poll_in_lane(&self, mut future: Task<T>, waker: Waker) {
         if matches!(*self.place.lock(), Place::Gone) {
             return;
         }

@@ -97,7 +97,7 @@ impl ToolResult {
 
     /// As the model is shown it: what a tool says stands between marks with a code that it cannot
     /// know. The system prompt says what that means.
-    pub fn told(&self) -> Cow<'_, str> {
+    pub fn as_model_reads_it(&self) -> Cow<'_, str> {
         let warning = match self.origin {
             Origin::Service => return Cow::Borrowed(&self.content),
             Origin::Tool => "",

@@ -17,7 +17,7 @@ use parking_lot::RwLock;
 use tokio_util::sync::CancellationToken;
 
 use super::checks::is_agent_name;
-use super::{Agent, Definition, DefinitionError, Skills, mistakes};
+use super::{Agent, Definition, DefinitionError, Skill, Skills, mistakes};
 use crate::bounds::memory;
 use crate::bounds::nearest::meant;
 use crate::run::Delegation;
@@ -50,8 +50,8 @@ pub enum Change {
     Loaded(Arc<Agent>, Option<Arc<Agent>>),
     /// The agent's file is gone, and so is the agent.
     Removed(String),
-    /// A new skill, or a new version of one.
-    SkillLoaded(String),
+    /// A new skill, or a new version of one, with the version before.
+    SkillLoaded(Arc<Skill>, Option<Arc<Skill>>),
     /// The skill's file is gone, and so is the skill.
     SkillRemoved(String),
     /// A file is broken in a way that was not known before.
@@ -487,7 +487,9 @@ impl Catalogue {
                 tracing::info!(agent = name, version, hash = agent.hash, "agent loaded");
             }
             Change::Removed(agent) => tracing::info!(agent, "agent removed"),
-            Change::SkillLoaded(skill) => tracing::info!(skill, "skill loaded"),
+            Change::SkillLoaded(skill, _) => {
+                tracing::info!(skill = skill.bounds.skill, "skill loaded");
+            }
             Change::SkillRemoved(skill) => tracing::info!(skill, "skill removed"),
             Change::Broken(DefinitionProblem { file, error }) => {
                 let (file, has_last_good) = self.broken(file);

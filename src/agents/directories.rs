@@ -33,7 +33,7 @@ fn session_name(run: Uuid, session: Option<&str>) -> String {
 
 /// The outermost directory that no run uses once this one is forgotten, and its session too where
 /// `with_session`; `None` where other runs share it.
-pub fn left_alone(
+pub fn exclusive_directory(
     workspace: &str,
     run: Uuid,
     session: Option<&str>,
@@ -70,7 +70,11 @@ mod tests {
             ("a/{session_id}/{run_id}", s, true, Some("a/s-x".to_owned())),
             ("a/{run_id}/{session_id}", s, false, Some(format!("a/{r}"))),
         ] {
-            assert_eq!(left_alone(workspace, run, session, with_session), left, "{workspace}");
+            assert_eq!(
+                exclusive_directory(workspace, run, session, with_session),
+                left,
+                "{workspace}"
+            );
         }
         assert!(directory_of("{session_id}", run, Some("../x")).starts_with("h-"));
     }

@@ -277,9 +277,13 @@ fn input_format(definition: &Definition) -> String {
 fn output_format(definition: &Definition, terms: &Terms<'_>) -> String {
     match (&definition.output, terms.single_shot) {
         (None, _) => "Answer in text, or with one JSON object where the task asks for structured data.".into(),
-        (Some(_), false) if definition.driver == DriverKind::React => {
-            "Give the result as the `answer` of a `final_answer`; an answer in text is not accepted.".into()
-        }
+        (Some(output), false) if definition.driver == DriverKind::React => match &output.reflection {
+            None => "Give the result as the `answer` of a `final_answer`; an answer in text is not accepted.".into(),
+            Some(reflection) => format!(
+                "Give the result by calling the tool `{}`, and finish with a call of `{}`; no other answer is accepted.",
+                output.tool.name, reflection.submit.name
+            ),
+        },
         (Some(output), false) => {
             format!("Give the result by calling the tool `{}`; an answer in text is not accepted.", output.tool.name)
         }

@@ -213,7 +213,7 @@ impl Skills {
             };
             if let Some(skill) = skill {
                 if !last_good.is_some_and(|before| Arc::ptr_eq(before, &skill)) {
-                    changes.push(Change::SkillLoaded(name.clone()));
+                    changes.push(Change::SkillLoaded(Arc::clone(&skill), last_good.cloned()));
                 }
                 new.skills.insert(name.clone(), skill);
             }

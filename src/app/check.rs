@@ -21,7 +21,7 @@ use crate::runtime::keys;
 use crate::tools::registry::Registry;
 
 /// How long a service may take that is asked whether a restart is due.
-const PATIENCE: Duration = Duration::from_secs(1);
+const MAX_WAIT: Duration = Duration::from_secs(1);
 
 /// The providers whose models are scenarios, by name. Each parses a file only when it has changed.
 pub type Scenarios = BTreeMap<String, Scripted>;
@@ -135,7 +135,7 @@ pub async fn due_restarts(config: &Config) -> Vec<String> {
     }
     let address = config.server.listen;
     let asked = async {
-        let client = reqwest::Client::builder().no_proxy().timeout(PATIENCE).build().ok()?;
+        let client = reqwest::Client::builder().no_proxy().timeout(MAX_WAIT).build().ok()?;
         client.get(format!("http://{address}/readyz")).send().await.ok()?.json::<Ready>().await.ok()
     };
     let told = asked.await.map(|ready| ready.definitions).unwrap_or_default();

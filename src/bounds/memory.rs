@@ -17,10 +17,10 @@ const IN_USE: u64 = 65;
 /// Each kind of large contents may take one of so many parts of the limit.
 const PARTS: u64 = 8;
 /// How often those that wait for memory look.
-const LOOKS: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How long something waits for memory: it has some itself, which others wait for.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long something waits for memory: bounded, because it holds memory that others wait for.
+const MAX_WAIT: Duration = Duration::from_secs(10);
 
 /// As the operator has set it.
 static SETTING: OnceLock<u64> = OnceLock::new();
@@ -87,9 +87,9 @@ impl Places {
 
 /// Waits while memory is scarce, for ten seconds at most.
 pub async fn enough() {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + MAX_WAIT;
     while is_scarce() && Instant::now() < until {
-        tokio::time::sleep(LOOKS).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 

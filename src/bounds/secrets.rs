@@ -97,6 +97,17 @@ pub fn redact(document: &mut Value) {
     redact_fields(document, Under::Value);
 }
 
+/// Removes secrets from a document that has the output of a run in its field `output`. There only texts
+/// are searched: a field that is named like a secret, e.g. `token`, is what the caller asked for.
+pub fn redact_beside_output(document: &mut Value) {
+    let output = document.get_mut("output").map(Value::take);
+    redact(document);
+    if let Some(mut output) = output {
+        redact_texts(&mut output);
+        document["output"] = output;
+    }
+}
+
 /// Removes secrets from a document that describes others, e.g. a JSON Schema: what stands under the
 /// name of a secret is removed only where it is a value, or an example of one.
 pub fn redact_described(document: &mut Value) {

@@ -53,6 +53,11 @@ impl<T: Eq + Hash + Clone> Tally<T> {
         });
         due
     }
+
+    /// Takes back what could not be reported: it is due again a minute after it was taken.
+    pub fn give_back(&mut self, what: T, count: u64) {
+        self.0.entry(what).or_default().untold += count;
+    }
 }
 
 #[cfg(test)]
@@ -74,6 +79,18 @@ mod tests {
         assert_eq!(tally.take(at(61), true), [(1, 1)], "nothing is lost at the end");
         assert_eq!(tally.take(at(121), false), []);
         assert!(tally.0.is_empty(), "what is quiet for a minute is forgotten");
+    }
+
+    #[test]
+    fn what_could_not_be_told_is_told_later() {
+        let (start, mut tally) = (Instant::now(), Tally::default());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        tally.note(1, |_| 0);
+        assert_eq!(tally.take(at(0), false), [(1, 1)]);
+        tally.note(1, |_| 0);
+        tally.give_back(1, 1);
+        assert_eq!(tally.take(at(59), false), []);
+        assert_eq!(tally.take(at(60), false), [(1, 2)]);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use serde_saphyr::{MessageFormatter as _, Options, UserMessageFormatter};
 pub use serde_saphyr::Spanned;
 
 use super::nearest::nearest;
-use super::told::without_value;
+use super::parse_errors::without_value;
 
 /// Why a document is refused.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -42,7 +42,7 @@ pub(super) enum AnswerCommand {
         #[command(flatten)]
         asked: AskedArg,
     },
-    /// Report whether a call took effect whose outcome a crash left unknown
+    /// Report whether a call took effect, if a crash left its outcome unknown
     Resolve {
         #[command(flatten)]
         call: CallArgs,

@@ -152,7 +152,7 @@ async fn verify(client: &Client, unsigned_until: u32, json: bool) -> anyhow::Res
             print(&escaped(&format!("stretch {number}: {text}")))?;
         }
         if let (Some(first), Some(last)) = (late.first(), late.last()) {
-            print(&escaped(&told_of_late(late.len(), first, last)))?;
+            print(&escaped(&late_note(late.len(), first, last)))?;
         }
         let verdict = if faults.is_empty() { "as they were written" } else { "NOT as written" };
         let head = match (field("number"), field("hash").as_ref().and_then(Value::as_str)) {
@@ -173,7 +173,7 @@ fn closing_times(stretch: &Value) -> Value {
     json!({"number": field("number"), "last_at": field("last_at"), "closed_at": field("closed_at")})
 }
 
-fn told_of_late(count: usize, first: &Value, last: &Value) -> String {
+fn late_note(count: usize, first: &Value, last: &Value) -> String {
     let number = |stretch: &Value| stretch.get("number").cloned().unwrap_or_default();
     let text = |name: &str| first.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
     format!(

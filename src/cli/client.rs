@@ -264,6 +264,13 @@ impl Client {
         &self.options
     }
 
+    /// Starts what runs are made of, if they are checked in this process.
+    pub(super) async fn prepare(&self) {
+        if let Service::Local(local) = &self.service {
+            local.prepare().await;
+        }
+    }
+
     /// Registers this process as a replica, if runs execute in it.
     pub(super) async fn join(&self) -> anyhow::Result<()> {
         match &self.service {
@@ -445,6 +452,11 @@ impl ClientError {
             }
             Self::UnexpectedResponse(_) => false,
         }
+    }
+
+    /// Whether there is no such thing, or not yet.
+    pub(super) fn is_not_found(&self) -> bool {
+        matches!(self, Self::Refused(refusal) if refusal.status == StatusCode::NOT_FOUND)
     }
 
     /// The problem's code, if the response was a problem.

@@ -45,13 +45,15 @@ impl Entry {
         self.0.pointer("/data/run")
     }
 
-    /// Whether the run may be parked after this event.
-    pub(super) fn may_park(&self) -> bool {
-        let kind = self.0.get("type").and_then(Value::as_str);
-        matches!(
-            kind,
-            Some("approval.requested" | "tool_call.awaiting_client" | "tool_call.awaiting_child")
-        )
+    /// What the run is after this event, if it is parked then. A child waits for an approval as a rule.
+    pub(super) fn parked_as(&self) -> Option<&'static str> {
+        let of = |path: &str| self.0.pointer(path).and_then(Value::as_str);
+        match (of("/type")?, of("/data/kind")) {
+            ("approval.requested", Some("review")) => Some("needs_review"),
+            ("approval.requested" | "tool_call.awaiting_child", _) => Some("awaiting_approval"),
+            ("tool_call.awaiting_client", _) => Some("awaiting_tool_results"),
+            _ => None,
+        }
     }
 }
 

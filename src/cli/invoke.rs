@@ -4,10 +4,12 @@
 //! SIGTERM and SIGHUP cancel the run and wait for its end; a second one exits immediately.
 
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::Args;
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
@@ -29,6 +31,9 @@ const INTERRUPTED: u8 = 130;
 
 /// The exit code of a parked run.
 const WAITING: u8 = 3;
+
+/// How long a cancellation is sent again because there is no such run yet.
+const BEGINNING: Duration = Duration::from_secs(5);
 
 const AFTER_HELP: &str = "\
 Without --server the run executes in this process, on the configured database. Progress goes to
@@ -118,7 +123,11 @@ pub(super) async fn invoke(flags: &Flags, args: InvokeArgs) -> anyhow::Result<Ex
         body["files"] = file_references(&args.files)?;
     }
     let client = Client::open(&args.target, flags, DEFAULT_TENANT).await?;
-    client.join().await?;
+    if args.dry_run {
+        client.prepare().await;
+    } else {
+        client.join().await?;
+    }
     let route = if args.single { "invoke" } else { "invoke-iterative" };
     let answer = if args.dry_run {
         body["dry_run"] = true.into();
@@ -132,7 +141,7 @@ pub(super) async fn invoke(flags: &Flags, args: InvokeArgs) -> anyhow::Result<Ex
         print_json(&answer)?;
         return Ok(ExitCode::SUCCESS);
     }
-    told(&answer, args.output.json)
+    print_outcome(&answer, args.output.json)
 }
 
 pub(super) async fn call(flags: &Flags, args: CallArgs) -> anyhow::Result<ExitCode> {
@@ -146,11 +155,11 @@ pub(super) async fn call(flags: &Flags, args: CallArgs) -> anyhow::Result<ExitCo
     client.join().await?;
     let answer = run(&client, &args.agent, "call", body).await;
     client.close().await;
-    told(&answer?, args.output.json)
+    print_outcome(&answer?, args.output.json)
 }
 
 /// Prints the answer of a run.
-fn told(answer: &Value, as_json: bool) -> anyhow::Result<ExitCode> {
+fn print_outcome(answer: &Value, as_json: bool) -> anyhow::Result<ExitCode> {
     if as_json || !stdout_is_terminal() {
         print_json(answer)?;
     } else if let Some(output) = answer.get("output").filter(|output| !output.is_null()) {
@@ -193,6 +202,7 @@ async fn run(client: &Client, agent: &str, route: &str, mut body: Value) -> anyh
         }
     };
     let (mut is_interrupted, mut is_cancelled) = (false, false);
+    let mut looks = FuturesUnordered::new();
     let outcome = loop {
         tokio::select! {
             entry = following.next() => match entry {
@@ -201,13 +211,17 @@ async fn run(client: &Client, agent: &str, route: &str, mut body: Value) -> anyh
                     if let Some(answer) = entry.answer() {
                         break Ok(answer.clone());
                     }
-                    if entry.may_park()
-                        && let Some(parked) = parked(client, run_id, &progress).await
-                    {
-                        break Ok(parked);
-                    }
+                    looks.extend(entry.parked_as().map(|status| parked(client, run_id, status)));
                 }
-                Err(error) => break Err(error).context(format!("run {run_id} continues in the background")),
+                Err(error) => break Err(error).context(goes_on(run_id)),
+            },
+            Some(seen) = looks.next() => match seen {
+                Ok(Some((run, waiting))) => {
+                    progress.print(&format!("run {run_id} waits for an answer:\n{waiting}"));
+                    break Ok(run);
+                }
+                Ok(None) => {}
+                Err(error) => break Err(error).context(goes_on(run_id)),
             },
             reason = interrupts.next() => {
                 if std::mem::replace(&mut is_interrupted, true) {
@@ -230,20 +244,38 @@ async fn run(client: &Client, agent: &str, route: &str, mut body: Value) -> anyh
     outcome
 }
 
-/// The run if it is parked; prints what it waits for.
-async fn parked(client: &Client, run_id: Uuid, progress: &Progress) -> Option<Value> {
-    let run = client.get(&format!("/runs/{run_id}"), &RUN).await.ok()?; // on an error, the next event decides
+/// The run if it is parked, and what it waits for. It may be the last that there is to see of it, so
+/// the service is asked again while it is away. A key that may not read the run learns `status`, which
+/// the run has by its last event.
+async fn parked(
+    client: &Client,
+    run_id: Uuid,
+    status: &str,
+) -> Result<Option<(Value, String)>, ClientError> {
+    let (begun, mut pause) = (Instant::now(), FIRST_PAUSE);
+    let run = loop {
+        match client.get(&format!("/runs/{run_id}"), &RUN).await {
+            Ok(run) => break run,
+            Err(ClientError::Refused(refusal)) if refusal.status == 403 => {
+                let waiting = "  what it waits for is told to keys with the scope `runs:read`";
+                let run = json!({"run_id": run_id, "status": status});
+                return Ok(Some((run, waiting.to_owned())));
+            }
+            Err(error) if error.is_transient() && begun.elapsed() < RECONNECT_TIMEOUT => {}
+            Err(error) => return Err(error),
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    };
     let waiting = pending_text(&run, client.options());
     let is_driven = run.get("status").and_then(Value::as_str) == Some("running");
-    if waiting.is_empty() || is_driven {
-        return None; // beside what waits, other work of it may go on
-    }
-    progress.print(&format!("run {run_id} waits for an answer:\n{waiting}"));
-    Some(run)
+    // Beside what waits, other work of it may go on.
+    Ok((!waiting.is_empty() && !is_driven).then_some((run, waiting)))
 }
 
 /// Requests cancellation, again while the service is away, for as long as the follower would try to
-/// reconnect; a second interrupt in the meantime exits.
+/// reconnect, and for a while where the run may not be there yet; a second interrupt in the meantime
+/// exits.
 async fn cancel(
     client: &Client,
     run_id: Uuid,
@@ -264,6 +296,7 @@ async fn cancel(
                         ));
                     }
                 }
+                Err(error) if error.is_not_found() && begun.elapsed() < BEGINNING => {}
                 asked => return asked.map(drop),
             }
             tokio::time::sleep(pause).await;
@@ -277,6 +310,10 @@ async fn cancel(
             exit_now(progress)
         }
     }
+}
+
+fn goes_on(run_id: Uuid) -> String {
+    format!("run {run_id} continues in the background")
 }
 
 fn may_continue(run_id: Uuid) -> String {

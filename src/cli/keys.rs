@@ -30,7 +30,7 @@ pub(super) enum KeysCommand {
     /// Create a key and print it; it is shown only once
     #[command(after_help = CREATE_EXAMPLES)]
     Create {
-        /// A name for people
+        /// Display name of the key
         #[arg(long)]
         name: String,
         /// A scope of the key; can be repeated, up to 64 times
@@ -43,7 +43,7 @@ pub(super) enum KeysCommand {
         /// Invocations a minute, and tool calls a minute [default: that of the service]
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
         rate_limit_per_minute: Option<u32>,
-        /// How many of them may come at once [default: that of the service]
+        /// Burst: how many may come at once [default: that of the service]
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
         rate_limit_burst: Option<u32>,
         #[command(flatten)]

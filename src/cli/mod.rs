@@ -117,7 +117,7 @@ enum Command {
     Audit(audit::AuditCommand),
     /// List the model providers, and the models that agents use
     Models(JsonArg),
-    /// Make files of tools from descriptions of APIs; call one tool
+    /// Import tools from an OpenAPI document; call one tool
     #[command(subcommand)]
     Tools(tools::ToolsCommand),
     /// Check configuration and agent definitions
@@ -151,7 +151,7 @@ Examples:
 
 #[derive(Debug, Clone, Copy, Args)]
 struct JsonArg {
-    /// Print JSON instead of text for people
+    /// Print JSON instead of human-readable text
     #[arg(long)]
     json: bool,
 }
@@ -279,6 +279,9 @@ async fn check(flags: &Flags, json: bool) -> anyhow::Result<ExitCode> {
     }
     if let Err(error) = app::check_key_set(config).await {
         return broken_settings(vec![error], json);
+    }
+    if let Err(error) = app::router(config) {
+        return broken_settings(vec![error.to_string()], json);
     }
     let mut findings = app::check(config, unset);
     findings.warnings.extend(app::due_restarts(config).await);

@@ -46,7 +46,7 @@ pub(super) enum PolicyCommand {
     /// Judge recorded tool calls by another definition, and show which decisions change
     #[command(after_help = REPLAY_EXAMPLES)]
     Replay(ReplayArgs),
-    /// Run cases against an agent's policy; exit code 1 if one is decided otherwise
+    /// Run cases against an agent's policy; exit code 1 if a decision is not as expected
     #[command(after_help = TEST_EXAMPLES)]
     Test {
         /// The file of cases
@@ -64,7 +64,7 @@ pub(super) struct ReplayArgs {
     /// The agent whose runs are looked at
     #[arg(long)]
     agent: String,
-    /// The file of the definition that judges [default: the agent's own]
+    /// Definition file to judge by [default: the agent's own]
     #[arg(long, value_name = "FILE")]
     definition: Option<PathBuf>,
     /// Only runs created after this time, or within this age
@@ -73,7 +73,7 @@ pub(super) struct ReplayArgs {
     /// Only runs created before this time
     #[arg(long, value_name = "TIME|AGE", value_parser = super::times::past)]
     until: Option<DateTime<Utc>>,
-    /// Only so many runs, the newest [default: all of the period]
+    /// At most this many runs, newest first [default: all of the period]
     #[arg(long, value_name = "RUNS", value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,
     #[command(flatten)]

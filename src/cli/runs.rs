@@ -66,7 +66,7 @@ pub(super) struct ListArgs {
     /// Runs that ended for this reason
     #[arg(long, value_parser = PossibleValuesParser::new(TerminationReason::VARIANTS))]
     reason: Option<String>,
-    /// Runs to which this run delegated
+    /// Child runs of this run
     #[arg(long, value_name = "ID", value_parser = id)]
     parent: Option<Uuid>,
     /// Runs with this label; can be repeated

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use toml::de::{DeTable, DeValue};
 
-use crate::bounds::told::without_value;
+use crate::bounds::parse_errors::without_value;
 use crate::bounds::yaml::suggesting;
 
 /// Sections that can be written as one value, and the key that it is the value of.

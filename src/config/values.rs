@@ -186,7 +186,7 @@ where
     D: Deserializer<'de>,
 {
     let value = match Value::deserialize(deserializer)? {
-        // Of what is negative a parser of whole numbers does not tell the range.
+        // serde's error for a negative number does not name the range.
         Value::Number(n) if n.as_i64().is_some_and(i64::is_negative) => {
             return Err(outside(&n, &MIN, &MAX));
         }

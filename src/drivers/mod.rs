@@ -55,6 +55,11 @@ impl Ask<'_> {
         }
     }
 
+    /// The output tool and the submit tool, if only calls of them give a result.
+    fn reflected(&self) -> Option<(&str, &str)> {
+        self.output_tool.zip(self.submit_tool).filter(|_| self.choice != ToolChoice::None)
+    }
+
     /// The output tool, if a call of it ends the attempt: then a final answer is equivalent.
     fn final_output(&self) -> Option<&str> {
         self.output_tool.filter(|_| self.submit_tool.is_none())

@@ -114,15 +114,15 @@ impl React {
         ask: &Ask<'_>,
         check: Check<'_>,
     ) -> Result<Act, String> {
+        let types = match ask.reflected() {
+            Some(_) => "\"call_tool\"",
+            None => "\"call_tool\" or \"final_answer\"",
+        };
         let act = match decision.r#type.as_str() {
             Some("call_tool") => tool_call(decision, base, ask, check),
             Some("final_answer") => final_answer(decision),
-            Some(other) => {
-                Err(format!("`type` is {other:?}; it must be \"call_tool\" or \"final_answer\""))
-            }
-            None => {
-                Err("`type` is missing; it must be \"call_tool\" or \"final_answer\"".to_owned())
-            }
+            Some(other) => Err(format!("`type` is {other:?}; it must be {types}")),
+            None => Err(format!("`type` is missing; it must be {types}")),
         }?;
         self.fields.as_ref().map_or(Ok(()), |fields| fields.check(decision))?;
         Ok(act)

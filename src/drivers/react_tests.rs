@@ -346,6 +346,24 @@ fn the_prompt_describes_tools_and_decisions() {
 }
 
 #[test]
+fn the_prompt_names_the_tools_that_give_a_reflected_output() {
+    let agent = agent(true);
+    let ask = |choice| Ask { submit_tool: Some("submit"), ..agent.ask(choice) };
+    for driver in [REACT, LATER] {
+        let told = agent.told(&driver, &ask(ToolChoice::Auto));
+        let system = told.system();
+        assert!(system.contains("- output:"), "the output is a tool like others: {system}");
+        assert!(system.contains("`output`") && system.contains("`submit`"), "{system}");
+        assert!(!system.contains("final_answer"), "{system}");
+        let wrong = r#"{"type": "muse"}"#;
+        let told = told_of(&agent.read(&driver, &ask(ToolChoice::Auto), wrong, FinishReason::Stop));
+        assert!(told.ends_with("it must be \"call_tool\""), "{told}");
+    }
+    let last = agent.told(&REACT, &ask(ToolChoice::None));
+    assert!(last.system().contains("final_answer"), "at a limit: {}", last.system());
+}
+
+#[test]
 fn the_conversation_reads_as_decisions_and_observations() {
     let mut agent = agent(false);
     let ask = agent.ask(ToolChoice::Auto);

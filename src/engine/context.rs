@@ -26,7 +26,7 @@ const LARGE: usize = 1024;
 /// A summary with fewer bytes of text says nothing.
 const SHORTEST_SUMMARY: usize = 64;
 
-/// A refused call is worth a summary if the turns that it replaces are at least one part in so many.
+/// A summary is worth its call if the turns that it replaces are at least one part in so many.
 const LEAST_SUMMARISED: usize = 32;
 /// Less than one part in so many is next to nothing.
 const LEAST_TAKEN: usize = 8;
@@ -60,7 +60,7 @@ impl Load {
     }
 
     /// The bytes that make so many tokens.
-    fn bytes_of(self, tokens: u64) -> usize {
+    pub fn bytes_of(self, tokens: u64) -> usize {
         let bytes = u128::from(tokens) * self.bytes as u128 / u128::from(self.tokens.max(1));
         usize::try_from(bytes).unwrap_or(usize::MAX)
     }
@@ -96,13 +96,14 @@ pub struct Written {
 
 /// Chooses what to take away; nothing where there is nothing to take. A window that is nearly full
 /// is emptied to a half. A call that was refused is halved: its real size is not known, and it is
-/// repeated only once.
+/// repeated only once. Where no summary may be asked for, results alone are taken.
 pub fn plan(
     conversation: &Conversation,
     load: Load,
     readers: &[String],
     cause: CompactionCause,
     window: Option<u64>,
+    may_summarise: bool,
 ) -> Option<Compaction> {
     let most = window.unwrap_or(load.tokens);
     let (enough, goal) = match cause {
@@ -114,15 +115,15 @@ pub fn plan(
     smaller.clear_results(&cleared);
     let bytes = |conversation: &Conversation| estimate::bytes(conversation, readers);
     let freed = bytes(conversation) - bytes(&smaller);
-    let mut summarised = if load.without(freed) > enough {
+    let mut summarised = if may_summarise && load.without(freed) > enough {
         oldest_turns(&smaller, load.bytes_of(goal / 2), readers)
     } else {
         0
     };
+    if !is_worth_a_summary(oldest_bytes(conversation, summarised, readers), load) {
+        summarised = 0;
+    }
     if cause == CompactionCause::ProviderRefused {
-        if !is_worth_a_summary(oldest_bytes(conversation, summarised, readers), load) {
-            summarised = 0;
-        }
         let freed = freed + oldest_bytes(&smaller, summarised, readers);
         if load.without(freed) > enough && freed.saturating_mul(LEAST_TAKEN) < load.bytes {
             cleared.extend(largest_results(conversation, load, freed, goal));

@@ -92,11 +92,15 @@ pub fn another_attempt(
     output_tool: &str,
     submit_tool: Option<&str>,
 ) -> String {
-    let then = submit_tool.map(|submit| format!(", then call `{submit}`")).unwrap_or_default();
+    let then = then_submit(submit_tool);
     format!(
         "{}\nCorrect every point and call `{output_tool}` again with the complete output{then}.",
         errors(list)
     )
+}
+
+fn then_submit(submit_tool: Option<&str>) -> String {
+    submit_tool.map(|submit| format!(", then call `{submit}`")).unwrap_or_default()
 }
 
 /// The same where outputs are proposed by decisions.
@@ -122,11 +126,11 @@ pub const WRITE_ANSWER: &str = "The work is done. Write the final answer itself 
 /// What is wrong with a written answer that has to be an object.
 pub const NO_OBJECT: &str = "the answer is not a JSON object";
 
-/// The request to use the output tool after an answer in plain text.
-pub fn use_output_tool(output_tool: &str) -> String {
-    format!(
-        "Error: answers in plain text are not accepted. Call `{output_tool}` with the complete output."
-    )
+/// The request to use the output tool after an answer in plain text, or in a decision.
+pub fn use_output_tool(is_decision: bool, output_tool: &str, submit_tool: Option<&str>) -> String {
+    let answer = if is_decision { "a `final_answer` is" } else { "answers in plain text are" };
+    let then = then_submit(submit_tool);
+    format!("Error: {answer} not accepted. Call `{output_tool}` with the complete output{then}.")
 }
 
 /// The request to call a tool after an answer that called none.

@@ -76,7 +76,7 @@ pub trait Admission: Send + Sync {
 pub struct CallAdmission {
     /// Why it may not.
     pub refused: Option<String>,
-    /// How the limit stands that leaves the least; `None` where there is no limit.
+    /// State of the limit with the fewest calls left; `None` where there is no limit.
     pub rate: Option<CallRate>,
 }
 
@@ -85,7 +85,7 @@ pub struct CallAdmission {
 pub struct RunControl {
     token: CancellationToken,
     reason: OnceLock<Option<String>>,
-    /// Whether its end is decided: it is not for the driver any more to cancel it.
+    /// Whether its end is decided; cancelling has no effect then.
     has_ended: Mutex<bool>,
     lost: CancellationToken,
     /// Its state, while a call is executed that leaves work to another run.
@@ -245,7 +245,12 @@ impl Run {
                 self.record(request)?;
             }
             let step = self.state.next(clock::now());
-            if self.large_answer.is_some() && !matches!(step, Step::Record(_) | Step::Done) {
+            if self.state.begins_iteration(&step) {
+                self.make_room().await?; // a model call that was begun and not made would count twice
+            }
+            // A run that parks or ends writes the rest together with that.
+            let is_last = matches!(step, Step::Suspend(_) | Step::Done);
+            if self.large_answer.is_some() && !is_last && !matches!(step, Step::Record(_)) {
                 self.persist().await?;
                 self.large_answer = None;
             }
@@ -261,6 +266,7 @@ impl Run {
                 Step::CallTools(calls) => self.call_tools(calls).await?,
                 Step::Suspend(status) => {
                     self.park(status).await?;
+                    self.large_answer = None;
                     return Ok(Driven::Parked);
                 }
                 Step::Reflect(proposal) => self.reflect(proposal).await?,

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
@@ -49,6 +50,11 @@ pub struct ToolCallStarted {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub reconcilable_by: Option<String>,
+    /// The arguments of the call, where interceptors or an approver have changed those that the model
+    /// wrote; absent where they are the model's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Object, nullable = false)]
+    pub arguments: Option<Arc<Value>>,
 }
 
 /// What a tool answered that was asked after a crash what had become of a call.

@@ -1,4 +1,4 @@
-//! Input that a server of tools asks for in the middle of a call, and the client's answer.
+//! Input that an MCP server asks for in the middle of a call, and the client's answer.
 
 use std::collections::BTreeMap;
 

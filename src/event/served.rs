@@ -2,7 +2,7 @@
 //!
 //! A fact has one name in the whole API. Where the journal has another one, it is given its name
 //! here, and nowhere else: `termination_reason`, and `total_tokens` and `cost_usd` of a usage. What a
-//! server of tools wants to have back unread is left out.
+//! server wants to have back unread is left out.
 //! [`stored`] is the way back for those who read what is served. The API document describes this
 //! form; a test of the document holds one event of each type against it.
 

@@ -80,7 +80,7 @@ pub struct Awaited {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub escalation_target: Option<String>,
-    /// What the gate judged, for an approval.
+    /// What the gate judged, for an approval and, as far as it was recorded, for a review.
     #[serde(default, skip_serializing_if = "super::is_unknown")]
     #[schema(value_type = Vec<Action>)]
     pub actions: Arc<[Action]>,

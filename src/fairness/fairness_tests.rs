@@ -5,8 +5,8 @@ use tokio::time::sleep;
 use super::*;
 
 /// A payer that is over its share whatever others do.
-fn over() -> Payer {
-    let payer = Payer::default();
+fn over() -> CpuAccount {
+    let payer = CpuAccount::default();
     let share = Share::default();
     share.set_over();
     let _ = payer.0.share.set(Arc::new(share));
@@ -28,7 +28,7 @@ async fn what_is_over_is_polled_in_the_lane_and_ends_as_elsewhere() {
     let (before, after, spawned) = Turns::new(over(), task).await;
     assert_eq!((before.as_str(), after.as_str()), ("over-share", "over-share"));
     assert_ne!(spawned, "over-share");
-    assert_ne!(Turns::new(Payer::tenant("fair"), async { thread_name() }).await, "over-share");
+    assert_ne!(Turns::new(CpuAccount::tenant("fair"), async { thread_name() }).await, "over-share");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -51,17 +51,17 @@ async fn a_task_that_is_known_late_steps_aside() {
     let known = over();
     let task = async move {
         let before = thread_name();
-        known.step_aside().await;
+        known.move_to_lane().await;
         (before, known)
     };
     let (before, known) = task.await;
     assert_ne!(before, "over-share");
     let task = async move {
-        known.step_aside().await;
+        known.move_to_lane().await;
         thread_name()
     };
     assert_eq!(Turns::new(over(), task).await, "over-share");
-    Payer::default().step_aside().await;
+    CpuAccount::default().move_to_lane().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -12,7 +12,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// How far back counts: what was taken so long ago counts a third.
 const WINDOW: Duration = Duration::from_secs(1);
 /// How often shares are looked at.
-const LOOKS: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// The part of all processors beneath which there is enough for everybody.
 const BUSY: f64 = 0.25;
 /// Seconds in a window from which a tenant counts as active, and beneath which it is forgotten.
@@ -113,7 +113,7 @@ impl Shares {
         let now = nanos(now.saturating_duration_since(self.begun));
         let last = self.last.load(Ordering::Relaxed);
         let since = Duration::from_nanos(now.saturating_sub(last));
-        let is_mine = since >= LOOKS
+        let is_mine = since >= POLL_INTERVAL
             && self.last.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok();
         if is_mine {
             let mut tenants = self.tenants.lock();
@@ -172,10 +172,10 @@ mod tests {
         for _ in 0..100 {
             for (number, taken) in taken.iter().enumerate() {
                 let tenant = tenants.entry(number.to_string()).or_default();
-                let taken = LOOKS.mul_f64(*taken);
+                let taken = POLL_INTERVAL.mul_f64(*taken);
                 tenant.share.taken.fetch_add(nanos(taken), Ordering::Relaxed);
             }
-            look(&mut tenants, LOOKS, 2.0);
+            look(&mut tenants, POLL_INTERVAL, 2.0);
         }
         let is_over = |number: usize| {
             tenants.get(&number.to_string()).is_some_and(|tenant| tenant.share.is_over())

@@ -13,8 +13,8 @@ pub struct Allowance {
     pub pattern: Option<String>,
 }
 
-/// The entry that allows a call: of the list that is most about it, for the first action that needs
-/// one. None where nothing of the policy names it.
+/// The allowlist entry that permits a call: from the most specific list, for the first action that
+/// needs one. `None` where no list of the policy names it.
 pub(super) fn of(question: &Question<'_>) -> Option<Allowance> {
     let policy = question.policy;
     let first = |entry: fn(&CompiledPolicy, &Action) -> Option<String>| {

@@ -71,7 +71,7 @@ impl CommandRules {
 
     /// The rule that lets a program run.
     pub(super) fn allowed_by(&self, argv: &[String]) -> Option<String> {
-        self.allow.iter().find(|rule| rule.matches(argv)).map(Rule::told)
+        self.allow.iter().find(|rule| rule.matches(argv)).map(Rule::text)
     }
 
     /// Whether nothing may run.
@@ -90,8 +90,8 @@ impl CommandRules {
             self.deny.iter().find(|rule| rule.written.observes == observes && rule.matches(argv))
         };
         if let Some(rule) = denies(false) {
-            let why = format!("{line} may not run, it is denied by {}", rule.told());
-            return Ruling::Matched(Decision::Blocked, why, rule.told());
+            let why = format!("{line} may not run, it is denied by {}", rule.text());
+            return Ruling::Matched(Decision::Blocked, why, rule.text());
         }
         let words = if declared { Vec::new() } else { words_for(name, argv) };
         let is_named = |rule: &&Rule| !rule.written.observes && rule.is_named_in(&words);
@@ -99,13 +99,13 @@ impl CommandRules {
             let why = format!(
                 "{line} may not run: it names {}, which is denied by {}",
                 rule.written.command,
-                rule.told()
+                rule.text()
             );
-            return Ruling::Matched(Decision::Blocked, why, rule.told());
+            return Ruling::Matched(Decision::Blocked, why, rule.text());
         }
         let observed = denies(true).map(|rule| {
-            let why = format!("{line} would be denied by {}, which only observes", rule.told());
-            Ruling::Observed(Decision::Blocked, why, Some(rule.told()))
+            let why = format!("{line} would be denied by {}, which only observes", rule.text());
+            Ruling::Observed(Decision::Blocked, why, Some(rule.text()))
         });
         let passes = observed.unwrap_or(Ruling::NoObjection);
         if declared {
@@ -117,7 +117,7 @@ impl CommandRules {
         };
         let asks = asking(false).or_else(|| asking(true));
         let Some(rule) = asks.or_else(|| self.allow.iter().find(|rule| rule.matches(argv))) else {
-            return blocked(format!("{line} may not run; what may run is {}", self.told()));
+            return blocked(format!("{line} may not run; what may run is {}", self.text()));
         };
         let pattern = rule.written.args.as_deref();
         if pattern.is_none() && programs::needs_pattern(name) {
@@ -140,13 +140,13 @@ impl CommandRules {
             Some(asks) if asks.written.observes && matches!(passes, Ruling::Observed(..)) => passes,
             Some(rule) if rule.written.observes => Ruling::Observed(
                 Decision::Escalated,
-                format!("{line} would need an approval by {}, which only observes", rule.told()),
-                Some(rule.told()),
+                format!("{line} would need an approval by {}, which only observes", rule.text()),
+                Some(rule.text()),
             ),
             Some(rule) => Ruling::Matched(
                 Decision::Escalated,
-                format!("{line} needs an approval by the rule {}", rule.told()),
-                rule.told(),
+                format!("{line} needs an approval by the rule {}", rule.text()),
+                rule.text(),
             ),
             None => match self.require_approval.iter().find(is_named) {
                 Some(rule) => Ruling::Matched(
@@ -154,9 +154,9 @@ impl CommandRules {
                     format!(
                         "{line} needs an approval: it names {}, by the rule {}",
                         rule.written.command,
-                        rule.told()
+                        rule.text()
                     ),
-                    rule.told(),
+                    rule.text(),
                 ),
                 None => passes,
             },
@@ -164,9 +164,9 @@ impl CommandRules {
     }
 
     /// What may run, for a reason.
-    fn told(&self) -> String {
+    fn text(&self) -> String {
         let rules: Vec<String> =
-            self.allow.iter().chain(&self.require_approval).map(Rule::told).collect();
+            self.allow.iter().chain(&self.require_approval).map(Rule::text).collect();
         rules.join(", ")
     }
 }
@@ -200,7 +200,7 @@ impl Rule {
         })
     }
 
-    fn told(&self) -> String {
+    fn text(&self) -> String {
         match &self.written.args {
             Some(args) => format!("{} {args}", self.written.command),
             None => self.written.command.clone(),

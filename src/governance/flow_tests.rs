@@ -80,6 +80,29 @@ fn the_defaults_by_label_and_action() {
     }
 }
 
+#[test]
+fn what_a_call_may_read_before_it_sends_counts() {
+    let exec = |egress| {
+        let what = ActionKind::Exec { argv: vec!["/usr/bin/curl".into()], declared: true };
+        Action { egress, ..Action::new(what, Effect::Once) }
+    };
+    let read = |path: &str| Action::new(ActionKind::Read { path: path.into() }, Effect::Read);
+    let private = || vec!["vault/**".to_owned()];
+    let table = [
+        (private(), vec![exec(true)], Blocked),
+        (private(), vec![exec(false)], Allowed),
+        (private(), vec![read("vault/a"), fetch(false)], Blocked),
+        (private(), vec![read("out/a"), fetch(false)], Allowed),
+        (vec![], vec![exec(true)], Allowed),
+    ];
+    for (private, actions, expected) in table {
+        let policy = Policy { private, ..policy(FlowRule::defaults()) };
+        let gate = Gate::new(&policy).unwrap();
+        let judged = decided(&gate, call(Labels::UNTRUSTED, actions.clone()));
+        assert_eq!(judged.0, expected, "{actions:?}");
+    }
+}
+
 /// Every autonomy with the rules that are its default, on every effect with every label.
 #[test]
 fn autonomy_effects_and_labels_as_a_matrix() {

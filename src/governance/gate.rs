@@ -282,7 +282,7 @@ impl Permit {
         }
     }
 
-    /// What speaks against a request that follows from a permitted one, e.g. by a redirect.
+    /// Why a request that follows from a permitted one, e.g. by a redirect, is refused.
     pub fn objection_to(&self, target: &Target) -> Option<String> {
         if self.network.observes { None } else { self.network.objection(target) }
     }
@@ -421,7 +421,7 @@ impl Gate {
         self.policy.network.permits_any()
     }
 
-    /// What speaks against requests of programs to the host of an address.
+    /// Why requests of programs to the host of an address are refused.
     pub fn objection_to(&self, url: &Url) -> Option<String> {
         self.policy.network.objection(&Target::of(url, false))
     }
@@ -432,18 +432,37 @@ impl Gate {
         paths.may_read(directory, path) || paths.may_write(directory, path)
     }
 
-    /// Whether the rules say something else to a call than they would if the run had these labels, be
-    /// it behind another one that says the same.
+    /// Whether the rules would decide otherwise about a call if the run had these labels, even if a
+    /// stronger rule hides the change.
     pub fn judges_otherwise(&self, scopes: &[String], call: &Call<'_>, labels: Labels) -> bool {
-        let now = Question { policy: &self.policy, scopes, call };
-        let before = Call { labels, ..call.clone() };
+        let labelled = |labels| Call { labels: self.labels_at(call, labels), ..call.clone() };
+        let (now, before) = (labelled(call.labels), labelled(labels));
+        let now = Question { policy: &self.policy, scopes, call: &now };
         let before = Question { call: &before, ..now };
         let said = |question: &Question<'_>| strictest(question, RULES.iter());
         said(&now) != said(&before) || flow::objects_newly(&now, &before)
     }
 
+    /// The labels of a run with these when the call sends something: what the call itself may read
+    /// first is read by then.
+    fn labels_at(&self, call: &Call<'_>, labels: Labels) -> Labels {
+        let paths = &self.policy.paths;
+        let may_read_private = |action: &Action| match &action.what {
+            ActionKind::Exec { .. } => paths.has_private(),
+            ActionKind::Read { path } => paths.is_private(&call.directory, path),
+            _ => false,
+        };
+        let sends = call.actions.iter().any(|action| action.egress);
+        if sends && call.actions.iter().any(may_read_private) {
+            labels.and(Labels::PRIVATE)
+        } else {
+            labels
+        }
+    }
+
     /// Judges a call of a run that was started with these scopes.
     pub fn judge(&self, scopes: &[String], call: Call<'_>) -> Verdict {
+        let call = Call { labels: self.labels_at(&call, call.labels), ..call };
         let question = Question { policy: &self.policy, scopes, call: &call };
         let strictest = strictest(&question, RULES.iter());
         let approved_by = call.approved_by;

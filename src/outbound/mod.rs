@@ -135,7 +135,7 @@ pub enum OutboundError {
     /// It is not who it should be, or speaks no TLS.
     #[error("no secure connection to {host}: {why}")]
     NotSecure { host: String, why: String },
-    #[error("{host} does not answer in proper HTTP: {why}")]
+    #[error("{host} sent an invalid HTTP response: {why}")]
     Malformed { host: String, why: String },
     #[error("the answer of {0} broke off")]
     BrokenOff(String),

@@ -26,7 +26,7 @@ pub fn bytes(conversation: &Conversation, readers: &[String]) -> usize {
 
 pub fn of_tools(offers: &[ToolOffer]) -> u64 {
     let len = |offer: &ToolOffer| {
-        offer.name.len() + offer.told().len() + offer.input_schema.sent().json_len()
+        offer.name.len() + offer.full_description().len() + offer.input_schema.sent().json_len()
     };
     tokens(offers.iter().map(len).sum())
 }

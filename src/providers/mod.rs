@@ -54,7 +54,7 @@ pub struct ToolOffer {
 
 impl ToolOffer {
     /// The description with what the schema that is sent does not say.
-    fn told(&self) -> Cow<'_, str> {
+    fn full_description(&self) -> Cow<'_, str> {
         match (self.description.trim_end(), self.input_schema.left_to_say()) {
             (_, "") => Cow::Borrowed(&self.description),
             ("", words) => Cow::Borrowed(words),
@@ -63,8 +63,8 @@ impl ToolOffer {
     }
 
     /// The same in so many characters, for APIs that refuse a longer one: the description is cut.
-    fn told_within(&self, most: usize) -> Cow<'_, str> {
-        let told = self.told();
+    fn description_within(&self, most: usize) -> Cow<'_, str> {
+        let told = self.full_description();
         if told.len() <= most || told.chars().count() <= most {
             return told;
         }
@@ -365,13 +365,18 @@ mod tests {
         };
         let plain = json!({"type": "object", "properties": {}});
         let long = offer("Does a thing. ".repeat(100), plain.clone());
-        let told = long.told_within(1024).into_owned();
+        let told = long.description_within(1024).into_owned();
         assert!(told.chars().count() <= 1024 && told.ends_with("thing. …"), "{told}");
-        assert_eq!(long.told().len(), 1400);
+        assert_eq!(long.full_description().len(), 1400);
         let wide = offer("ä".repeat(1024), plain);
-        assert_eq!(wide.told_within(1024), wide.told(), "characters are counted");
+        assert_eq!(
+            wide.description_within(1024),
+            wide.full_description(),
+            "characters are counted"
+        );
         let either = json!({"type": "object", "properties": {}, "anyOf": [{"required": ["a"]}]});
-        let told = offer("Does a thing. ".repeat(100), either).told_within(1024).into_owned();
+        let told =
+            offer("Does a thing. ".repeat(100), either).description_within(1024).into_owned();
         let words = "thing. …\nAt least one of these holds: has \"a\".";
         assert!(told.chars().count() <= 1024 && told.ends_with(words), "{told}");
     }

@@ -246,7 +246,7 @@ async fn a_dead_model_is_left_alone_and_its_fallback_asked_at_once() {
     assert_eq!((refused.attempts, asked()), (0, 6), "it is open: {refused}");
     let said = (refused.error.kind, refused.error.status, refused.error.message.as_str());
     let expected =
-        (FailureKind::Transient, None, "not asked for another 30 s: its last calls failed");
+        (FailureKind::Transient, None, "no calls are made for another 30 s: its last calls failed");
     assert_eq!(said, expected, "what others were told is theirs");
     let answer = ask(&router, &["p/a", "q/b"], 0, None).await.unwrap();
     assert_eq!((answer.fallback, answer.retries, asked()), (true, 0, 6));
@@ -374,7 +374,8 @@ async fn a_patience_that_is_at_an_end_is_at_an_end_for_all() {
         let failed = ask(&router, &["p/a"], 0, None).await.unwrap_err();
         let said = (failed.attempts, failed.error.kind, asked());
         assert_eq!(said, (0, FailureKind::RateLimited, times));
-        let expected = format!("not asked for another {quiet} s: it limits the rate of calls");
+        let expected =
+            format!("no calls are made for another {quiet} s: it limits the rate of calls");
         assert_eq!(failed.error.message, expected, "what others were told is theirs");
         assert!(router.refusal(&models(&["p/a"])).await.is_some());
         assert!(router.refusal(&models(&["p/a", "p/b"])).await.is_none());
@@ -510,6 +511,30 @@ async fn no_more_tries_at_once_than_allowed() {
     for call in calls {
         assert!(call.await.unwrap().is_ok());
     }
+}
+
+/// Fails after a while.
+#[derive(Default)]
+struct SlowFault(Mutex<usize>);
+
+#[async_trait]
+impl Provider for SlowFault {
+    async fn complete(&self, _: &ModelRequest<'_>) -> Said {
+        *self.0.lock().unwrap() += 1;
+        sleep(Duration::from_mins(1)).await;
+        fault(FailureKind::Transient, None)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_that_wait_for_a_slot_do_not_keep_a_dead_server_in_use() {
+    let dead = Arc::new(SlowFault::default());
+    let entry = ProviderEntry { max_concurrency: Some(1), ..ProviderEntry::new(dead.clone()) };
+    let router = router(vec![("p", entry)]);
+    let calls = (0..20).map(|_| ask(&router, &["p/a"], 0, None));
+    let outcomes = futures::future::join_all(calls).await;
+    assert!(outcomes.iter().all(Result::is_err));
+    assert_eq!(*dead.0.lock().unwrap(), 6);
 }
 
 #[tokio::test]

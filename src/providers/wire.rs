@@ -23,6 +23,7 @@ use super::failure::{self, Reported};
 use super::received::Unusable;
 use super::{FailureKind, ProviderError};
 use crate::bounds::frames::{Frame, Framing, Splitter};
+use crate::bounds::retry_after::retry_after;
 use crate::bounds::{json, memory};
 use crate::run::TraceSpan;
 use crate::tls;
@@ -222,7 +223,7 @@ impl Wire {
 
     async fn refused(&self, mut response: Response) -> ProviderError {
         let status = response.status().as_u16();
-        let retry_after = failure::retry_after(response.headers(), Utc::now());
+        let retry_after = retry_after(response.headers(), Utc::now());
         let should_retry = failure::should_retry(response.headers());
         let mut body = Vec::new();
         let deadline = Instant::now() + self.idle_timeout;

@@ -31,7 +31,7 @@ const AGE: TimeDelta = TimeDelta::hours(1);
 /// The age at which no record is on its way any more: longer than a run waits for the store.
 const SETTLED: TimeDelta = TimeDelta::minutes(5);
 /// How often there is a look.
-const LOOK: Duration = Duration::from_secs(30);
+const POLL_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Signs stretches: HMAC-SHA256 of their hashes. Keys that were replaced still verify what they
 /// signed.
@@ -130,7 +130,7 @@ impl AuditChain {
 
     /// Closes stretches, until the service stops.
     pub(super) async fn close(self: Arc<Self>, stop: CancellationToken) {
-        let mut look = clock::every(LOOK);
+        let mut look = clock::every(POLL_INTERVAL);
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
@@ -145,11 +145,10 @@ impl AuditChain {
     async fn close_complete(&self) -> Result<(), StoreError> {
         let now = self.store.now().await?;
         let closing = Closing { records: RECORDS, settled: now - SETTLED, aged: now - AGE };
-        let deleted_until = self.retention.and_then(|retention| now.checked_sub_signed(retention));
         let mut tenants: BTreeSet<String> = self.heads.lock().keys().cloned().collect();
         tenants.extend(self.store.audited_tenants().await?);
         for tenant in tenants {
-            match self.close_of(&tenant, closing, deleted_until).await {
+            match self.close_of(&tenant, closing).await {
                 Err(error) if error.is_transient() => return Err(error),
                 Err(error) => {
                     tracing::warn!(%error, tenant, "the audit log of a tenant could not be closed; retrying");
@@ -161,20 +160,22 @@ impl AuditChain {
     }
 
     /// Closes the stretches of a tenant that are complete.
-    async fn close_of(
-        &self,
-        tenant: &str,
-        closing: Closing,
-        deleted_until: Option<DateTime<Utc>>,
-    ) -> Result<(), StoreError> {
+    async fn close_of(&self, tenant: &str, closing: Closing) -> Result<(), StoreError> {
         let (store, heads) = (&self.store, &self.heads);
         let sign = |hash: &[u8]| self.key.as_ref().map(|key| key.sign(hash));
+        let is_signed = self
+            .key
+            .as_ref()
+            .map(|key| |hash: &[u8], signature: &[u8]| key.has_signed(hash, signature));
+        let is_signed = is_signed.as_ref().map(|it| it as IsSigned<'_>);
         let note = |seen| heads.lock().insert(tenant.to_owned(), seen);
         loop {
             let seen = heads.lock().get(tenant).cloned();
             let known = match seen {
                 None => None,
-                Some(Seen::Head(head)) => Some(KnownHead { head, deleted_until }),
+                Some(Seen::Head(head)) => {
+                    Some(KnownHead { head, retention: self.retention, is_signed })
+                }
                 Some(Seen::Replaced(_, TamperRecord::Written)) => break,
                 Some(Seen::Replaced(act, TamperRecord::Pending)) => {
                     store.record_act(act.clone()).await?;
@@ -201,6 +202,17 @@ impl AuditChain {
             }
         }
         Ok(())
+    }
+
+    /// Deletes stretches of all tenants whose records were all written before that instant, until
+    /// about `limit` records are gone; how many.
+    pub(super) async fn delete(
+        &self,
+        before: DateTime<Utc>,
+        limit: u32,
+    ) -> Result<u64, StoreError> {
+        let sign = |hash: &[u8]| self.key.as_ref().map(|key| key.sign(hash));
+        self.store.delete_audit(before, limit, &sign).await
     }
 
     /// A page of a tenant's stretches, each compared with its records and its signature. Where there

@@ -42,7 +42,8 @@ pub struct Published {
 pub enum StreamItem {
     /// A durable event.
     Event(Event),
-    /// The number of a durable event that is too large to be kept for readers: it is in the journal.
+    /// The number of a durable event that is not kept for readers, mostly as too large: it is in the
+    /// journal, and so are those before it.
     Large(i64),
     /// A piece of an answer, for those who follow live.
     Delta(DateTime<Utc>, ModelDelta),
@@ -175,13 +176,21 @@ impl Channel {
                     if is_large { StreamItem::Large(event.seq) } else { StreamItem::Event(event) };
                 self.tell(item);
             }
-            let last = published.last;
-            if let Some((_, pieces)) = published.waiting.take_if(|(after, _)| *after <= last) {
-                self.publish_deltas(pieces.into_iter());
-            }
-            for (_, progress) in published.early.extract_if(.., |(after, _)| *after <= last) {
-                self.tell(StreamItem::Progress(clock::now(), progress));
-            }
+            self.pass_on_waiting(&mut published);
+        }
+    }
+
+    /// Passes on what waits for the last event that was published. Pieces of an answer that belong
+    /// further ahead come too late: the whole answer may be among the events since.
+    fn pass_on_waiting(&self, published: &mut Progress) {
+        let last = published.last;
+        if let Some((after, pieces)) = published.waiting.take_if(|(after, _)| *after <= last)
+            && after == last
+        {
+            self.publish_deltas(pieces.into_iter());
+        }
+        for (_, progress) in published.early.extract_if(.., |(after, _)| *after <= last) {
+            self.tell(StreamItem::Progress(clock::now(), progress));
         }
     }
 
@@ -195,10 +204,15 @@ impl Channel {
         self.is_gone.cancelled().await;
     }
 
-    /// All events up to number `last` are published, whether this channel was there or not.
+    /// All events up to number `last` are in the journal. Readers who have not got them yet read them
+    /// there; what waits for the last one is passed on.
     pub(super) fn mark_published(&self, last: i64) {
         let mut published = self.published.lock();
-        published.last = published.last.max(last);
+        if last > published.last {
+            published.last = last;
+            self.tell(StreamItem::Large(last));
+            self.pass_on_waiting(&mut published);
+        }
     }
 
     /// Passes on the rest of an answer that belongs behind event number `after`, as soon as that is
@@ -306,6 +320,28 @@ mod tests {
             });
         }
         assert_eq!(told, ["4", "Text(\"late\")", "5", "Text(\"at once\")"]);
+    }
+
+    #[test]
+    fn what_waits_is_passed_on_when_its_event_was_read_from_the_journal() {
+        let bus = Arc::new(Bus::default());
+        let (channel, _) = bus.channel("t", Uuid::nil(), 3);
+        let mut reader = channel.subscribe();
+        channel.publish_answer(4, vec![piece("in time")]);
+        channel.mark_published(4);
+        channel.publish([event(4), event(5)].into_iter());
+        channel.publish_answer(6, vec![piece("too late")]);
+        channel.mark_published(7);
+        let mut told = Vec::new();
+        while let Ok(published) = reader.try_recv() {
+            told.push(match &published.item {
+                StreamItem::Event(event) => event.seq.to_string(),
+                StreamItem::Large(seq) => format!("large {seq}"),
+                StreamItem::Delta(_, delta) => format!("{:?}", delta.piece),
+                StreamItem::Progress(_, progress) => progress.progress.to_string(),
+            });
+        }
+        assert_eq!(told, ["large 4", "Text(\"in time\")", "5", "large 7"]);
     }
 
     #[test]

@@ -35,7 +35,7 @@ use crate::store::{Ownership, QueuePlace, RunRecord};
 use crate::tools::subagent::{ChildCall, ChildFailed, ChildResult, StartRun, Task};
 
 /// How often a child that is not driven here is looked at.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The runtime as tools see it.
 pub(super) struct Children(pub(super) Weak<Inner>);
@@ -52,8 +52,8 @@ impl StartRun for Children {
         // In a task of its own: a start that is under way must not be forgotten half-way.
         let given_up = CancellationToken::new();
         let _waiting = given_up.clone().drop_guard();
-        let child =
-            runtime.inner.driven.tasks.spawn(runtime.clone().run_child(parent, call, given_up));
+        let tasks = &runtime.inner.driven.tasks;
+        let child = tasks.spawn(runtime.clone().run_child_here(parent, call, given_up));
         let ended = child
             .await
             .map_err(|_| ChildFailed(format!("The agent {agent} could not be waited for.")))??;
@@ -102,6 +102,21 @@ fn is_over_shared_budget(code: &str, context: &Value) -> bool {
 }
 
 impl Runtime {
+    /// As [`Self::run_child`], until this replica gives its runs back, and with them the caller.
+    async fn run_child_here(
+        self,
+        parent: Arc<Parent>,
+        call: ChildCall,
+        given_up: CancellationToken,
+    ) -> Result<RunRecord, ChildFailed> {
+        let (runtime, control) = (self.clone(), Arc::clone(&parent.control));
+        let ended = Box::pin(runtime.run_child(parent, call, given_up));
+        self.inner.replica.gives_back.run_until_cancelled(ended).await.unwrap_or_else(|| {
+            control.lose(); // before it hears of this
+            Err(ChildFailed("The calling run is given back by this replica.".into()))
+        })
+    }
+
     /// Starts or finds a child run and waits until it has ended or is parked; cancels it when the
     /// call is given up.
     async fn run_child(
@@ -135,7 +150,7 @@ impl Runtime {
         while !parent.control.is_lost() {
             let reason = Some("the call that waits for it has ended");
             match self.cancel(&tenant, id, SERVICE, reason).await {
-                Err(error) if error.is_transient() => tokio::time::sleep(LOOK).await,
+                Err(error) if error.is_transient() => tokio::time::sleep(POLL_INTERVAL).await,
                 Err(error) => {
                     tracing::error!(run_id = %id, %error, "the child run could not be cancelled");
                     break;
@@ -180,14 +195,14 @@ impl Runtime {
                 Err(StartError::Store(error))
                     if error.is_transient() && !given_up.is_cancelled() =>
                 {
-                    tokio::time::sleep(LOOK).await;
+                    tokio::time::sleep(POLL_INTERVAL).await;
                 }
                 Err(error) => {
                     match self.inner.store.run(&parent.identity.caller.tenant, id).await {
                         // Its agent was changed or removed since.
                         Ok(Some(_)) => return Ok(None),
                         Err(error) if error.is_transient() && !given_up.is_cancelled() => {
-                            tokio::time::sleep(LOOK).await;
+                            tokio::time::sleep(POLL_INTERVAL).await;
                         }
                         _ => return Err(child_not_started(id, &call.agent, error)),
                     }
@@ -287,7 +302,7 @@ impl Runtime {
         }
         let Caller { tenant, .. } = &*parent.identity.caller;
         loop {
-            let look = Instant::now() + LOOK;
+            let look = Instant::now() + POLL_INTERVAL;
             match self.inner.store.run(tenant, id).await {
                 Ok(Some(run)) if run.parent_run_id == Some(parent.identity.new.id) => {
                     if run.status.is_terminal() || run.status.is_parked() {
@@ -317,7 +332,8 @@ impl Runtime {
         }
     }
 
-    /// Whether its end, or that it may be parked, was seen; not where the service is stopping or the journal cannot be read.
+    /// Waits until the child has ended or may be parked; false if the service stops or the journal
+    /// cannot be read.
     async fn until_halted(&self, tenant: &str, id: Uuid, seen: i64) -> bool {
         let mut follower = self.follow(tenant, id, seen);
         while let Ok(Some(published)) = follower.next().await {

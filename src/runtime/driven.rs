@@ -1,8 +1,10 @@
 //! The runs that this replica drives: which it owns, how each is reached, and the tasks that drive
 //! them.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
@@ -26,9 +28,21 @@ pub(super) struct DrivenRuns {
     /// Those that can start others.
     pub(super) parents: Arc<Parents>,
     pub(super) tasks: TaskTracker,
+    /// The roots of the trees that this process has begun, where it takes no others.
+    own_roots: Mutex<BTreeSet<Uuid>>,
 }
 
 impl DrivenRuns {
+    /// Notes the root of a tree that this process has begun.
+    pub(super) fn note_own(&self, root: Uuid) {
+        self.own_roots.lock().insert(root);
+    }
+
+    /// The roots that were noted.
+    pub(super) fn own_roots(&self) -> Vec<Uuid> {
+        self.own_roots.lock().iter().copied().collect()
+    }
+
     /// Makes a run known by its id; it is cancelled where that was asked for before.
     pub(super) fn insert(&self, id: Uuid, epoch: i64, control: &Arc<RunControl>) {
         self.live.insert(id, epoch, Arc::clone(control));

@@ -5,14 +5,19 @@
 use crate::message::tool_schema::ToolSchema;
 use std::sync::Arc;
 
+use serde_json::Value;
+use uuid::Uuid;
+
 use super::start::{Checked, StartError, StartRequest, opening};
+use super::worker::driver;
 use super::{Runtime, conversation};
 use crate::agents::Agent;
 use crate::clock;
-use crate::engine::Rules;
+use crate::drivers::{Ask, Place};
+use crate::engine::{Plan, Rules, State};
 use crate::event::{Event, RunEvent, ScanWarned};
 use crate::message::{Conversation, Turn};
-use crate::providers::ToolOffer;
+use crate::providers::{Capabilities, Deltas, ModelRequest, Options, ToolChoice, ToolOffer};
 
 /// What a run would send to the model, offer and enforce.
 #[derive(Debug)]
@@ -77,6 +82,11 @@ impl Runtime {
         let opened = Event { seq: 1, at: clock::now(), run_id: new.id, what };
         let conversation =
             conversation(&[opened]).map_err(|e| StartError::broken(&new.agent, &e))?;
+        let conversation = if plan.rules.react.is_some() {
+            as_text(&plan, new.id, &new.inputs, &conversation)
+        } else {
+            conversation
+        };
         let offer = |offer: &ToolOffer| {
             (offer.name.clone(), offer.description.clone(), offer.input_schema.clone())
         };
@@ -91,4 +101,40 @@ impl Runtime {
             agent: Arc::clone(&plan.agent),
         })
     }
+}
+
+/// The first model call of a run whose model acts by decisions, which are described in it.
+fn as_text(plan: &Plan, run_id: Uuid, inputs: &Value, conversation: &Conversation) -> Conversation {
+    let ask = Ask {
+        place: Place { run_id, attempt: 1, iteration: 1 },
+        choice: State::new(plan.rules.clone()).choice(),
+        output_tool: plan.output_tool(),
+        submit_tool: plan.submit_tool(),
+        answer_only: false,
+        unfinished: None,
+    };
+    let base = ModelRequest {
+        model: "",
+        capabilities: &Capabilities::OPENAI, // no model is asked
+        conversation,
+        tools: &plan.offers,
+        names: &plan.names,
+        tool_choice: ToolChoice::Auto,
+        parallel_tool_calls: None,
+        temperature: None,
+        options: Options::default(),
+        max_output_tokens: None,
+        output_left: None,
+        thinking: None,
+        prompt_caching: false,
+        deltas: Deltas::default(),
+        output_schema: None,
+        json_mode: false,
+        inputs,
+        step: 1,
+        trace: None,
+    };
+    let mut rewritten = Conversation::default();
+    let request = driver(plan).request(base, &ask, &mut rewritten);
+    request.conversation.clone()
 }

@@ -8,11 +8,12 @@ use serde_json::Value;
 use super::Runtime;
 use super::claimed::ResumeError;
 use super::identity::RunIdentity;
+use super::loaded::LoadedAgent;
 use super::waiting::{AnswerError, no_longer};
 use super::worker::run_scope;
 use super::workspaces::User;
 use crate::clock;
-use crate::engine::{RunControl, State};
+use crate::engine::{Plan, RunControl, State};
 use crate::event::{RunEvent, ValidationError, WaitKind};
 use crate::run::{Action, Caller};
 use crate::store::{ApprovalRecord, ClaimedRun, RunRecord, StoreError};
@@ -22,6 +23,16 @@ use crate::tools::executor::Prepared;
 use crate::tools::results::Finished;
 
 impl Runtime {
+    /// A run's agent, plan and state, by its journal.
+    async fn folded(&self, run: &ClaimedRun) -> Result<(LoadedAgent, Plan, State), AnswerError> {
+        let _turn = self.journal_turn(&run.run).await?;
+        let journal = self.journal_of(&run.run.tenant, run.run.id).await?;
+        let (loaded, plan) = self.plan_of(run, &journal)?;
+        let mut state = State::new(plan.rules.clone());
+        journal.iter().try_for_each(|event| state.apply(event)).map_err(ResumeError::from)?;
+        Ok((loaded, plan, state))
+    }
+
     /// Checks edited arguments: the approver may execute the tool, and the tool, the interceptors,
     /// the gate and the budget let the call pass. What it does then, as far as that is kept.
     ///
@@ -47,8 +58,7 @@ impl Runtime {
         let definition =
             definition.ok_or_else(|| AnswerError::Broken("it is no longer stored".into()))?;
         let claimed = ClaimedRun { definition, run: run.clone() };
-        let journal = self.journal_of(&run.tenant, run.id).await?;
-        let (loaded, plan) = self.plan_of(&claimed, &journal)?;
+        let (loaded, plan, state) = self.folded(&claimed).await?;
         let of_caller = plan.client_tools.tool(&asked.tool);
         let wrong = plan.client_tools.errors(&asked.tool, arguments);
         let errors = if let Some(errors) = wrong {
@@ -67,8 +77,6 @@ impl Runtime {
             };
             return Err(AnswerError::InvalidArguments(errors.into_iter().map(in_body).collect()));
         }
-        let mut state = State::new(plan.rules.clone());
-        journal.iter().try_for_each(|event| state.apply(event)).map_err(ResumeError::from)?;
         let pending = state.open_call(asked.call_id).ok_or_else(no_longer)?;
         let directory = loaded.agent.workspace_of(run.id, run.session_id.as_deref());
         let workspace = self.inner.workspaces.open(&run.tenant, &directory, User::Caller).await;

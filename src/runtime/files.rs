@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::Runtime;
 use super::loaded::LoadedAgent;
-use super::workspaces::{ChangeLocks, OpenError, User};
+use super::workspaces::{ChangeLock, ChangeLocks, OpenError, User};
 use crate::agents::Agent;
 use crate::fairness;
 use crate::store::{RunRecord, Store, StoreError};
@@ -147,6 +147,7 @@ impl Files {
     ) -> Result<(String, bool), ChangeError> {
         self.changing(
             |(path, _): &(String, bool)| vec![path.clone()],
+            ChangeError::is_refusal,
             move |files| {
                 let path = files.resolved(&path).ok_or_else(|| files.without_file(path))?;
                 let new = [NewFile { path, staged, size }];
@@ -169,6 +170,7 @@ impl Files {
     ) -> Result<String, ChangeError> {
         self.changing(
             |(_, deleted): &(String, Vec<String>)| deleted.clone(),
+            ChangeError::is_refusal,
             move |files| {
                 let path = files.resolved(&path).ok_or_else(|| files.without_file(path))?;
                 let deleted = files.stored.delete(&files.workspace, &path, condition.as_ref())?;
@@ -201,10 +203,22 @@ impl Files {
         StoredFiles::resolved(&self.workspace, path).filter(|path| self.may_see(path))
     }
 
-    /// Changes files, and keeps what was changed.
+    /// Waits until no other changes files of the tenant for a caller; fails where they are gone.
+    async fn alone(&self) -> Result<ChangeLock, ChangeError> {
+        let lock = self.changes.lock(&self.tenant).await?;
+        if let Some(run) = self.while_there
+            && !self.store.has_run(run).await.map_err(io::Error::other)?
+        {
+            return Err(NotKept::Orphaned.into());
+        }
+        Ok(lock)
+    }
+
+    /// Changes files, and keeps what was changed. After a refusal nothing was.
     pub(super) async fn changing<T, E>(
         &self,
         paths: impl FnOnce(&T) -> Vec<String> + Send,
+        is_refusal: fn(&E) -> bool,
         work: impl FnOnce(&Self) -> Result<T, E> + Send + 'static,
     ) -> Result<T, E>
     where
@@ -212,17 +226,28 @@ impl Files {
         E: From<io::Error> + From<ChangeError> + Send + 'static,
     {
         let keeping = self.workspace.keeping().await;
-        let lock = self.changes.lock(&self.tenant).await?;
-        if let Some(run) = self.while_there
-            && !self.store.has_run(run).await.map_err(io::Error::other)?
-        {
-            return Err(ChangeError::from(NotKept::Orphaned).into());
-        }
-        let alone = move |files: &Self| {
-            let _lock = lock;
-            work(files)
+        let changed = match self.alone().await {
+            Ok(lock) => {
+                let alone = move |files: &Self| {
+                    let _lock = lock;
+                    work(files)
+                };
+                self.blocking(alone).await.map_err(|error| {
+                    let is_unchanged = is_refusal(&error);
+                    (error, is_unchanged)
+                })
+            }
+            Err(error) => Err((error.into(), true)),
         };
-        let done = self.blocking(alone).await?;
+        let done = match changed {
+            Ok(done) => done,
+            Err((error, is_unchanged)) => {
+                if let (Some(keeping), true) = (keeping, is_unchanged) {
+                    keeping.unchanged();
+                }
+                return Err(error);
+            }
+        };
         if let Some(keeping) = keeping {
             let paths = paths(&done).into_iter().collect();
             let touched = Touched { paths, is_all: true, is_whole: true };

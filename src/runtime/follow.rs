@@ -24,7 +24,7 @@ use crate::store::{RunRecord, StoreError};
 const PAGE: u32 = 100;
 const PAGE_BYTES: u64 = 256 << 10;
 /// How often a waiter looks whether the run was parked without an event.
-const LOOK: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 /// A reader of one run's events.
 pub struct Follower {
@@ -38,8 +38,22 @@ pub struct Follower {
     live: Option<Subscription>,
     /// Whether the journal held nothing new after subscribing.
     caught_up: bool,
-    over: bool,
-    is_gone: bool,
+    /// Whether an event was passed over that cannot be read: it may have been the last one.
+    has_passed_over: bool,
+    over: Option<Over>,
+}
+
+/// Why nothing more comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Over {
+    /// The last event was handed out.
+    Ended,
+    /// The run has ended, and its last event cannot be read.
+    Unread,
+    /// The run was deleted.
+    Deleted,
+    /// The service is stopping.
+    Stopping,
 }
 
 /// A subscription; the channel lives as long as its last subscription.
@@ -62,8 +76,8 @@ impl Runtime {
             ready: VecDeque::new(),
             live: None,
             caught_up: false,
-            over: false,
-            is_gone: false,
+            has_passed_over: false,
+            over: None,
         }
     }
 
@@ -99,14 +113,17 @@ impl Runtime {
             }
             let follower =
                 follower.get_or_insert_with(|| self.follow(tenant, run, record.last_seq()));
-            if follower.over {
+            if follower.over.is_some() {
                 return Ok(Some(record)); // the service is stopping
             }
-            let look = until.min(Instant::now() + LOOK);
+            let look = until.min(Instant::now() + POLL_INTERVAL);
             while let Ok(item) = tokio::time::timeout_at(look, follower.next()).await {
-                if item?.is_none_or(|published| {
-                    published.item.is_the_end() || published.item.may_park()
-                }) {
+                let is_looked_at = match item {
+                    Ok(Some(published)) => published.item.is_the_end() || published.item.may_park(),
+                    Ok(None) | Err(StoreError::UnreadableEvent { .. }) => true,
+                    Err(error) => return Err(error),
+                };
+                if is_looked_at {
                     break;
                 }
             }
@@ -115,8 +132,8 @@ impl Runtime {
 }
 
 impl Follower {
-    /// The next event, or a piece of an answer that is being written. `None` after the last one, where
-    /// the run was deleted, or where the service is stopping; another replica, or this one later, goes
+    /// The next event, or a piece of an answer that is being written. `None` after the last one, even if
+    /// it cannot be read, where the run was deleted, or where the service is stopping; another replica, or this one later, goes
     /// on from the last event that was handed out. May be dropped and called again at any time.
     ///
     /// # Errors
@@ -124,7 +141,7 @@ impl Follower {
     /// on behind an event that cannot be read.
     pub async fn next(&mut self) -> Result<Option<Arc<Published>>, StoreError> {
         loop {
-            if self.over {
+            if self.over.is_some() {
                 return Ok(None);
             }
             if let Some(published) = self.ready.pop_front() {
@@ -151,22 +168,22 @@ impl Follower {
                     },
                     Err(RecvError::Lagged(_) | RecvError::Closed) => self.fell_behind(),
                 },
-                () = live.channel.gone() => (self.over, self.is_gone) = (true, true),
-                () = self.runtime.inner.replica.drained.cancelled() => self.over = true,
+                () = live.channel.gone() => self.over = Some(Over::Deleted),
+                () = self.runtime.inner.replica.drained.cancelled() => self.over = Some(Over::Stopping),
             }
         }
     }
 
-    /// Whether it ended because the run was deleted.
-    pub fn run_is_gone(&self) -> bool {
-        self.is_gone
+    /// Why nothing more comes; `None` while more may.
+    pub fn over(&self) -> Option<Over> {
+        self.over
     }
 
     fn handed_out(&mut self, published: Arc<Published>) -> Arc<Published> {
         if let StreamItem::Event(event) = &published.item {
             self.seen = event.seq;
         }
-        self.over = published.item.is_the_end();
+        self.over = published.item.is_the_end().then_some(Over::Ended);
         published
     }
 
@@ -180,25 +197,59 @@ impl Follower {
     async fn read_journal(&mut self) -> Result<(), StoreError> {
         let until = self.live.as_ref().and_then(|live| live.journal_until);
         if until.is_some_and(|until| self.seen >= until) {
-            self.caught_up = true;
+            self.catches_up();
             return Ok(());
         }
-        let (store, tenant, run) = (&self.runtime.inner.store, &self.tenant, self.run);
-        let next = store.journal_piece(tenant, run, self.seen, PAGE, PAGE_BYTES).await;
-        let Some(next) = pass_over(&mut self.seen, next)? else {
-            // Something may have happened between reading and subscribing: read once more.
-            self.caught_up = self.live.is_some();
+        let store = Arc::clone(&self.runtime.inner.store);
+        let next = store.journal_piece(&self.tenant, self.run, self.seen, PAGE, PAGE_BYTES).await;
+        let Some(next) = self.pass_over(next)? else {
             if self.live.is_none() {
+                // Something may have happened between reading and subscribing: read once more.
                 self.subscribe();
+            } else if self.has_passed_over && self.has_ended().await? {
+                self.over = Some(Over::Unread);
+            } else {
+                self.catches_up();
             }
             return Ok(());
         };
         let _turn = journals::turn(next.bytes).await;
-        let page = store.readable_until(tenant, run, self.seen, next.until).await;
-        let page = pass_over(&mut self.seen, page)?;
+        let page = store.readable_until(&self.tenant, self.run, self.seen, next.until).await;
+        let page = self.pass_over(page)?;
         let page = page.into_iter().filter(|event| until.is_none_or(|until| event.seq <= until));
         self.ready.extend(page.map(|event| Arc::new(Published::new(StreamItem::Event(event)))));
         Ok(())
+    }
+
+    /// What was read up to now needs no publishing any more, though it may have come between reading and
+    /// subscribing; pieces of an answer may wait for it.
+    fn catches_up(&mut self) {
+        self.caught_up = true;
+        if let Some(live) = &self.live {
+            live.channel.mark_published(self.seen);
+        }
+    }
+
+    /// Whether the run has ended, with no event behind the last one that was seen.
+    async fn has_ended(&self) -> Result<bool, StoreError> {
+        match self.runtime.inner.store.run(&self.tenant, self.run).await {
+            Ok(record) => Ok(record.is_some_and(|record| {
+                record.status.is_terminal() && record.last_seq() <= self.seen
+            })),
+            // Of a run that has ended, its last event is read too.
+            Err(StoreError::UnreadableEvent { seq, .. }) => Ok(seq <= self.seen),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What was read; an event that cannot be read counts as seen, and is reported once.
+    fn pass_over<T>(&mut self, read: Result<T, StoreError>) -> Result<T, StoreError> {
+        if let Err(StoreError::UnreadableEvent { seq, .. }) = &read {
+            self.seen = *seq;
+            self.has_passed_over = true;
+            self.fell_behind(); // everything behind it is read
+        }
+        read
     }
 
     fn subscribe(&mut self) {
@@ -210,12 +261,4 @@ impl Follower {
         let events = channel.subscribe();
         self.live = Some(Subscription { channel, events, journal_until: None });
     }
-}
-
-/// What was read; an event that cannot be read counts as seen, and is reported once.
-fn pass_over<T>(seen: &mut i64, read: Result<T, StoreError>) -> Result<T, StoreError> {
-    if let Err(StoreError::UnreadableEvent { seq, .. }) = &read {
-        *seen = *seq;
-    }
-    read
 }

@@ -14,6 +14,8 @@ use super::Runtime;
 use crate::store::{Store, StoreError};
 use crate::{clock, jitter};
 
+/// The part of a pause that is random, so that replicas that were started together do not beat together.
+const JITTER: f64 = 0.1;
 /// How long a beat may take, at least: a new connection needs some time, however short the lease.
 const LEAST_PATIENCE: Duration = Duration::from_millis(500);
 
@@ -64,9 +66,9 @@ impl Runtime {
         let mut failures = 0_u32;
         loop {
             tokio::time::sleep(match failures {
-                0 => jittered(lease / 3),
+                0 => jitter::shortened(lease / 3, JITTER),
                 1 => Duration::ZERO,
-                _ => jittered(lease / 12),
+                _ => jitter::shortened(lease / 12, JITTER),
             })
             .await;
             if own.is_none() {
@@ -101,9 +103,4 @@ impl Runtime {
         store.release(&inner.replica.id).await?;
         self.register(store).await
     }
-}
-
-/// Up to a tenth less, so that replicas that were started together do not beat together.
-fn jittered(pause: Duration) -> Duration {
-    pause.mul_f64(1.0 - jitter::fraction() / 10.0)
 }

@@ -1,13 +1,14 @@
 //! What goes on beside the runs, from the start of the service to its stop: uses of keys are written
 //! down, stretches of the audit log are closed, usage is summed up, buckets of rate limits that are
-//! not used any more are deleted, requests of servers of tools are recorded, webhooks are sent.
+//! not used any more are deleted, runs whose place in a session others take are interrupted, requests
+//! of MCP servers are recorded, webhooks are sent.
 
 use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
 use super::{AuditChain, Logins, Settings, WebhookSender};
-use super::{rate_limits, server_requests, usage_sums};
+use super::{rate_limits, server_requests, sessions, usage_sums};
 use crate::store::Store;
 use crate::tools::proxy::ServerRequests;
 
@@ -20,7 +21,7 @@ pub(super) struct Housekeeping {
     pub(super) audit_chain: Arc<AuditChain>,
     /// What is sent to webhooks.
     pub(super) webhooks: Arc<WebhookSender>,
-    /// Where programs are servers of tools.
+    /// Where programs are MCP servers.
     server_requests: Option<ServerRequests>,
 }
 
@@ -50,6 +51,7 @@ impl Housekeeping {
         tokio::spawn(Arc::clone(&self.logins).write(stop.clone()));
         tokio::spawn(usage_sums::add_up(Arc::clone(&self.store), stop.clone()));
         tokio::spawn(rate_limits::delete_full(Arc::clone(&self.store), stop.clone()));
+        tokio::spawn(sessions::interrupt_displaced(Arc::clone(&self.store), stop.clone()));
         if let Some(requests) = self.server_requests.clone() {
             tokio::spawn(server_requests::record(requests, Arc::clone(&self.store), stop.clone()));
         }

@@ -85,6 +85,11 @@ impl RunIdentity {
         Self::new(Arc::new(new), Arc::new(caller), row.epoch, sample_ratio)
     }
 
+    /// The root of its tree, which may be the run itself.
+    pub(super) fn root(&self) -> Uuid {
+        self.lineage.as_ref().map_or(self.new.id, |lineage| lineage.root)
+    }
+
     /// Notes what its plan says of it.
     pub(super) fn planned(&mut self, plan: &Plan) {
         let origin = Arc::make_mut(&mut self.origin);

@@ -15,6 +15,7 @@ use uuid::Uuid;
 
 use super::Runtime;
 use super::bus::Channel;
+use crate::store::StoreError;
 
 /// Between two questions: at first, and when quiet.
 const BRISK: Duration = Duration::from_millis(50);
@@ -68,8 +69,14 @@ impl Runtime {
         stream::iter(news)
             .for_each_concurrent(AT_ONCE, async |channel| {
                 let (store, after) = (&self.inner.store, channel.last());
-                if let Ok(events) = store.events(&channel.tenant, channel.run, after, PAGE).await {
-                    channel.publish(events.into_iter());
+                match store.events(&channel.tenant, channel.run, after, PAGE).await {
+                    Ok(events) => channel.publish(events.into_iter()),
+                    // Followers read the journal, up to that event and behind it.
+                    Err(StoreError::UnreadableEvent { .. }) => {
+                        let seq = newest.get(&channel.run).copied();
+                        channel.mark_published(seq.unwrap_or_default());
+                    }
+                    Err(_) => {} // asked again
                 }
             })
             .await;

@@ -19,7 +19,7 @@ use crate::run::Delegation;
 use crate::store::{GivenBack, RunRecord};
 
 /// How long a run is left to others.
-const PATIENCE: Duration = Duration::from_mins(10);
+const MAX_WAIT: Duration = Duration::from_mins(10);
 /// How long this replica does not claim a run that it has left to others, at first.
 const FIRST_PAUSE: Duration = Duration::from_secs(3);
 /// The longest of these pauses, each of which is twice as long as the one before.
@@ -57,7 +57,7 @@ impl LeftRuns {
         let (since, pause) = known.map_or((now, FIRST_PAUSE), |known| {
             (known.since, (known.pause * 2).min(LONGEST_PAUSE))
         });
-        if now - since >= PATIENCE {
+        if now - since >= MAX_WAIT {
             left.runs.remove(&run);
             return None;
         }
@@ -69,7 +69,7 @@ impl LeftRuns {
     /// Whether it was not logged lately that this is lacking.
     fn is_news(&self, lack: &str, now: Instant) -> bool {
         let logged = &mut self.0.lock().logged;
-        logged.retain(|_, at| now - *at < PATIENCE);
+        logged.retain(|_, at| now - *at < MAX_WAIT);
         let is_news = !logged.contains_key(lack);
         if is_news {
             logged.insert(lack.to_owned(), now);
@@ -78,14 +78,14 @@ impl LeftRuns {
     }
 
     /// The runs that are not to be claimed now. Those that others have taken are forgotten in time.
-    pub(super) fn now(&self) -> Vec<Uuid> {
+    pub(super) fn excluded_from_claims(&self) -> Vec<Uuid> {
         let (mut left, now) = (self.0.lock(), Instant::now());
-        left.runs.retain(|_, run| now - run.since < 2 * PATIENCE);
+        left.runs.retain(|_, run| now - run.since < 2 * MAX_WAIT);
         left.listed(now).collect()
     }
 
     /// Whether this run is not to be claimed now.
-    pub(super) fn has(&self, run: Uuid) -> bool {
+    pub(super) fn is_excluded(&self, run: Uuid) -> bool {
         self.0.lock().runs.get(&run).is_some_and(|left| left.until > Instant::now())
     }
 }
@@ -172,8 +172,8 @@ mod tests {
     fn a_run_that_another_replica_has_driven_is_left_anew() {
         let (left, begun) = (LeftRuns::default(), Instant::now());
         assert!(left.leave(RUN, 7, begun).is_some());
-        assert!(left.leave(RUN, 9, begun + PATIENCE).is_some());
-        assert!(left.leave(RUN, 9, begun + 2 * PATIENCE).is_none());
+        assert!(left.leave(RUN, 9, begun + MAX_WAIT).is_some());
+        assert!(left.leave(RUN, 9, begun + 2 * MAX_WAIT).is_none());
     }
 
     #[test]
@@ -181,8 +181,8 @@ mod tests {
         let (left, begun) = (LeftRuns::default(), Instant::now());
         let look = |lack, after| left.is_news(lack, begun + after);
         assert!(look("a tool", Duration::ZERO) && look("an agent", Duration::ZERO));
-        assert!(!look("a tool", PATIENCE / 2));
-        assert!(look("a tool", PATIENCE));
+        assert!(!look("a tool", MAX_WAIT / 2));
+        assert!(look("a tool", MAX_WAIT));
     }
 
     #[test]
@@ -192,6 +192,6 @@ mod tests {
             assert_eq!(left.leave(Uuid::now_v7(), 1, now), Some(GivenBack::AtOnce));
         }
         assert_eq!(left.leave(RUN, 1, now), Some(GivenBack::After(FIRST_PAUSE)));
-        assert_eq!((left.now().len(), left.has(RUN)), (MAX_LEFT, false));
+        assert_eq!((left.excluded_from_claims().len(), left.is_excluded(RUN)), (MAX_LEFT, false));
     }
 }

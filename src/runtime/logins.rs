@@ -23,7 +23,7 @@ use crate::store::{ApiKeyRecord, Store};
 /// Between two writes about the same key.
 const PAUSE: Duration = Duration::from_mins(1);
 /// Flush interval.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// The subject of a login that names no key.
 const UNKNOWN: &str = "unknown";
 
@@ -119,7 +119,7 @@ impl Logins {
 
     /// Writes what is noted, until the service stops.
     pub(super) async fn write(self: Arc<Self>, stop: CancellationToken) {
-        let mut look = clock::every(LOOK);
+        let mut look = clock::every(POLL_INTERVAL);
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
@@ -135,21 +135,23 @@ impl Logins {
         if !used.is_empty()
             && let Err(error) = self.store.note_key_use(&used, PAUSE).await
         {
-            error.log_retry("the use of keys could not be noted");
+            error.log_retry("the use of keys could not be noted; retrying in a minute");
+            self.used.lock().waiting.extend(used);
         }
         let refused = self.refused.lock().take(now, is_last);
         for (group, count) in refused {
             let source = group.source.map_or_else(|| "others".into(), |source| source.to_string());
             let act = Act {
-                tenant: group.tenant,
-                subject: group.subject,
+                tenant: group.tenant.clone(),
+                subject: group.subject.clone(),
                 action: AuditAction::LoginRefused,
                 run_id: None,
                 reason: Some(group.why.sentence()),
                 details: json!({"source": source, "count": count}),
             };
             if let Err(error) = self.store.record_act(act).await {
-                tracing::warn!(%error, count, "refused logins could not be recorded");
+                tracing::warn!(%error, count, "refused logins could not be recorded; retrying in a minute");
+                self.refused.lock().give_back(group, count);
             }
         }
     }
@@ -158,6 +160,24 @@ impl Logins {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::{AuditFilter, Page, open};
+
+    #[tokio::test]
+    async fn what_the_store_refuses_is_written_later() {
+        let dir = tempfile::tempdir().unwrap();
+        let url = format!("sqlite://{}", dir.path().join("logins.db").display());
+        let store = open(&url, 1, false).await.unwrap();
+        let logins = Logins::new(Arc::clone(&store));
+        logins.note_refused(LoginRefusal::Malformed, None, None);
+        logins.write_noted(false).await; // the store has no tables yet
+        store.migrate().await.unwrap();
+        logins.note_refused(LoginRefusal::Malformed, None, None);
+        logins.write_noted(true).await;
+        let all = Page { limit: 9, after: None };
+        let rows = store.audit(DEFAULT_TENANT, &AuditFilter::default(), &all).await.unwrap();
+        let told: Vec<&str> = rows.iter().map(|row| row.arguments.as_str()).collect();
+        assert!(matches!(&told[..], [one] if one.contains("\"count\":2")), "{told:?}");
+    }
 
     #[test]
     fn the_use_of_a_key_is_written_once_a_minute() {

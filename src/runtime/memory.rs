@@ -21,7 +21,7 @@ impl Runtime {
         new: &NewRun,
     ) -> Result<Recalled, StoreError> {
         let mut text = String::new();
-        tell(&new.inputs, &mut text);
+        collect_texts(&new.inputs, &mut text);
         let found = self
             .inner
             .store
@@ -53,14 +53,14 @@ pub fn recollection(store: Arc<Store>) -> RecallFn {
 }
 
 /// The texts in a value, without the names of its fields.
-fn tell(value: &Value, text: &mut String) {
+fn collect_texts(value: &Value, text: &mut String) {
     match value {
         Value::String(said) => {
             text.push_str(said);
             text.push(' ');
         }
-        Value::Array(items) => items.iter().for_each(|item| tell(item, text)),
-        Value::Object(fields) => fields.values().for_each(|field| tell(field, text)),
+        Value::Array(items) => items.iter().for_each(|item| collect_texts(item, text)),
+        Value::Object(fields) => fields.values().for_each(|field| collect_texts(field, text)),
         Value::Number(number) => {
             text.push_str(&number.to_string());
             text.push(' ');

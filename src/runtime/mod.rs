@@ -10,12 +10,12 @@ mod bus;
 mod capacity;
 mod child_ids;
 mod claimed;
+mod compiled;
 mod delegation;
 mod deltas;
 mod driven;
 mod dry_run;
 mod edited;
-mod entrance;
 mod files;
 mod follow;
 mod heartbeat;
@@ -42,6 +42,7 @@ mod places;
 mod policy_cases;
 mod probation;
 mod queue;
+mod queue_admission;
 mod rate_limits;
 mod recovery;
 mod refused_children;
@@ -99,7 +100,7 @@ pub use bus::{Published, StreamItem};
 pub use child_ids::ChildIds;
 pub use dry_run::DryRunOutcome;
 pub use files::{FileOwner, FileUsers, Files, FilesError};
-pub use follow::Follower;
+pub use follow::{Follower, Over};
 pub use heartbeat::HeartbeatStore;
 pub use history::{RunTurns, TurnSource, own_turns, turn_sources};
 pub use logins::{LoginRefusal, Logins};
@@ -118,6 +119,9 @@ pub use workspaces::{Sharing, WorkspaceSettings, object_store_fault, shared_volu
 
 /// How long a cancel request waits for the end of a run that is not being driven.
 const END: Duration = Duration::from_secs(2);
+/// How long, and how often, it looks for a run that is being stored.
+const BEGINNING: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_millis(20);
 
 /// Runtime settings.
 #[derive(Debug, Clone)]
@@ -262,7 +266,7 @@ impl Runtime {
         subject: &str,
         reason: Option<&str>,
     ) -> Result<Option<CancelOutcome>, StoreError> {
-        let outcome = self.inner.store.request_cancel(tenant, run, subject, reason).await?;
+        let outcome = self.request_cancel(tenant, run, subject, reason).await?;
         let Some(CancelOutcome::Requested(requested)) = outcome else { return Ok(outcome) };
         let reached = self.inner.driven.cancel(run, reason);
         if requested.status == RunStatus::Running {
@@ -287,6 +291,25 @@ impl Runtime {
         self.end_cancelled().await?;
         let ended = self.wait(tenant, run, Instant::now() + END).await?;
         Ok(ended.map(CancelOutcome::Requested))
+    }
+
+    /// Stores the request; for a run whose first commit is on its way here, after that.
+    async fn request_cancel(
+        &self,
+        tenant: &str,
+        run: Uuid,
+        subject: &str,
+        reason: Option<&str>,
+    ) -> Result<Option<CancelOutcome>, StoreError> {
+        let until = Instant::now() + BEGINNING;
+        loop {
+            let is_beginning = self.inner.driven.owned.has_started(run, tenant);
+            let outcome = self.inner.store.request_cancel(tenant, run, subject, reason).await?;
+            if outcome.is_some() || !is_beginning || Instant::now() >= until {
+                return Ok(outcome);
+            }
+            tokio::time::sleep(LOOK).await;
+        }
     }
 
     /// Whether this replica can drive runs, as of the last look at its workspace.
@@ -345,7 +368,7 @@ impl Runtime {
 
 /// The tool that reads skills, for the list of tools; an agent's own knows the names of its skills.
 pub fn use_skill(skills: &Arc<Skills>) -> Arc<dyn Tool> {
-    Arc::new(UseSkill::new(&[], loaded::lookup(skills)))
+    Arc::new(UseSkill::new(&[], compiled::lookup(skills)))
 }
 
 /// Why a definition cannot run with these tools, if it cannot.
@@ -354,7 +377,9 @@ pub fn check_tools(
     skills: &Arc<Skills>,
     definition: &Definition,
 ) -> Result<(), DefinitionError> {
-    loaded::executor(registry, skills, definition, std::iter::empty()).map(|_| ()).map_err(|e| e.0)
+    compiled::executor(registry, skills, definition, std::iter::empty())
+        .map(|_| ())
+        .map_err(|e| e.0)
 }
 
 /// The messages of a run, from its journal; complete turns only.

@@ -18,6 +18,9 @@ use crate::store::{ClaimedRun, GivenBack, StoreError};
 /// A run, and the epoch under which it is owned.
 pub(super) type RunEpoch = (Uuid, i64);
 
+/// The epoch of a run that the replica drives which started it.
+pub(super) const FIRST: i64 = 1;
+
 /// The runs that this replica owns and drives.
 #[derive(Debug, Default)]
 pub(super) struct OwnedRuns(Mutex<OwnedRunsInner>);
@@ -25,6 +28,8 @@ pub(super) struct OwnedRuns(Mutex<OwnedRunsInner>);
 #[derive(Debug, Default)]
 struct OwnedRunsInner {
     held: HashMap<RunEpoch, usize>,
+    /// The tenants of those of `held` that were started here, whose first commit may be on its way.
+    tenants: HashMap<RunEpoch, String>,
     /// Claims under way, by number.
     claims: BTreeSet<u64>,
     next_claim: u64,
@@ -81,6 +86,17 @@ impl OwnedRuns {
     pub(super) fn own(self: &Arc<Self>, run: Uuid, epoch: i64) -> OwnedRun {
         *self.0.lock().held.entry((run, epoch)).or_default() += 1;
         OwnedRun { owned: Arc::clone(self), run, epoch }
+    }
+
+    /// Takes note of a run that is started here, for this tenant.
+    pub(super) fn own_new(self: &Arc<Self>, run: Uuid, epoch: i64, tenant: &str) -> OwnedRun {
+        self.0.lock().tenants.insert((run, epoch), tenant.to_owned());
+        self.own(run, epoch)
+    }
+
+    /// Whether a run of this tenant was started here and is still driven, be it stored by now or not.
+    pub(super) fn has_started(&self, run: Uuid, tenant: &str) -> bool {
+        self.0.lock().tenants.get(&(run, FIRST)).is_some_and(|of| of == tenant)
     }
 
     /// Whether no run is owned, and no claim under way can bring one.
@@ -156,6 +172,7 @@ impl Drop for OwnedRun {
             *holders -= 1;
             if *holders == 0 {
                 holding.held.remove(&(self.run, self.epoch));
+                holding.tenants.remove(&(self.run, self.epoch));
             }
         }
         if !holding.cancelled.is_empty() && !holding.is_held(self.run) {
@@ -193,7 +210,7 @@ impl Runtime {
         };
         let claimed: Vec<_> = claim.await?.into_iter().map(ownership).collect();
         if !claimed.is_empty() {
-            self.inner.queue.entrance.on_departure();
+            self.inner.queue.admission.on_departure();
         }
         Ok(claimed)
     }
@@ -311,6 +328,15 @@ mod tests {
         drop(slow);
         assert_eq!(look(&owned), [RUN], "a claim that began after it was missed brings others");
         drop(later);
+    }
+
+    #[test]
+    fn a_run_that_is_started_is_known_to_its_tenant() {
+        let owned = Arc::<OwnedRuns>::default();
+        let held = owned.own_new(RUN.0, FIRST, "acme");
+        assert!(owned.has_started(RUN.0, "acme") && !owned.has_started(RUN.0, "other"));
+        drop(held);
+        assert!(!owned.has_started(RUN.0, "acme"));
     }
 
     #[test]

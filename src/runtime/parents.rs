@@ -118,8 +118,8 @@ impl Parent {
         let of_request = |field: &str| self.identity.new.overrides.get(field);
         let is_private = of_request("private").and_then(Value::as_bool);
         let tools = of_request("tools").and_then(|tools| Vec::deserialize(tools).ok());
-        // The second that has begun is the child's too: the parent's deadline ends it within that.
-        let left = now.deadline().map(|deadline| (deadline - clock::now()).num_milliseconds());
+        // Rounded up to whole seconds; the parent's own deadline still ends the child.
+        let left = now.milliseconds_left(clock::now());
         let max_duration_seconds =
             left.map(|left| u64::try_from(left).unwrap_or(0).div_ceil(1000).max(1));
         let used = &now.totals().consumption;
@@ -129,11 +129,10 @@ impl Parent {
             tools,
             budget: Some(BudgetOverrides {
                 max_duration_seconds,
-                // Of what is counted in calls the tree's budget says enough; these make the child
-                // know its prices.
+                // The tree's budget bounds calls; these caps make the child look up prices.
                 max_total_tokens: self.plan.rules.budget.max_total_tokens,
                 max_cost_usd: self.plan.rules.budget.max_cost_usd,
-                // What holds where nothing is written, the tree's budget holds for the child, too.
+                // Only an explicit cap is passed on; the tree's budget enforces the default.
                 max_files_modified: self
                     .plan
                     .rules

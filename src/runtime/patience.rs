@@ -8,7 +8,7 @@ use crate::engine::AppendFailed;
 use crate::store::StoreError;
 
 /// How often it is asked again.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Asks the store, again and again while it is away, as long as a run may wait for it.
 pub(super) async fn patiently<T, F>(
@@ -27,7 +27,7 @@ where
                 if !std::mem::replace(&mut has_told, true) {
                     tracing::warn!(%error, "a run's reads and writes wait for the store");
                 }
-                tokio::time::sleep(LOOK).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
             Err(error) if error.is_transient() => return Err(AppendFailed::Unavailable),
             Err(error) => {

@@ -20,7 +20,7 @@ use crate::run::Caller;
 use crate::store::{LimitReached, NewRun, RunLimits, RunPlace, RunWrite, Store, StoreError};
 
 /// How long a run waits for places of its tenant that are being taken.
-const PATIENCE: Duration = Duration::from_secs(5);
+const MAX_WAIT: Duration = Duration::from_secs(5);
 /// After so long a place is in the store, or never will be.
 const SETTLED: Duration = Duration::from_secs(10);
 
@@ -78,7 +78,7 @@ impl Places {
         }
     }
 
-    /// They were others' to take when this replica was declared dead.
+    /// Forgets all places: they are free for others since this replica was declared dead.
     pub(super) fn lose_all(&self) {
         self.losses.fetch_add(1, Ordering::SeqCst);
         self.held.lock().clear();
@@ -93,7 +93,7 @@ impl Places {
         if self.limits.is_unlimited() {
             return Ok(None);
         }
-        let turn = timeout(PATIENCE, self.turns.lock(&caller.tenant, "")).await;
+        let turn = timeout(MAX_WAIT, self.turns.lock(&caller.tenant, "")).await;
         let _turn = turn.map_err(|_| {
             StoreError::Unavailable("too many runs of this tenant are starting at once".to_owned())
         })?;

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::Runtime;
-use super::loaded::executor;
+use super::compiled::executor;
 use crate::agents::{Agent, Definition, Skills};
 use crate::bounds::name::means;
 use crate::event::{RunEvent, ToolCallBlocked};
@@ -33,7 +33,7 @@ use crate::tools::{Listener, Workspace};
 const TENANT: &str = "default";
 const WORKSPACE: &str = "policy-case";
 /// How long a tool may take to derive the actions of a call.
-const PATIENCE: Duration = Duration::from_secs(10);
+const MAX_WAIT: Duration = Duration::from_secs(10);
 
 /// One call, and what is expected of the gate.
 #[derive(Debug, Clone, Deserialize)]
@@ -188,8 +188,8 @@ impl PolicyBench {
             agent: WORKSPACE.into(),
             caller: Arc::new(Caller { scopes: case.scopes.clone(), ..Caller::local() }),
             workspace,
-            timeout: PATIENCE,
-            delegation_timeout: PATIENCE,
+            timeout: MAX_WAIT,
+            delegation_timeout: MAX_WAIT,
             longest: None,
             tools: Arc::new(self.executor.infos().map(|tool| tool.name.clone()).collect()),
             inputs: Arc::new(serde_json::json!({})),

@@ -1,6 +1,6 @@
 //! Runs that may be what crashes their replicas are driven one at a time.
 //!
-//! The one that is guilty is alone then when the next crash comes. A run makes room for the next
+//! So the next crash shows which run causes it. A run makes room for the next
 //! one as soon as a model has answered it.
 
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::store::RunWrite;
 #[derive(Debug)]
 pub(super) struct Probation {
     place: Arc<Semaphore>,
-    /// What else has the run's id has no part in its place.
+    /// Identified by run and epoch: another task of the same run does not hold it.
     holder: Mutex<Option<(RunEpoch, OwnedSemaphorePermit)>>,
 }
 

@@ -13,9 +13,9 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::Runtime;
-use super::entrance::Entrance;
 use super::lacking::LeftRuns;
 use super::ownership::OwnedRun;
+use super::queue_admission::QueueAdmission;
 use super::slots::{RunSlot, RunSlots};
 use crate::clock;
 use crate::store::{Claimant, ClaimedRun, RunWrite, StoreError};
@@ -29,12 +29,12 @@ const FRESH: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Queue {
     /// What may enter it.
-    pub(super) entrance: Arc<Entrance>,
+    pub(super) admission: Arc<QueueAdmission>,
     /// What is left in it for others.
     pub(super) left: LeftRuns,
     /// Wakes the loop that takes runs.
     pub(super) changed: Arc<Notify>,
-    /// The tenant whose run was taken last.
+    /// The tenant behind whom the next claim begins.
     last_served: Mutex<String>,
     /// Whether the last look left runs behind.
     has_more: AtomicBool,
@@ -59,7 +59,7 @@ impl Queue {
     /// `limit`: runs that may wait, of all replicas together.
     pub(super) fn new(limit: u64) -> Self {
         Self {
-            entrance: Arc::new(Entrance::new(limit)),
+            admission: Arc::new(QueueAdmission::new(limit)),
             left: LeftRuns::default(),
             changed: Arc::default(),
             last_served: Mutex::default(),
@@ -118,13 +118,16 @@ impl Runtime {
     /// from the queue does not make them wait.
     async fn claim_begun(&self) -> Result<(), StoreError> {
         let (inner, capacity) = (&self.inner, &self.inner.capacity);
+        if !self.serves_the_queue() {
+            return self.resume_own().await;
+        }
         loop {
             let room = capacity.claimable(capacity.slots.free_slots(), inner.driven.live.len());
             if room == 0 || !inner.replica.takes_runs() {
                 return Ok(());
             }
             let limit = u32::try_from(room).unwrap_or(u32::MAX);
-            let leaves = inner.queue.left.now();
+            let leaves = inner.queue.left.excluded_from_claims();
             let claimant = Claimant { owner: &inner.replica.id, leaves: &leaves };
             let claimed = self.claimed(inner.store.claim_begun(claimant, limit)).await?;
             let has_more = claimed.len() == room;
@@ -133,6 +136,27 @@ impl Runtime {
                 return Ok(());
             }
         }
+    }
+
+    /// Whether this process takes runs that others have started: one without workers does not.
+    pub(super) fn serves_the_queue(&self) -> bool {
+        self.inner.settings.queue_workers > 0
+    }
+
+    /// Goes on with runs that were begun before, of the trees that this process has begun.
+    async fn resume_own(&self) -> Result<(), StoreError> {
+        let (inner, capacity) = (&self.inner, &self.inner.capacity);
+        let room = capacity.claimable(capacity.slots.free_slots(), inner.driven.live.len());
+        let roots = inner.driven.own_roots();
+        if room == 0 || roots.is_empty() || !inner.replica.takes_runs() {
+            return Ok(());
+        }
+        for run in inner.store.begun_in_trees(&roots).await?.into_iter().take(room) {
+            let Some(slot) = capacity.slots.free() else { break };
+            let runtime = self.clone();
+            inner.driven.tasks.spawn(async move { runtime.take_over(run, Some(slot)).await });
+        }
+        Ok(())
     }
 
     /// Goes on with runs from the queue, each in a task and a slot of its own.
@@ -202,17 +226,15 @@ impl Runtime {
             if room == 0 || !inner.replica.takes_runs() {
                 return Ok(());
             }
-            let last_served = inner.queue.last_served.lock().clone();
+            let mut last_served = inner.queue.last_served.lock().clone();
             let limit = u32::try_from(room).unwrap_or(u32::MAX);
             let mut running = inner.store.running(inner.settings.run_limits).await?;
-            let leaves = inner.queue.left.now();
+            let leaves = inner.queue.left.excluded_from_claims();
             let claimant = Claimant { owner: &inner.replica.id, leaves: &leaves };
-            let claim = inner.store.claim_within(claimant, limit, &last_served, &mut running);
+            let claim = inner.store.claim_within(claimant, limit, &mut last_served, &mut running);
             let claimed = self.claimed(claim).await?;
             let has_more = claimed.len() == room;
-            if let Some((last, _)) = claimed.last() {
-                last.run.tenant.clone_into(&mut inner.queue.last_served.lock());
-            }
+            *inner.queue.last_served.lock() = last_served;
             inner.queue.has_more.store(has_more || running.has_held_back(), Ordering::Relaxed);
             self.resume_all(claimed, RunSlots::for_worker);
             if !has_more {

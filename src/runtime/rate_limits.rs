@@ -28,7 +28,7 @@ use crate::store::{RateLimit, Store, StoreError, Taken};
 /// How long tokens that were taken may wait here to be spent.
 const KEPT: Duration = Duration::from_secs(1);
 /// The pause between two looks for buckets in the store that are not used any more.
-const LOOK: Duration = Duration::from_hours(1);
+const POLL_INTERVAL: Duration = Duration::from_hours(1);
 /// Buckets that are deleted by one statement, at most.
 const BATCH: u32 = 1000;
 /// Above this many, buckets of which nothing is known any more are forgotten.
@@ -49,7 +49,7 @@ pub struct RateLimitStatus {
 }
 
 /// The calls of tools that a caller's runs may make: one bucket for all of them, and one for each tool
-/// whose options have a limit of their own.
+/// whose options have a limit of their own, and for each such limit.
 pub(super) struct CallLimits {
     pub(super) rates: Arc<RateLimits>,
     pub(super) patience: Duration,
@@ -112,7 +112,9 @@ impl RateLimits {
         }
         if let Some(per_minute) = own {
             let limit = RateLimit { per_minute, burst: per_minute };
-            let status = self.take_token(&format!("calls {subject} {tool}"), limit).await?;
+            // Agents with other limits count the calls of their own runs.
+            let bucket = format!("calls {subject} {tool} {per_minute}");
+            let status = self.take_token(&bucket, limit).await?;
             admitted.rate = Some(tighter(admitted.rate, limit, status));
             if let Some(wait) = status.retry_after {
                 let refused = Some(refusal(&format!("of {tool}"), limit, wait));
@@ -157,7 +159,7 @@ impl RateLimits {
         let asked = self.store.take_tokens(name, limit, tokens).await;
         let now = Instant::now();
         known.failed_at = asked.is_err().then_some(now);
-        *known = BucketView::told(asked?, now);
+        *known = BucketView::from_store(asked?, now);
         Ok(known.answer(now))
     }
 
@@ -291,7 +293,7 @@ impl BucketView {
         }
     }
 
-    fn told(taken: Taken, now: Instant) -> Self {
+    fn from_store(taken: Taken, now: Instant) -> Self {
         Self {
             tokens: taken.granted,
             kept_until: now + KEPT,
@@ -324,7 +326,7 @@ impl BucketView {
 
 /// Deletes buckets of keys and subjects that make no requests any more, until the service stops.
 pub(super) async fn delete_full(store: Arc<Store>, stop: CancellationToken) {
-    let mut look = clock::every(LOOK);
+    let mut look = clock::every(POLL_INTERVAL);
     while stop.run_until_cancelled(look.tick()).await.is_some() {
         loop {
             match store.delete_full_buckets(BATCH).await {

@@ -56,7 +56,7 @@ fn what_is_known_answers_until_it_is_old() {
     let after = |ms| start + Duration::from_millis(ms);
     let second = Duration::from_secs(1);
     let taken = Taken { granted: 2, remaining: 7, retry_after: Duration::ZERO, reset: 5 * second };
-    let mut known = BucketView::told(taken, start);
+    let mut known = BucketView::from_store(taken, start);
     let first = known.spend(after(500)).unwrap();
     assert_eq!(
         first,
@@ -66,8 +66,10 @@ fn what_is_known_answers_until_it_is_old() {
     assert_eq!(known.spend(after(999)).unwrap().remaining, 7);
     assert!(known.spend(after(999)).is_none(), "there were two tokens");
 
-    let mut known =
-        BucketView::told(Taken { granted: 1, remaining: 0, retry_after: second, ..taken }, start);
+    let mut known = BucketView::from_store(
+        Taken { granted: 1, remaining: 0, retry_after: second, ..taken },
+        start,
+    );
     assert_eq!(known.spend(start).unwrap().retry_after, None);
     assert_eq!(known.spend(after(400)).unwrap().retry_after, Some(Duration::from_millis(600)));
     assert!(known.spend(after(1000)).is_none(), "there is a token again");
@@ -89,7 +91,7 @@ fn whoever_leaves_the_line_is_not_waited_for() {
 fn buckets_that_nobody_uses_are_forgotten() {
     let buckets = Buckets::default();
     let busy = buckets.named("busy");
-    *busy.known.try_lock().unwrap() = BucketView::told(
+    *busy.known.try_lock().unwrap() = BucketView::from_store(
         Taken { granted: 1, remaining: 0, retry_after: KEPT, reset: KEPT },
         Instant::now() + Duration::from_hours(1),
     );
@@ -150,7 +152,7 @@ proptest! {
             let known = &mut replicas[replica];
             let instant = start + Duration::from_nanos(now);
             let status = known.spend(instant).unwrap_or_else(|| {
-                *known = BucketView::told(shared.take(now, lease(limit)), instant);
+                *known = BucketView::from_store(shared.take(now, lease(limit)), instant);
                 known.answer(instant)
             });
             match status.retry_after {

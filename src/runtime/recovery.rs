@@ -78,7 +78,9 @@ impl Runtime {
     ) {
         let identity = RunIdentity::of_claimed(&claimed, self.inner.settings.sample_ratio);
         let recover = AssertUnwindSafe(self.recover(claimed, identity.clone(), slot));
-        match recover.catch_unwind().await {
+        let recover = Box::pin(recover.catch_unwind());
+        let recovered = self.inner.replica.gives_back.run_until_cancelled(recover).await;
+        match recovered.unwrap_or(Ok(Err(ResumeError::Left(GivenBack::AtOnce)))) {
             Ok(Ok(Claimed::GoesOn(owned))) => owned.spawn(ownership, RunNotices::default()),
             Ok(Ok(Claimed::Disposed(ended))) => {
                 let (identity, entry) = *ended;
@@ -161,7 +163,7 @@ impl Runtime {
     pub(super) async fn decide(&self, runs: Vec<Uuid>) {
         let inner = &self.inner;
         for run in runs {
-            if !inner.replica.takes_runs() {
+            if !inner.replica.takes_runs() || !self.serves_the_queue() {
                 return;
             }
             self.take_over(run, None).await;
@@ -172,7 +174,7 @@ impl Runtime {
     /// its turn has not come, or it needs a place: then it is taken from the queue when there is one.
     pub(super) async fn take_over(&self, run: Uuid, slot: Option<RunSlot>) {
         let inner = &self.inner;
-        if inner.queue.left.has(run) {
+        if inner.queue.left.is_excluded(run) {
             return;
         }
         let claimed = if inner.settings.run_limits.is_unlimited() {
@@ -323,20 +325,28 @@ impl Runtime {
         Ok(())
     }
 
-    /// How long the child run was under way that a call waited for; nothing where it is gone.
+    /// How long the child run was under way that a call waited for; nothing where it is gone or cannot
+    /// be read.
     async fn duration_of_child(
         &self,
         parent: &RunRecord,
         answer: &ApprovalRecord,
     ) -> Result<Option<u64>, StoreError> {
         let Some(child) = answer.child_run_id else { return Ok(None) };
-        let child = self.inner.store.run(&parent.tenant, child).await?;
+        let child = match self.inner.store.run(&parent.tenant, child).await {
+            Err(error) if !error.is_transient() => {
+                tracing::warn!(run_id = %parent.id, %error, "the ended child run cannot be read");
+                return Ok(None);
+            }
+            child => child?,
+        };
         Ok(child.and_then(|child| u64::try_from(child.active().num_milliseconds()).ok()))
     }
 
+    /// A slot for a run that brings none along. Without workers only own runs go on, which do.
     fn free_slot(&self, was_begun: bool) -> Option<RunSlot> {
         let slots = &self.inner.capacity.slots;
-        match (self.is_draining(), was_begun) {
+        match (self.is_draining() || !self.serves_the_queue(), was_begun) {
             (true, _) => None,
             (false, true) => slots.free(),
             (false, false) => slots.for_worker(),
@@ -383,7 +393,10 @@ impl Runtime {
     }
 
     /// Waits until the journal of a run may be in memory.
-    async fn journal_turn(&self, run: &RunRecord) -> Result<Option<journals::Turn>, StoreError> {
+    pub(super) async fn journal_turn(
+        &self,
+        run: &RunRecord,
+    ) -> Result<Option<journals::Turn>, StoreError> {
         if run.started_at.is_none() {
             return Ok(None); // nothing has happened yet
         }

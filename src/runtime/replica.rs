@@ -44,6 +44,8 @@ pub(super) struct Replica {
     pub(super) id: Arc<str>,
     pub(super) lease: Arc<Lease>,
     draining: AtomicBool,
+    /// Cancelled when what is still in progress is given back.
+    pub(super) gives_back: CancellationToken,
     /// Cancelled when the runs of this replica have ended or are given back.
     pub(super) drained: CancellationToken,
     /// Cancelled when nothing runs here any more.
@@ -56,6 +58,7 @@ impl Replica {
             id: Uuid::now_v7().to_string().into(),
             lease: Arc::new(Lease::new(lease)),
             draining: AtomicBool::new(false),
+            gives_back: CancellationToken::new(),
             drained: CancellationToken::new(),
             stop: CancellationToken::new(),
         }
@@ -133,6 +136,7 @@ impl Runtime {
                 runs = live.len(),
                 "runs are still in progress; they are given back to the queue"
             );
+            inner.replica.gives_back.cancel(); // what is not known by its id yet hears it too
             live.lose_all();
             tasks.wait().await;
         }

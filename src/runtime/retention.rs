@@ -20,7 +20,7 @@ const BATCH: u32 = 500;
 /// The pause between two batches.
 const PAUSE: Duration = Duration::from_millis(100);
 /// The pause between two looks, at most; a tenth of the retention where that is shorter.
-const LOOK: Duration = Duration::from_mins(1);
+const POLL_INTERVAL: Duration = Duration::from_mins(1);
 
 /// What has a retention of its own.
 #[derive(Debug, Clone, Copy)]
@@ -33,7 +33,7 @@ pub(super) enum Retained {
 
 /// When to look for what has been kept for that long.
 pub(super) fn looks(retention: Duration) -> Interval {
-    clock::every((retention / 10).clamp(Duration::from_secs(1), LOOK))
+    clock::every((retention / 10).clamp(Duration::from_secs(1), POLL_INTERVAL))
 }
 
 impl Runtime {
@@ -76,10 +76,13 @@ impl Runtime {
                 Retained::Runs if !self.has_workspace() => 0,
                 Retained::Runs => {
                     let throwing = Arc::default();
-                    let throw_away = |runs: &[DeletedRun]| workspaces.throw_away(runs, &throwing);
-                    self.inner.store.delete_ended(before, asked, &throw_away).await?
+                    let move_to_trash =
+                        |runs: &[DeletedRun]| workspaces.move_to_trash(runs, &throwing);
+                    let gone = self.inner.store.delete_ended(before, asked, &move_to_trash).await;
+                    workspaces.settle(throwing, gone.is_ok()).await;
+                    gone?
                 }
-                Retained::Audit => self.inner.store.delete_audit(before, asked).await?,
+                Retained::Audit => self.audit_chain().delete(before, asked).await?,
             };
             deleted += gone;
             if gone > 0 && matches!(what, Retained::Runs) {

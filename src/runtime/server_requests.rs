@@ -16,11 +16,11 @@ use crate::store::Store;
 use crate::tools::proxy::{ServerRequest, ServerRequests};
 
 /// Flush interval.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Records what is noted, until the service stops.
 pub(super) async fn record(requests: ServerRequests, store: Arc<Store>, stop: CancellationToken) {
-    let mut look = clock::every(LOOK);
+    let mut look = clock::every(POLL_INTERVAL);
     while stop.run_until_cancelled(look.tick()).await.is_some() {
         record_noted(&requests, &store, false).await;
     }
@@ -29,7 +29,7 @@ pub(super) async fn record(requests: ServerRequests, store: Arc<Store>, stop: Ca
 /// Records what is due, or all of it.
 pub(super) async fn record_noted(requests: &ServerRequests, store: &Store, is_last: bool) {
     for (request, count) in requests.take(Instant::now(), is_last) {
-        let ServerRequest { server, to, is_refused, reason } = request;
+        let ServerRequest { server, to, is_refused, reason } = request.clone();
         let (host, port) =
             to.map_or(("others".to_owned(), None), |(host, port)| (host, Some(port)));
         let action = if is_refused { AuditAction::McpRefused } else { AuditAction::McpRequested };
@@ -42,7 +42,8 @@ pub(super) async fn record_noted(requests: &ServerRequests, store: &Store, is_la
             details: json!({"server": server, "host": host, "port": port, "count": count}),
         };
         if let Err(error) = store.record_act(act).await {
-            tracing::warn!(%error, count, "requests of an MCP server could not be recorded");
+            tracing::warn!(%error, count, "requests of an MCP server could not be recorded; retrying in a minute");
+            requests.give_back(request, count);
         }
     }
 }

@@ -9,21 +9,29 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::start::{Accepted, Checked, Mode, StartError};
 use super::{FilesError, Runtime};
 use crate::agents::definition::HistorySection;
+use crate::clock;
 use crate::run::{Caller, OnSessionBusy};
-use crate::store::{DeletedRun, NewRun, SessionDeleted, SessionPlace, SessionRecord, StoreError};
+use crate::store::{
+    DeletedRun, NewRun, SessionDeleted, SessionPlace, SessionRecord, Store, StoreError,
+};
 
 /// How often a request is placed anew because its session has changed in the meantime.
 const TRIES: usize = 8;
 /// Before a request is placed anew in a session that looks the same.
 const PAUSE: Duration = Duration::from_millis(50);
+/// The pause between two looks for runs that were to be interrupted.
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
+/// Runs that are interrupted after one look.
+const BATCH: u32 = 100;
 
 impl Runtime {
-    /// Deletes a session with its runs and files.
+    /// Deletes a session with its runs and files, also where the caller does not wait for that.
     ///
     /// # Errors
     /// [`FilesError`]; nothing was deleted then.
@@ -33,19 +41,34 @@ impl Runtime {
         session: &str,
         subject: &str,
     ) -> Result<SessionDeleted, FilesError> {
-        let workspaces = &self.inner.workspaces;
-        if let Some(fault) = workspaces.fault() {
+        if let Some(fault) = self.inner.workspaces.fault() {
             return Err(io::Error::other(fault).into());
         }
+        let (tenant, session) = (tenant.to_owned(), session.to_owned());
+        let (runtime, subject) = (self.clone(), subject.to_owned());
+        let tasks = &self.inner.driven.tasks;
+        let deletion = tasks
+            .spawn(async move { runtime.delete_with_files(&tenant, &session, &subject).await });
+        let deleted = deletion.await.map_err(|stopped| io::Error::other(stopped.to_string()))?;
+        Ok(deleted?)
+    }
+
+    async fn delete_with_files(
+        &self,
+        tenant: &str,
+        session: &str,
+        subject: &str,
+    ) -> Result<SessionDeleted, StoreError> {
+        let (workspaces, store) = (&self.inner.workspaces, &self.inner.store);
         let throwing = Arc::default();
-        let throw_away = |runs: &[DeletedRun]| workspaces.throw_away(runs, &throwing);
-        let store = &self.inner.store;
-        let deleted = store.delete_session(tenant, session, subject, &throw_away).await?;
-        drop(throwing);
-        if deleted == SessionDeleted::Gone {
+        let move_to_trash = |runs: &[DeletedRun]| workspaces.move_to_trash(runs, &throwing);
+        let deleted = store.delete_session(tenant, session, subject, &move_to_trash).await;
+        let is_gone = matches!(deleted, Ok(SessionDeleted::Gone));
+        workspaces.settle(throwing, is_gone).await;
+        if is_gone {
             workspaces.empty_bin().await;
         }
-        Ok(deleted)
+        deleted
     }
 
     /// Starts a run in its session: at once where that is free, else by the policy for busy ones.
@@ -91,9 +114,12 @@ impl Runtime {
                 };
                 placed.new.session_place = Some(place);
                 let accepted = self.admit(placed, Mode::Queued).await?;
-                if place == SessionPlace::Next {
-                    self.interrupt_those_before(&checked.caller, session_id, checked.new.id)
-                        .await?;
+                if place == SessionPlace::Next
+                    && let Err(error) = self
+                        .interrupt_those_before(&checked.caller, session_id, checked.new.id)
+                        .await
+                {
+                    error.log_retry("the other runs of a session are interrupted later");
                 }
                 return Ok(accepted);
             }
@@ -165,15 +191,31 @@ impl Runtime {
         let live = session.map(|session| session.live).unwrap_or_default();
         let before = live.iter().take_while(|live| **live != run).filter(|_| live.contains(&run));
         for other in before {
-            self.cancel(
-                tenant,
-                *other,
-                &caller.subject,
-                Some(&format!("Interrupted by run {run} of the same session.")),
-            )
-            .await?;
+            self.cancel(tenant, *other, &caller.subject, Some(&interrupted_by(run))).await?;
         }
         self.inner.queue.changed.notify_one();
         Ok(())
     }
+}
+
+/// Cancels what a run takes the place of where the request that queued it could not do that to its end,
+/// until `stop`.
+pub(super) async fn interrupt_displaced(store: Arc<Store>, stop: CancellationToken) {
+    let mut look = clock::every(POLL_INTERVAL);
+    while stop.run_until_cancelled(look.tick()).await.is_some() {
+        if let Err(error) = interrupt_those_displaced(&store).await {
+            error.log_retry("the other runs of a session are interrupted later");
+        }
+    }
+}
+
+async fn interrupt_those_displaced(store: &Store) -> Result<(), StoreError> {
+    for (tenant, run, by, subject) in store.displaced_runs(BATCH).await? {
+        store.request_cancel(&tenant, run, &subject, Some(&interrupted_by(by))).await?;
+    }
+    Ok(())
+}
+
+fn interrupted_by(run: Uuid) -> String {
+    format!("Interrupted by run {run} of the same session.")
 }

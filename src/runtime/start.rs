@@ -18,8 +18,9 @@ use uuid::Uuid;
 pub(super) use self::checks::{Checked, opening};
 pub use self::error::StartError;
 use self::error::at;
-use super::entrance;
 use super::identity::{Lineage, RunIdentity};
+use super::ownership::FIRST;
+use super::queue_admission;
 use super::slots::RunSlot;
 use super::uploads::Uploads;
 use super::worker::{DrivenRun, RunNotices};
@@ -210,17 +211,15 @@ impl Runtime {
             _ => false,
         };
         if mode == Mode::Queued || is_late {
-            let entered = inner.queue.entrance.enter(|| inner.store.queued()).await??;
+            let admitted = inner.queue.admission.admit(|| inner.store.queued()).await??;
             checked.new.status = RunStatus::Queued;
-            self.receive(&checked).await?;
-            return self.enqueue(checked, entered).await.map(Accepted::Queued);
+            return self.enqueue(checked, admitted).await.map(Accepted::Queued);
         }
         if inner.workspaces.fault().is_some() {
             return Err(StartError::NoWorkspace);
         }
         let place = inner.capacity.places.take(&checked.new, &checked.caller).await?;
         let slot = inner.capacity.slots.free().ok_or(StartError::Overloaded)?.with_place(place);
-        self.receive(&checked).await?;
         self.start_here(checked, slot, mode).await.map(Accepted::Started)
     }
 
@@ -236,7 +235,7 @@ impl Runtime {
         timeout_at(until, opened).await.is_ok()
     }
 
-    /// Puts the files that came with the request into the run's workspace.
+    /// Puts the files that came with the request into the run's workspace, where they replace others.
     async fn receive(&self, checked: &Checked) -> Result<(), StartError> {
         let Some(uploads) = &checked.uploads else { return Ok(()) };
         let Checked { new, caller, loaded, .. } = checked;
@@ -265,6 +264,7 @@ impl Runtime {
         let Checked { new, caller, plan, earlier, .. } = &checked;
         let background = self.background(plan, caller, new, earlier).await?;
         let opening = opening(plan, &new.inputs, &background)?;
+        self.receive(&checked).await?;
         self.launch(Launch { checked, opening, background, lineage: None, slot, mode }).await
     }
 
@@ -286,7 +286,7 @@ impl Runtime {
         let state = State::new(plan.rules_of(new.parent_run_id.is_some()));
         let identity = RunIdentity {
             lineage,
-            ..RunIdentity::new(Arc::new(new), caller, 1, self.inner.settings.sample_ratio)
+            ..RunIdentity::new(Arc::new(new), caller, FIRST, self.inner.settings.sample_ratio)
         };
         let mut owned =
             DrivenRun::new(self, identity, plan, loaded.executor, workspace, state, slot);
@@ -298,7 +298,8 @@ impl Runtime {
         let (tell, end) = oneshot::channel();
         let tell_stored = mode != Mode::Now;
         let is_followed = mode == Mode::Followed;
-        let ownership = self.inner.driven.owned.own(run_id, owned.identity.epoch);
+        let tenant = &owned.identity.caller.tenant;
+        let ownership = self.inner.driven.owned.own_new(run_id, owned.identity.epoch, tenant);
         let stored = tell_stored.then_some(stored);
         owned.spawn(ownership, RunNotices { stored, is_followed, end: Some(tell) });
         let mut follower = None;
@@ -325,12 +326,15 @@ impl Runtime {
 
     async fn enqueue(
         &self,
-        Checked { new, caller, plan, .. }: Checked,
-        entered: entrance::Entry,
+        checked: Checked,
+        admitted: queue_admission::Admitted,
     ) -> Result<Uuid, StartError> {
-        opening(&plan, &new.inputs, &Background::default())?; // what it brings along is looked up when it begins
-        let run_id = new.id;
+        // What it brings along is looked up when it begins.
+        opening(&checked.plan, &checked.new.inputs, &Background::default())?;
+        let run_id = checked.new.id;
         self.refuse_known(run_id)?;
+        self.receive(&checked).await?;
+        let Checked { new, caller, .. } = checked;
         let queued = Event { seq: 1, at: new.created_at, run_id, what: RunEvent::RunQueued {} };
         let identity = RunIdentity::new(Arc::new(new), caller, 0, self.inner.settings.sample_ratio);
         let first = Entry {
@@ -344,7 +348,7 @@ impl Runtime {
         // It is on its way until then, whether its caller waits for that or not.
         let durable = tokio::spawn(async move {
             let stored = durable.await;
-            drop(entered);
+            drop(admitted);
             stored
         });
         durable.await.unwrap_or(Err(AppendError::Unavailable)).map_err(|e| match e {

@@ -82,6 +82,11 @@ pub enum UploadError {
 }
 
 impl UploadError {
+    /// Whether no file got into its place.
+    fn is_refusal(&self) -> bool {
+        matches!(self, Self::Path { .. } | Self::Twice { .. } | Self::Change(ChangeError::Quota(_)))
+    }
+
     /// With a pointer where something is in the way of one of these files.
     fn of_change(error: ChangeError, asked: &[Asked], targets: &[(String, u64)]) -> Self {
         match error {
@@ -311,7 +316,7 @@ impl Files {
     /// Puts all files in their places.
     async fn put_all(&self, given: Vec<Given>) -> Result<Vec<Placed>, UploadError> {
         let paths = |placed: &Vec<Placed>| placed.iter().map(|it| it.path.clone()).collect();
-        self.changing(paths, move |files| {
+        self.changing(paths, UploadError::is_refusal, move |files| {
             let asked = asked(&given);
             let targets = targets(&asked, |path| files.resolved(path))?;
             let (mut new, mut placed) = (Vec::new(), Vec::new());

@@ -9,13 +9,13 @@ use crate::clock;
 use crate::store::Store;
 
 /// The pause between two looks. Until it is moved, each reader adds it up.
-const LOOK: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
 /// Rows that are moved in one transaction, at most.
 const PORTION: u32 = 1000;
 
 /// Moves it, until the service stops. All replicas do, each taking what the others leave.
 pub(super) async fn add_up(store: Arc<Store>, stop: CancellationToken) {
-    let mut look = clock::every(LOOK);
+    let mut look = clock::every(POLL_INTERVAL);
     loop {
         tokio::select! {
             () = stop.cancelled() => return,

@@ -502,7 +502,9 @@ pub(super) fn expiry(answer: &ApprovalRecord) -> Option<AuditRecord> {
         decided(answer.call_id, tool, arguments, kind, passes, why.to_owned())
     };
     match answer.kind {
-        WaitKind::Approval | WaitKind::Escalation => Some(record(false, "Nobody decided in time.")),
+        WaitKind::Approval | WaitKind::Escalation => {
+            Some(record(false, "No decision was made in time."))
+        }
         WaitKind::Client if answer.input.is_none() => {
             let expired = record(true, "The caller gave no result in time.");
             Some(AuditRecord { outcome: "timed_out".to_owned(), ..expired })

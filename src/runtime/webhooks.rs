@@ -14,8 +14,9 @@ mod signature;
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use chrono::TimeDelta;
 use tokio::sync::Notify;
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
@@ -23,7 +24,7 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use self::bodies::{Bodies, Room};
-use self::lanes::Lanes;
+use self::lanes::{Answering, Lanes};
 use self::receivers::Receivers;
 use self::signature::Signer;
 use super::journals;
@@ -40,9 +41,11 @@ const POLL: Duration = Duration::from_secs(1);
 /// How long a delivery is taken for: longer than a try takes.
 const HOLD: Duration = Duration::from_secs(30);
 /// How long a large body waits for its room: with a try, less than the delivery is taken for.
-const PATIENCE: Duration = Duration::from_secs(8);
+const MAX_WAIT: Duration = Duration::from_secs(8);
 /// Lanes that are looked at in turn.
 const LANES: u32 = 256;
+/// The least and the longest pause before an event that could not be read is looked at again.
+const UNREAD_PAUSE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_mins(10));
 /// How often the outcome of a try is written, where the store does not take it.
 const SETTLING: u32 = 3;
 /// How long tries may still take when the service stops.
@@ -172,9 +175,20 @@ impl WebhookSender {
         sending.stop().await;
     }
 
-    async fn deliver(&self, webhooks: &Webhooks, delivery: &Delivery, is_unwanted: bool) {
+    async fn deliver(
+        &self,
+        webhooks: &Webhooks,
+        delivery: &Delivery,
+        is_unwanted: bool,
+    ) -> Answering {
+        let begun = Instant::now();
         let Some(tried) = self.try_to_deliver(webhooks, delivery, is_unwanted).await else {
-            return;
+            return Answering::Unknown;
+        };
+        let answering = match tried.response_status {
+            _ if !tried.was_sent => Answering::Unknown,
+            None if begun.elapsed() >= attempt::DEADLINE => Answering::Hangs,
+            _ => Answering::InTime,
         };
         let outcome = match tried.status {
             DeliveryStatus::Pending => "retried",
@@ -188,6 +202,7 @@ impl WebhookSender {
             }
             tokio::time::sleep(POLL).await;
         }
+        answering
     }
 
     /// `None` where the event cannot be read now.
@@ -218,7 +233,7 @@ impl WebhookSender {
             Err(NoBody::Store(error)) if error.is_transient() => None,
             Err(NoBody::Store(error)) => {
                 tracing::error!(run_id = %delivery.run_id, %error, "an event cannot be sent");
-                Some(not_sent(DeliveryStatus::Failed, "the event cannot be read"))
+                Some(unread(delivery))
             }
         }
     }
@@ -232,9 +247,9 @@ impl WebhookSender {
             let room = self.bodies.room(lane, piece.bytes).await;
             (room, journals::turn_of_bounded(piece.bytes).await)
         };
-        let waited = tokio::time::timeout(PATIENCE, waits).await;
+        let waited = tokio::time::timeout(MAX_WAIT, waits).await;
         let (mut room, _turn) = waited.map_err(|_| NoBody::Room)?;
-        let events = self.store.events_until(tenant, *run_id, seq - 1, piece.until).await?;
+        let events = self.store.readable_until(tenant, *run_id, seq - 1, piece.until).await?;
         let event = events.first().filter(|event| event.seq == *seq);
         Ok(event.map(|event| {
             let json = attempt::body_of(event);
@@ -244,14 +259,30 @@ impl WebhookSender {
     }
 }
 
+/// What becomes of a delivery whose event cannot be read here. A replica of another version may be able
+/// to read it, so it stays due until it is too old: the less often, the older the event is.
+fn unread(delivery: &Delivery) -> Tried {
+    let (shortest, longest) = UNREAD_PAUSE;
+    let now = clock::now();
+    let pause = (now - delivery.at).to_std().unwrap_or_default().clamp(shortest, longest);
+    let is_over = now + TimeDelta::from_std(pause).unwrap_or_default() > delivery.retry_until;
+    Tried {
+        status: if is_over { DeliveryStatus::Failed } else { DeliveryStatus::Pending },
+        response_status: None,
+        error: Some("the event cannot be read".to_owned()),
+        pause: if is_over { Duration::ZERO } else { pause },
+        was_sent: false,
+    }
+}
+
 /// What this replica sends now.
 struct Sending {
     sender: Arc<WebhookSender>,
     webhooks: Arc<Webhooks>,
     lanes: Lanes,
-    tries: JoinSet<()>,
+    tries: JoinSet<Answering>,
     under_way: HashMap<Id, Delivery>,
-    /// Where the next look at the lanes begins.
+    /// The lane behind which the next look at the lanes begins.
     last_lane: String,
 }
 
@@ -262,13 +293,24 @@ impl Sending {
             self.ended(ended);
         }
         let store = Arc::clone(&self.sender.store);
-        let due = store.due_lanes(&self.last_lane, LANES).await?;
+        let mut due = store.due_lanes(&self.last_lane, LANES).await?;
+        let has_more = due.len() >= LANES as usize;
+        if !has_more && !self.last_lane.is_empty() {
+            // Behind the last lane the first one is next.
+            let known: BTreeSet<String> = due.iter().cloned().collect();
+            let first = store.due_lanes("", LANES).await?;
+            due.extend(first.into_iter().filter(|lane| !known.contains(lane)));
+        }
+        let (mut last_served, mut is_full) = (None, false);
         for lane in &due {
             let free = u32::try_from(self.lanes.free(lane)).unwrap_or_default();
             if free == 0 {
+                is_full = true;
                 continue;
             }
             let claimed = store.claim_deliveries(lane, free, HOLD).await?;
+            is_full |= claimed.len() >= free as usize;
+            last_served = if claimed.is_empty() { last_served } else { Some(lane) };
             let runs: BTreeSet<Uuid> = claimed.iter().map(|delivery| delivery.run_id).collect();
             let runs: Vec<Uuid> = runs.into_iter().collect();
             let unwanted = match runs.as_slice() {
@@ -286,20 +328,21 @@ impl Sending {
                 self.under_way.insert(task.id(), delivery);
             }
         }
-        // Behind the last lane the first one is next.
-        let is_end = due.len() < LANES as usize;
-        let was_begun = self.last_lane.is_empty();
-        self.last_lane = due.into_iter().next_back().filter(|_| !is_end).unwrap_or_default();
-        if is_end && !was_begun {
-            self.sender.outbox_grew();
+        // Where places are short, all lanes get them in turn.
+        if has_more {
+            self.last_lane = due.pop().unwrap_or_default();
+        } else if !is_full {
+            self.last_lane.clear();
+        } else if let Some(lane) = last_served {
+            self.last_lane.clone_from(lane);
         }
         Ok(())
     }
 
-    fn ended(&mut self, ended: Result<(Id, ()), JoinError>) {
-        let id = ended.map_or_else(|error| error.id(), |(id, ())| id);
+    fn ended(&mut self, ended: Result<(Id, Answering), JoinError>) {
+        let (id, answering) = ended.unwrap_or_else(|error| (error.id(), Answering::Unknown));
         if let Some(delivery) = self.under_way.remove(&id) {
-            self.lanes.leave(&delivery.lane);
+            self.lanes.leave(&delivery.lane, answering);
         }
     }
 
@@ -307,7 +350,7 @@ impl Sending {
     async fn stop(mut self) {
         let all = async {
             while let Some(ended) = self.tries.join_next_with_id().await {
-                let id = ended.map_or_else(|error| error.id(), |(id, ())| id);
+                let id = ended.map_or_else(|error| error.id(), |(id, _)| id);
                 self.under_way.remove(&id);
             }
         };

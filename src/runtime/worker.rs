@@ -26,7 +26,7 @@ use crate::drivers::{DecisionFields, Driver, Native, React};
 use crate::engine::journal::{Ack, Append};
 use crate::engine::{AppendFailed, Driven, Entry, Journal, Plan, Run, RunControl, State, Stopped};
 use crate::event::{Event, RunEvent, SERVICE};
-use crate::fairness::{Payer, Turns};
+use crate::fairness::{CpuAccount, Turns};
 use crate::store::writer::{AppendError, Appender};
 use crate::store::{NewRun, RunRecord};
 use crate::tools::executor::{Executor, RunScope};
@@ -67,7 +67,7 @@ pub(super) struct RunNotices {
 }
 
 /// The tool-calling protocol of the run's model.
-fn driver(plan: &Plan) -> Box<dyn Driver> {
+pub(super) fn driver(plan: &Plan) -> Box<dyn Driver> {
     let Some(react) = &plan.rules.react else { return Box::new(Native) };
     let described = react.decision_schema.clone();
     let schema = plan.agent.decision_validator.clone();
@@ -140,7 +140,7 @@ impl DrivenRun {
             state,
             outbox: Vec::new(),
             audit: Vec::new(),
-            room: runtime.inner.capacity.room.share(),
+            room: runtime.inner.capacity.room.share(identity.origin.is_child),
             large_answer: None,
         };
         let runtime = runtime.clone();
@@ -159,6 +159,9 @@ impl DrivenRun {
             let known = parent.take().and_then(|parent| driven.parents.note(*parent));
             self.registration = Registration::Done { _guard: known };
             driven.insert(self.identity.new.id, self.identity.epoch, &self.run.control);
+            if self.runtime.inner.replica.gives_back.is_cancelled() {
+                self.run.control.lose(); // it may have come too late to be given back with the others
+            }
         }
     }
 
@@ -178,7 +181,10 @@ impl DrivenRun {
     ) {
         let (runtime, id) = (self.runtime.clone(), self.identity.new.id);
         let control = Arc::clone(&self.run.control);
-        let payer = Payer::tenant(&self.identity.caller.tenant);
+        let payer = CpuAccount::tenant(&self.identity.caller.tenant);
+        if !runtime.serves_the_queue() {
+            runtime.inner.driven.note_own(self.identity.root());
+        }
         if stored.is_none() {
             self.register();
         }
@@ -196,7 +202,7 @@ impl DrivenRun {
                     // A child may have ended since it was looked at.
                     self.runtime.inner.queue.children_ended(awaited_children(&self.run.state));
                     if let Some(end) = end {
-                        let _ = end.send(None); // who went away does not want to know
+                        let _ = end.send(None); // the receiver may be gone
                     }
                 }
                 Ok(Ok(Driven::Ended)) => {
@@ -255,7 +261,7 @@ impl DrivenRun {
                     self.run.state.last_seq(),
                 )
             });
-            let _ = stored.send(outcome.clone().map(|()| follower)); // who went away does not want to know
+            let _ = stored.send(outcome.clone().map(|()| follower)); // the receiver may be gone
             outcome?;
         }
         Ok(self.run.drive().await?)

@@ -34,14 +34,14 @@ use crate::tools::quota::Quota;
 use crate::tools::stored_files::StoredFiles;
 use crate::tools::workspace::{WorkspaceError, normalise};
 
-pub(super) use change_locks::ChangeLocks;
+pub(super) use change_locks::{ChangeLock, ChangeLocks};
 pub use kept_files::object_store_fault;
 pub use shared_volume::shared_volume_fault;
 
 /// The pause between two looks.
-const LOOK: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// A file system that takes longer for one small file hangs.
-const PATIENCE: Duration = Duration::from_secs(5);
+const MAX_WAIT: Duration = Duration::from_secs(5);
 /// Directories of a volume that are opened at the same time: each keeps a thread while the volume hangs.
 const OPENINGS: usize = 32;
 
@@ -226,7 +226,7 @@ impl Workspaces {
     }
 
     /// Opens something beneath the root; on a volume beside the threads of the runtime, and for
-    /// [`PATIENCE`] at most.
+    /// [`MAX_WAIT`] at most.
     ///
     /// # Errors
     /// Why the volume cannot be used now, whatever is opened.
@@ -253,7 +253,7 @@ impl Workspaces {
             });
             opened.await.unwrap_or_else(|error| Err(failed(io::Error::other(error.to_string()))))
         };
-        let opened = timeout(PATIENCE, opened).await;
+        let opened = timeout(MAX_WAIT, opened).await;
         let opened = opened.unwrap_or_else(|_| Err(failed(io::ErrorKind::TimedOut.into())));
         if matches!(opened, Err(WorkspaceError::NotShared)) {
             self.is_usable().await; // so that it is known at once
@@ -298,7 +298,7 @@ impl Workspaces {
     pub(super) async fn start(self: &Arc<Self>, stop: &CancellationToken) {
         let root = self.root.clone();
         let made = tokio::task::spawn_blocking(move || std::fs::create_dir_all(root));
-        if let Ok(Ok(Err(error))) = timeout(PATIENCE, made).await {
+        if let Ok(Ok(Err(error))) = timeout(MAX_WAIT, made).await {
             tracing::debug!(%error, "the workspace cannot be made");
         }
         match &self.shared {
@@ -309,6 +309,9 @@ impl Workspaces {
             }
         }
         tokio::spawn(Arc::clone(self).watch(stop.clone()));
+        if !self.are_brought() {
+            tokio::spawn(Arc::clone(self).remove_left(stop.clone())); // else all copies went at the start
+        }
         if let Some(retention) = self.quarantine_retention {
             tokio::spawn(Arc::clone(self).empty_quarantine(retention, stop.clone()));
         }
@@ -319,14 +322,14 @@ impl Workspaces {
             self.look().await;
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = tokio::time::sleep(LOOK) => {}
+                () = tokio::time::sleep(POLL_INTERVAL) => {}
             }
         }
     }
 
     /// Whether files can be written now; not where that is not known soon.
     async fn is_usable(&self) -> bool {
-        self.fault().is_none() && timeout(2 * PATIENCE, self.look()).await.unwrap_or(false)
+        self.fault().is_none() && timeout(2 * MAX_WAIT, self.look()).await.unwrap_or(false)
     }
 
     /// Looks whether files can be written, where all replicas see them if they have to. One look at a
@@ -334,7 +337,7 @@ impl Workspaces {
     async fn look(&self) -> bool {
         let looking = Arc::clone(&self.looking).lock_owned().await;
         let mut look = pin!(self.seen(looking));
-        let fault = if let Ok(fault) = timeout(PATIENCE, &mut look).await {
+        let fault = if let Ok(fault) = timeout(MAX_WAIT, &mut look).await {
             fault
         } else {
             self.found(Some("it does not answer".to_owned()));

@@ -11,7 +11,7 @@ use strum::{EnumString, IntoStaticStr, VariantNames};
 use uuid::Uuid;
 
 use super::backend::{Transaction, Work};
-use super::conflict::anew;
+use super::conflict::retry_conflicts;
 use super::listing::MAX_ARGUMENTS;
 use super::runs::one_run;
 use super::sql::Query;
@@ -141,7 +141,7 @@ impl Store {
         call: Uuid,
         answer: &Answer,
     ) -> Result<Option<RunRecord>, StoreError> {
-        anew(|| self.try_to_answer(tenant, run, call, answer)).await
+        retry_conflicts(|| self.try_to_answer(tenant, run, call, answer)).await
     }
 
     async fn try_to_answer(

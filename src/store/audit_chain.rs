@@ -40,7 +40,7 @@ const LATE: TimeDelta = TimeDelta::hours(1);
 pub struct Closing {
     /// Records of a stretch, at most; as many are closed however young they are.
     pub records: usize,
-    /// Of an earlier time than this none is on its way any more.
+    /// Records older than this are complete: none is still being written.
     pub settled: DateTime<Utc>,
     /// Those of an earlier time are closed, however few they are.
     pub aged: DateTime<Utc>,
@@ -55,12 +55,17 @@ pub struct ChainHead {
     pub last_at: DateTime<Utc>,
 }
 
-/// A head that the chain must still have.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KnownHead {
+/// Whether a hash has this signature.
+pub type IsSigned<'k> = &'k (dyn Fn(&[u8], &[u8]) -> bool + Sync);
+
+/// A head that the chain must still have, unless a retention took it.
+#[derive(Clone)]
+pub struct KnownHead<'k> {
     pub head: ChainHead,
-    /// Records from before this instant may have been deleted by their retention; `None` without one.
-    pub deleted_until: Option<DateTime<Utc>>,
+    /// How long this service keeps records; `None` for ever.
+    pub retention: Option<TimeDelta>,
+    /// Judges the signature of a deletion by another retention; `None` without a key, when it needs none.
+    pub is_signed: Option<IsSigned<'k>>,
 }
 
 /// What became of a look for something to close.
@@ -70,7 +75,7 @@ pub enum Closed {
     Stretch(Stretch),
     /// Nothing is to be closed.
     Nothing(Option<ChainHead>),
-    /// Another replica is at it.
+    /// Another replica is closing this chain.
     NotNow,
     /// The chain has the known head no more; its head now, if there is one.
     Replaced(Option<ChainHead>),
@@ -144,6 +149,25 @@ fn deleted_before(deletion: &AuditRow) -> Option<DateTime<Utc>> {
     details.get("before")?.as_str()?.parse().ok()
 }
 
+/// The signature of a deletion, where the service that made it has a key.
+fn signature_of(deletion: &AuditRow) -> Option<Vec<u8>> {
+    let details: Json = serde_json::from_str(&deletion.arguments).ok()?;
+    hex::decode(details.get("signature")?.as_str()?).ok()
+}
+
+/// What is signed of a deletion: the last stretch that it took, and the instant before which all records
+/// were written.
+pub(super) fn deletion_hash(
+    tenant: &str,
+    through: i64,
+    hash: &[u8],
+    before: DateTime<Utc>,
+) -> Vec<u8> {
+    let (hash, before) = (hex::encode(hash), before.timestamp_micros());
+    let text = format!("toolloop audit deletion 1\n{tenant}\n{through}\n{hash}\n{before}\n");
+    Sha256::digest(text).to_vec()
+}
+
 impl Store {
     /// Tenants that have audit records.
     pub async fn audited_tenants(&self) -> Result<Vec<String>, StoreError> {
@@ -159,7 +183,7 @@ impl Store {
         &self,
         tenant: &str,
         closing: Closing,
-        known: Option<&KnownHead>,
+        known: Option<&KnownHead<'_>>,
         sign: &(dyn Fn(&[u8]) -> Option<Vec<u8>> + Sync),
     ) -> Result<Closed, StoreError> {
         let mut tx = self.backend.begin(Work::Data).await?;
@@ -170,80 +194,127 @@ impl Store {
         }
         let newest = newest_stretches(&mut *tx, tenant).await?;
         let head = newest.first().map(ChainHead::from);
-        if let Some(known) = known
-            && !has_head(&mut *tx, tenant, known).await?
-        {
+        let found = match known {
+            Some(known) => find_head(&mut *tx, tenant, known).await?,
+            None => Found::There,
+        };
+        if found == Found::Gone {
             tx.commit().await?;
             return Ok(Closed::Replaced(head));
         }
-        let open = open_records(&mut *tx, tenant, closing, &newest).await?;
-        let end = newest.iter().map(|stretch| stretch.last_at).max();
-        let oldest = open.iter().map(|row| row.at).min();
-        // What is late is closed at once: until then it looks as if it had been added.
-        let is_due = |oldest| {
-            open.len() >= closing.records
-                || oldest < closing.aged
-                || end.is_some_and(|end| oldest <= end)
-        };
-        let Some(oldest) = oldest.filter(|oldest| is_due(*oldest)) else {
-            tx.commit().await?;
-            return Ok(Closed::Nothing(head));
-        };
-        let (last, previous) = if let Some(stretch) = newest.first() {
-            (stretch.number, stretch.hash.clone())
-        } else {
-            let rows = tx.run(newest_deletion(tenant)).await?;
-            let deletion: Option<AuditRow> = readable(&rows).next();
-            deletion.as_ref().and_then(last_deleted).unwrap_or_default()
-        };
-        let mut stretch = Stretch {
-            tenant: tenant.to_owned(),
-            number: last + 1,
-            first_at: oldest,
-            last_at: open.iter().map(|row| row.at).max().unwrap_or(oldest),
-            closed_at: clock::now().trunc_subsecs(6),
-            records: u32::try_from(open.len()).unwrap_or(u32::MAX),
-            members: open.iter().flat_map(|row| *row.id.as_bytes()).collect(),
-            previous,
-            hash: Vec::new(),
-            signature: None,
-        };
-        stretch.hash = hash(&stretch, open);
-        stretch.signature = sign(&stretch.hash);
-        tx.run(insert("audit_stretches", stretch.clone())).await?;
-        let is_signed = stretch.signature.is_some();
-        let was_signed = newest.first().is_some_and(|before| before.signature.is_some());
-        let goes_on = !newest.is_empty() || stretch.number == 1; // not behind a deletion
-        if goes_on && is_signed != was_signed {
-            let details = json!({"number": stretch.number, "signed": is_signed});
-            let act = by_service(tenant.to_owned(), AuditAction::SigningChanged, details);
-            note(&mut *tx, act).await?;
-        }
+        let closed = close_next(&mut *tx, tenant, closing, &newest, sign).await?;
         tx.commit().await?;
-        Ok(Closed::Stretch(stretch))
+        let closed = closed.map_or(Closed::Nothing(head), Closed::Stretch);
+        if found == Found::DeletedByOther && closed != Closed::Nothing(None) {
+            tracing::warn!(
+                tenant,
+                number = known.map(|known| known.head.number),
+                "another service deleted audit records that the retention of this one keeps; the chain goes \
+                 on behind them"
+            );
+        }
+        Ok(closed)
     }
 }
 
-/// Whether the chain of a tenant has this head still, or its retention took it.
-async fn has_head(
+/// Closes the next stretch behind the `newest`, where there are records for one.
+async fn close_next(
     tx: &mut dyn Transaction,
     tenant: &str,
-    KnownHead { head, deleted_until }: &KnownHead,
-) -> Result<bool, StoreError> {
+    closing: Closing,
+    newest: &[Stretch],
+    sign: &(dyn Fn(&[u8]) -> Option<Vec<u8>> + Sync),
+) -> Result<Option<Stretch>, StoreError> {
+    let open = open_records(tx, tenant, closing, newest).await?;
+    let end = newest.iter().map(|stretch| stretch.last_at).max();
+    let oldest = open.iter().map(|row| row.at).min();
+    // What is late is closed at once: until then it looks as if it had been added.
+    let is_due = |oldest| {
+        open.len() >= closing.records
+            || oldest < closing.aged
+            || end.is_some_and(|end| oldest <= end)
+    };
+    let Some(oldest) = oldest.filter(|oldest| is_due(*oldest)) else { return Ok(None) };
+    let (last, previous) = if let Some(stretch) = newest.first() {
+        (stretch.number, stretch.hash.clone())
+    } else {
+        let rows = tx.run(newest_deletion(tenant)).await?;
+        let deletion: Option<AuditRow> = readable(&rows).next();
+        deletion.as_ref().and_then(last_deleted).unwrap_or_default()
+    };
+    let mut stretch = Stretch {
+        tenant: tenant.to_owned(),
+        number: last + 1,
+        first_at: oldest,
+        last_at: open.iter().map(|row| row.at).max().unwrap_or(oldest),
+        closed_at: clock::now().trunc_subsecs(6),
+        records: u32::try_from(open.len()).unwrap_or(u32::MAX),
+        members: open.iter().flat_map(|row| *row.id.as_bytes()).collect(),
+        previous,
+        hash: Vec::new(),
+        signature: None,
+    };
+    stretch.hash = hash(&stretch, open);
+    stretch.signature = sign(&stretch.hash);
+    tx.run(insert("audit_stretches", stretch.clone())).await?;
+    let is_signed = stretch.signature.is_some();
+    let was_signed = newest.first().is_some_and(|before| before.signature.is_some());
+    let goes_on = !newest.is_empty() || stretch.number == 1; // not behind a deletion
+    if goes_on && is_signed != was_signed {
+        let details = json!({"number": stretch.number, "signed": is_signed});
+        let act = by_service(tenant.to_owned(), AuditAction::SigningChanged, details);
+        note(tx, act).await?;
+    }
+    Ok(Some(stretch))
+}
+
+/// What became of a head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Found {
+    There,
+    /// The retention of this service took it.
+    Deleted,
+    /// The retention of another service took it, which keeps records for a shorter time.
+    DeletedByOther,
+    /// It is missing, or it is another one.
+    Gone,
+}
+
+/// Whether the chain of a tenant has this head still, or a retention took it. A deletion that this
+/// service would not have made itself needs a signature, where there is a key.
+async fn find_head(
+    tx: &mut dyn Transaction,
+    tenant: &str,
+    KnownHead { head, retention, is_signed }: &KnownHead<'_>,
+) -> Result<Found, StoreError> {
     let read =
         Query::new("SELECT hash FROM audit_stretches WHERE tenant = :tenant AND number = :number");
     let rows = tx.run(read.bind("tenant", tenant).bind("number", head.number)).await?;
     if let Some(row) = rows.first() {
-        return Ok(row.read::<Vec<u8>>("hash")? == head.hash);
+        let is_same = row.read::<Vec<u8>>("hash")? == head.hash;
+        return Ok(if is_same { Found::There } else { Found::Gone });
     }
     let rows = tx.run(newest_deletion(tenant)).await?;
     let deletion: Option<AuditRow> = readable(&rows).next();
     let deleted = deletion.as_ref().and_then(|row| last_deleted(row).zip(deleted_before(row)));
-    Ok(deleted.is_some_and(|((through, hash), before)| {
-        let is_the_last = through == head.number && hash == head.hash;
-        let is_due = deleted_until.is_some_and(|until| head.last_at < before && before <= until);
-        is_due && (through > head.number || is_the_last)
-    }))
+    let Some(((through, hash), before)) = deleted else { return Ok(Found::Gone) };
+    let is_the_last = through == head.number && hash == head.hash;
+    if before <= head.last_at || !(through > head.number || is_the_last) {
+        return Ok(Found::Gone);
+    }
+    // Its time is asked for after that of any deletion which is seen here.
+    let rows = tx.run(Query::new("SELECT {now} AS now")).await?;
+    let now: DateTime<Utc> =
+        rows.first().map_or_else(|| Ok(clock::now()), |row| row.read("now"))?;
+    let due = retention.and_then(|retention| now.checked_sub_signed(retention));
+    if due.is_some_and(|due| before <= due) {
+        return Ok(Found::Deleted);
+    }
+    let signed = deletion_hash(tenant, through, &hash, before);
+    let signature = deletion.as_ref().and_then(signature_of);
+    let is_trusted = is_signed
+        .is_none_or(|is_signed| signature.is_some_and(|signature| is_signed(&signed, &signature)));
+    Ok(if is_trusted { Found::DeletedByOther } else { Found::Gone })
 }
 
 /// The newest stretches of a tenant, the newest first.

@@ -13,7 +13,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use serde_json::Value as Json;
 use uuid::Uuid;
 
-use super::audit_chain::{LOOKED_BACK, hash, last_deleted, newest_deletion};
+use super::audit_chain::{IsSigned, LOOKED_BACK, hash, last_deleted, newest_deletion};
 use super::backend::Work;
 use super::listing::readable;
 use super::sql::Query;
@@ -26,9 +26,6 @@ const READ: u32 = 20_000;
 /// A stretch that is closed longer than this after its newest record is late: a service that runs
 /// closes it within little more than an hour.
 const LATE: TimeDelta = TimeDelta::hours(2);
-
-/// Whether a hash has this signature.
-pub type IsSigned<'k> = &'k (dyn Fn(&[u8], &[u8]) -> bool + Sync);
 
 /// How signatures are judged.
 #[derive(Clone, Copy)]

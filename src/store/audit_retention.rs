@@ -9,6 +9,7 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::audit::{by_service, note};
+use super::audit_chain::deletion_hash;
 use super::backend::{Transaction, Work};
 use super::listing::readable;
 use super::sql::Query;
@@ -25,8 +26,13 @@ struct Deleted {
 
 impl Store {
     /// Deletes stretches of all tenants whose records were all written before that instant, until
-    /// about `limit` records are gone, and records that; how many.
-    pub async fn delete_audit(&self, before: DateTime<Utc>, limit: u32) -> Result<u64, StoreError> {
+    /// about `limit` records are gone, and records that, signed where there is a key; how many.
+    pub async fn delete_audit(
+        &self,
+        before: DateTime<Utc>,
+        limit: u32,
+        sign: &(dyn Fn(&[u8]) -> Option<Vec<u8>> + Sync),
+    ) -> Result<u64, StoreError> {
         let mut tx = self.backend.begin(Work::Data).await?;
         let turn = tx.run(Query::new("SELECT {try_audit} AS is_mine")).await?;
         if !turn.first().map_or(Ok(false), |row| row.read("is_mine"))? {
@@ -36,8 +42,12 @@ impl Store {
         let mut gone = 0;
         for Deleted { records, last } in delete_stretches(&mut *tx, before, limit).await? {
             gone += records;
-            let details = json!({"records": records, "before": before,
+            let mut details = json!({"records": records, "before": before,
                 "through": last.number, "hash": hex::encode(&last.hash)});
+            let signed = deletion_hash(&last.tenant, last.number, &last.hash, before);
+            if let Some(signature) = sign(&signed) {
+                details["signature"] = hex::encode(signature).into();
+            }
             note(&mut *tx, by_service(last.tenant, AuditAction::AuditDeleted, details)).await?;
         }
         tx.commit().await?;

@@ -26,7 +26,7 @@ pub(super) enum Work {
 /// For as long as work has a connection, or waits for one.
 pub(super) async fn hold(work: Work) -> Hold {
     match work {
-        Work::Data | Work::Lists => Hold::one_of_few().await,
+        Work::Data | Work::Lists => Hold::of_scarce().await,
         Work::Control | Work::Commit => Hold::new(),
     }
 }

@@ -54,12 +54,11 @@ pub(super) struct Batch {
 const FENCE: [Column; 2] =
     [Column { name: "first_seq", kind: Kind::Int }, Column { name: "writer", kind: Kind::Text }];
 
-/// A run that holds its session comes after all that wait for it, and after the run of the turn before,
-/// whose history it continues; with no turn before, it is of a session that has no run, or has one
-/// still. That there is one holder, and that its turn is free, is ensured by unique indexes.
+/// Fence of a run that holds its session: no queued run of the session waits before it, and the run of
+/// the previous turn exists, because its history is continued. On turn 1 the session has no runs, or
+/// still has one. Unique indexes ensure that there is one holder and that its turn is free.
 ///
-/// Who deletes a session locks its rows: a lock on one of them keeps it from being deleted until the
-/// new run can be seen, and a row that is locked already may be gone soon.
+/// `$lock` locks a row of the session: it cannot be deleted before the new run is visible.
 macro_rules! in_turn {
     ($lock:literal) => {
         concat!(

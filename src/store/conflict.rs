@@ -12,13 +12,15 @@ use crate::jitter;
 const TRIES: u32 = 6;
 /// The pause after the first try, with jitter; it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
+/// The part of a pause that is random, so that those who failed together do not try together.
+pub(super) const JITTER: f64 = 0.5;
 
 /// Does something that changes nothing where it fails, again and again while it fails because of
 /// others that wanted the same.
 ///
 /// # Errors
 /// That of the last try.
-pub(super) async fn anew<T, F>(attempt: impl Fn() -> F) -> Result<T, StoreError>
+pub(super) async fn retry_conflicts<T, F>(attempt: impl Fn() -> F) -> Result<T, StoreError>
 where
     F: Future<Output = Result<T, StoreError>>,
 {
@@ -28,16 +30,10 @@ where
             Err(StoreError::Conflict(_)) => {}
             done => return done,
         }
-        tokio::time::sleep(jittered(pause)).await;
+        tokio::time::sleep(jitter::shortened(pause, JITTER)).await;
         pause *= 2;
     }
     attempt().await
-}
-
-/// A pause of that length at most and half of it at least, so that those who failed together do not
-/// try together.
-pub(super) fn jittered(pause: Duration) -> Duration {
-    pause.mul_f64(0.5 + jitter::fraction() / 2.0)
 }
 
 #[cfg(test)]
@@ -62,7 +58,7 @@ mod tests {
                 let fails = tries.get() <= failures;
                 async move { if fails { Err(error()) } else { Ok(()) } }
             };
-            assert_eq!((anew(attempt).await.is_ok(), tries.get()), (is_done, tried));
+            assert_eq!((retry_conflicts(attempt).await.is_ok(), tries.get()), (is_done, tried));
         }
     }
 }

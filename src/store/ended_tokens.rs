@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::audit::note;
 use super::backend::Work;
-use super::conflict::anew;
+use super::conflict::retry_conflicts;
 use super::sql::Query;
 use super::{Store, StoreError};
 use crate::event::Act;
@@ -20,7 +20,7 @@ impl Store {
         expires_at: DateTime<Utc>,
         act: Act,
     ) -> Result<(), StoreError> {
-        anew(|| self.try_to_end_token(id, expires_at, act.clone())).await
+        retry_conflicts(|| self.try_to_end_token(id, expires_at, act.clone())).await
     }
 
     async fn try_to_end_token(

@@ -16,7 +16,7 @@ const PASSING_STATES: [&str; 5] = ["25006", "25P03", "55P03", "57014", "58030"];
 /// Serialisation failure and deadlock: the transaction was rolled back so that another one goes on.
 const CONFLICTS: [&str; 2] = ["40001", "40P01"];
 
-/// The index that two replicas meet at which let different runs of one session begin at the same moment.
+/// The unique index that is violated when two replicas start different runs of one session at once.
 const SESSION_HELD: &str = "runs_session_held";
 
 /// SQLite's busy, locked, I/O error and full.

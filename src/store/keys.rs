@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::audit::note;
 use super::backend::{Transaction, Work};
-use super::conflict::anew;
+use super::conflict::retry_conflicts;
 use super::sql::Query;
 use super::tables::{Record, insert};
 use super::{ApiKeyRecord, RateLimit, Store, StoreError, Wakeup};
@@ -83,7 +83,7 @@ const ADMINS: &str = "SELECT * FROM api_keys WHERE revoked_at IS NULL \
 impl Store {
     /// Stores a key, and records who created it.
     pub async fn insert_key(&self, key: &ApiKeyRecord) -> Result<KeyStored, StoreError> {
-        anew(|| self.try_to_insert_key(key)).await
+        retry_conflicts(|| self.try_to_insert_key(key)).await
     }
 
     async fn try_to_insert_key(&self, key: &ApiKeyRecord) -> Result<KeyStored, StoreError> {
@@ -165,7 +165,7 @@ impl Store {
 
     /// Revokes a key, and records who did that. Revoking it again is harmless.
     pub async fn revoke_keys(&self, what: Revocation<'_>) -> Result<Revoked, StoreError> {
-        anew(|| self.try_to_revoke_keys(what)).await
+        retry_conflicts(|| self.try_to_revoke_keys(what)).await
     }
 
     async fn try_to_revoke_keys(&self, what: Revocation<'_>) -> Result<Revoked, StoreError> {

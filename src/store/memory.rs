@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::audit::note;
 use super::backend::Work;
-use super::conflict::anew;
+use super::conflict::retry_conflicts;
 use super::observations::words;
 use super::recall::{Wanted, expression};
 use super::sql::{Dialect, Query};
@@ -150,7 +150,7 @@ impl Store {
         delete: Query,
         details: serde_json::Value,
     ) -> Result<u64, StoreError> {
-        anew(|| self.try_to_forget_rows(caller, delete.clone(), details.clone())).await
+        retry_conflicts(|| self.try_to_forget_rows(caller, delete.clone(), details.clone())).await
     }
 
     async fn try_to_forget_rows(

@@ -64,8 +64,8 @@ use self::sql::Query;
 use crate::clock;
 
 pub use approvals::{Answer, ApprovalFilter, ApprovalStatus};
-pub use audit_chain::{ChainHead, Closed, Closing, KnownHead};
-pub use audit_check::{CheckedStretch, IsSigned, Signatures};
+pub use audit_chain::{ChainHead, Closed, Closing, IsSigned, KnownHead};
+pub use audit_check::{CheckedStretch, Signatures};
 pub use batch::Cancelling;
 pub use budget::{Ownership, Settled, SharedBudget};
 pub use commit::Commit;

@@ -58,7 +58,7 @@ pub(super) fn observation(write: &RunWrite, event: &Event) -> Option<Observation
             return None;
         }
         RunEvent::ModelResponded(response) => (MODEL_RESPONSE, response.message.text.clone()),
-        RunEvent::RunCompleted(ending) => (MODEL_RESPONSE, put_out(&ending.outcome)),
+        RunEvent::RunCompleted(ending) => (MODEL_RESPONSE, output_text(&ending.outcome)),
         // What was recalled or read of a skill is known already.
         RunEvent::ToolCallCompleted(call)
             if ["recall", "use_skill"].contains(&call.tool.as_str()) =>
@@ -132,7 +132,7 @@ fn asked(turns: &[Turn]) -> String {
 }
 
 /// An output in words: the text where it is one, else its JSON.
-fn put_out(outcome: &Outcome) -> String {
+fn output_text(outcome: &Outcome) -> String {
     let Outcome::Completed { output, .. } = outcome else { return String::new() };
     text_of(output).map_or_else(|| output.to_string(), str::to_owned)
 }

@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::audit::note;
 use super::backend::Work;
-use super::conflict::anew;
+use super::conflict::retry_conflicts;
 use super::sql::Query;
 use super::tables::{Record, ids};
 use super::{RunRecord, Store, StoreError, Wakeup};
@@ -55,13 +55,14 @@ impl Store {
         subject: &str,
         reason: Option<&str>,
     ) -> Result<Option<CancelOutcome>, StoreError> {
-        let outcome = match anew(|| self.cancel_audited(tenant, run, subject, reason)).await? {
-            Some(run) => CancelOutcome::Requested(run),
-            None => match self.run(tenant, run).await? {
-                Some(run) => CancelOutcome::AlreadyEnded(run),
-                None => return Ok(None),
-            },
-        };
+        let outcome =
+            match retry_conflicts(|| self.cancel_audited(tenant, run, subject, reason)).await? {
+                Some(run) => CancelOutcome::Requested(run),
+                None => match self.run(tenant, run).await? {
+                    Some(run) => CancelOutcome::AlreadyEnded(run),
+                    None => return Ok(None),
+                },
+            };
         let descendants = Query::new(
             "WITH RECURSIVE tree (id) AS (SELECT id FROM runs \
              WHERE parent_run_id = :run AND finished_at IS NULL UNION SELECT child.id FROM tree \

@@ -25,7 +25,7 @@ use self::standby::Standby;
 use self::wakeups::{CHANNEL, Wakeups, payload};
 use super::backend::{Backend, Transaction, Work, hold};
 use super::batch::{Batch, Passed};
-use super::conflict::anew;
+use super::conflict::retry_conflicts;
 use super::migrations::POSTGRES as MIGRATIONS;
 use super::sql::{Dialect, Query, Rendered, Row, Value};
 use super::{ConnectionCounts, DatabaseInfo, StoreError, Wakeup};
@@ -131,7 +131,7 @@ impl Postgres {
         statement: &Rendered,
     ) -> Result<Vec<Row>, StoreError> {
         let is_kept = work != Work::Lists || self.transaction_pooler;
-        anew(|| async {
+        retry_conflicts(|| async {
             let mut line = self.connections(work).get().await?;
             let rows = ask(&mut line, statement, is_kept).await;
             line.settle(rows)

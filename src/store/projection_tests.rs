@@ -55,6 +55,7 @@ fn started(call: &ToolCall) -> RunEvent {
         sandbox: None,
         circumstances: Circumstances::default(),
         reconcilable_by: None,
+        arguments: None,
     })
 }
 

@@ -11,16 +11,16 @@ use uuid::Uuid;
 use super::backend::Work;
 use super::listing::readable;
 use super::sql::Query;
-use super::tables::Record;
+use super::tables::{Record, ids};
 use super::{ClaimedRun, FORMAT, Running, Store, StoreError};
 use crate::clock;
 
-/// Tenants that are looked at in one claim.
+/// Tenants that are looked at at once.
 const MAX_TENANTS: u32 = 64;
-/// How often one claim looks for tenants that are not at their limits.
-const MAX_LOOKS: u32 = 64;
+/// How often one claim looks for tenants of whose runs one may be taken.
+const MAX_LOOKS: u32 = 4;
 /// How long a claim waits for places of a tenant that are being taken.
-const PATIENCE: Duration = Duration::from_millis(250);
+const MAX_WAIT: Duration = Duration::from_millis(250);
 
 /// Who takes runs from the queue.
 #[derive(Debug, Clone, Copy)]
@@ -106,24 +106,40 @@ impl Store {
     /// A session has its own order, without priorities.
     /// Those for which the limits leave no room, by what is `running`, are passed by.
     ///
+    /// Afterwards `last_served` is the tenant behind whom the next claim begins. Of many tenants of
+    /// whom nothing could be taken, a claim passes some, and the next one the others.
+    ///
     /// # Errors
     /// [`StoreError`] where nothing was taken.
     pub async fn claim_within<'c>(
         &self,
         claimant: impl Into<Claimant<'c>>,
         limit: u32,
-        last_served: &str,
+        last_served: &mut String,
         running: &mut Running,
     ) -> Result<Vec<ClaimedRun>, StoreError> {
         let claimant = claimant.into();
-        let mut from = last_served.to_owned();
+        let mut first: Option<String> = None;
         for _ in 0..MAX_LOOKS {
-            let tenants = self.tenants_in_line(&from).await?;
-            let next = tenants.last().filter(|_| tenants.len() == MAX_TENANTS as usize).cloned();
+            let mut tenants = self.tenants_in_line(last_served).await?;
+            let mut are_all = tenants.len() < MAX_TENANTS as usize;
+            if let Some(again) = tenants.iter().position(|it| first.as_ref() == Some(it)) {
+                tenants.truncate(again); // from there on they were looked at
+                are_all = true;
+            }
+            first = first.or_else(|| tenants.first().cloned());
+            let last = tenants.last().cloned();
             let claimed = self.claim_in_turn(claimant, limit, tenants, running).await?;
-            match next.filter(|_| claimed.is_empty() && running.has_held_back) {
-                Some(next) => from = next, // those looked at may all be at their limits
-                None => return Ok(claimed),
+            if let Some(served) = claimed.last() {
+                served.run.tenant.clone_into(last_served);
+                return Ok(claimed);
+            }
+            // They may have nothing that is due, wait for their sessions, or be at their limits.
+            if let Some(last) = last {
+                *last_served = last;
+            }
+            if are_all {
+                break;
             }
         }
         Ok(Vec::new())
@@ -185,7 +201,7 @@ impl Store {
             return Ok(claimed);
         }
         let mut tx = self.backend.begin(Work::Control).await?;
-        if !tx.lock_tenant(tenant, PATIENCE).await? {
+        if !tx.lock_tenant(tenant, MAX_WAIT).await? {
             running.has_held_back = true; // other tenants do not wait for it
             return Ok(claimed);
         }
@@ -223,21 +239,26 @@ impl Store {
         limit: u32,
         last_served: &str,
     ) -> Result<Vec<ClaimedRun>, StoreError> {
-        self.claim_within(owner, limit, last_served, &mut Running::default()).await
+        let mut last_served = last_served.to_owned();
+        self.claim_within(owner, limit, &mut last_served, &mut Running::default()).await
     }
 
     /// Tenants with queued runs, in the order of their turns: some of them where there are many.
     async fn tenants_in_line(&self, last_served: &str) -> Result<Vec<String>, StoreError> {
         let mut first = self.tenants_from("").await?;
-        let is_cut = first.len() == MAX_TENANTS as usize;
-        let behind = first.split_off(first.partition_point(|it| it.as_str() <= last_served));
-        let mut turns = if is_cut { self.tenants_from(last_served).await? } else { behind };
+        let mut turns = if first.len() == MAX_TENANTS as usize {
+            self.tenants_from(last_served).await?
+        } else {
+            first.sort_unstable(); // the order of the database may be that of a language
+            first.split_off(first.partition_point(|it| it.as_str() <= last_served))
+        };
+        first.retain(|it| !turns.contains(it));
         turns.extend(first);
         turns.truncate(MAX_TENANTS as usize);
         Ok(turns)
     }
 
-    /// The first tenants with queued runs behind this one, by name.
+    /// The first tenants with queued runs behind this one, in the order of the database.
     async fn tenants_from(&self, tenant: &str) -> Result<Vec<String>, StoreError> {
         let tenants = Query::new(concat!(
             "WITH RECURSIVE in_line (tenant) AS (SELECT min(tenant) FROM runs WHERE tenant > :tenant AND ",
@@ -308,6 +329,21 @@ impl Store {
             claimed!(),
         ));
         self.claimed(bound(claim.bind("owner", owner).bind("limit", limit))).await
+    }
+
+    /// Queued runs that were begun before and may go on, of these trees.
+    ///
+    /// # Errors
+    /// [`StoreError`] where the store does not answer.
+    pub async fn begun_in_trees(&self, roots: &[Uuid]) -> Result<Vec<Uuid>, StoreError> {
+        let begun = Query::new(
+            "WITH RECURSIVE tree (id) AS (SELECT id FROM runs WHERE id IN :roots UNION \
+             SELECT child.id FROM tree JOIN runs child ON child.parent_run_id = tree.id \
+             AND child.finished_at IS NULL) SELECT runs.id FROM tree JOIN runs ON runs.id = tree.id \
+             WHERE runs.status = 'queued' AND runs.started_at IS NOT NULL \
+             AND runs.available_at <= {now}",
+        );
+        ids(&self.backend.read(Work::Control, begun.bind("roots", roots)).await?)
     }
 
     /// Takes this run, if it is queued and its turn has come.

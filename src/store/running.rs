@@ -12,12 +12,12 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::backend::{Transaction, Work};
-use super::conflict::anew;
+use super::conflict::retry_conflicts;
 use super::sql::{Query, Row};
 use super::{Store, StoreError};
 
 /// How long a place waits for those that are taken of the same tenant.
-const PATIENCE: Duration = Duration::from_secs(1);
+const MAX_WAIT: Duration = Duration::from_secs(1);
 
 /// How many runs may be under way at once.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -197,7 +197,7 @@ impl Store {
         {
             return Ok(Err(reached));
         }
-        anew(|| self.take_place_locked(place, limits)).await
+        retry_conflicts(|| self.take_place_locked(place, limits)).await
     }
 
     async fn take_place_locked(
@@ -207,7 +207,7 @@ impl Store {
     ) -> Result<Result<(), LimitReached>, StoreError> {
         let RunPlace { tenant, subject, .. } = place;
         let mut tx = self.backend.begin(Work::Data).await?;
-        if !tx.lock_tenant(tenant, PATIENCE).await? {
+        if !tx.lock_tenant(tenant, MAX_WAIT).await? {
             return Err(StoreError::Unavailable("the places of the tenant are locked".to_owned()));
         }
         let stored = Query::new(

@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use super::audit::note;
 use super::backend::Work;
-use super::conflict::anew;
+use super::conflict::retry_conflicts;
 use super::retention::{delete_runs, leave_files};
 use super::sql::Query;
 use super::tables::{Record, ids};
@@ -100,6 +100,34 @@ impl Store {
         rows.iter().map(Record::read).collect()
     }
 
+    /// Runs that others are to take the place of in their sessions and that are not asked to cancel yet,
+    /// some of them: each with its tenant, and the run that comes after it with who started that.
+    pub async fn displaced_runs(
+        &self,
+        limit: u32,
+    ) -> Result<Vec<(String, Uuid, Uuid, String)>, StoreError> {
+        let displaced = |before: &str| {
+            format!(
+                "SELECT n.tenant, b.id, n.id AS by_run, n.subject FROM runs n JOIN runs b \
+                 ON b.tenant = n.tenant AND b.session_id = n.session_id \
+                 AND b.cancel_requested_at IS NULL AND {before} \
+                 WHERE n.status = 'queued' AND n.session_place <> 'holds' \
+                 AND n.session_place = 'next' AND n.cancel_requested_at IS NULL"
+            )
+        };
+        let holders = displaced("b.session_place = 'holds' AND b.finished_at IS NULL");
+        let queued = displaced(
+            "b.status = 'queued' AND b.session_place <> 'holds' AND b.session_place = 'next' \
+             AND (b.available_at, b.id) < (n.available_at, n.id)",
+        );
+        let all = Query::new(format!("{holders} UNION ALL {queued} LIMIT :limit"));
+        let rows = self.backend.read(Work::Control, all.bind("limit", limit)).await?;
+        let displaced = rows.iter().map(|row| {
+            Ok((row.read("tenant")?, row.read("id")?, row.read("by_run")?, row.read("subject")?))
+        });
+        displaced.collect()
+    }
+
     /// Deletes a session's runs and those that they delegated to, with their journals, and records
     /// who did that.
     pub async fn delete_session(
@@ -109,7 +137,7 @@ impl Store {
         subject: &str,
         goes_along: GoesAlong<'_>,
     ) -> Result<SessionDeleted, StoreError> {
-        anew(|| self.try_to_delete_session(tenant, session, subject, goes_along)).await
+        retry_conflicts(|| self.try_to_delete_session(tenant, session, subject, goes_along)).await
     }
 
     async fn try_to_delete_session(

@@ -11,7 +11,7 @@ use super::{StatsFilter, Store, StoreError, ToolStats};
 
 /// How long a request waits for its turn: for one that was begun before it came, and for the next,
 /// which may ask the same. Each takes five seconds at most, where the database bounds it.
-const PATIENCE: Duration = Duration::from_secs(11);
+const MAX_WAIT: Duration = Duration::from_secs(11);
 
 /// The calls that were counted last. They are counted one by one, for one request at a time, so that
 /// other lists have connections.
@@ -39,7 +39,7 @@ impl Store {
     ) -> Result<Vec<ToolStats>, StoreError> {
         let asked = Instant::now();
         let mut last =
-            tokio::time::timeout(PATIENCE, self.counting.lock()).await.map_err(|_| {
+            tokio::time::timeout(MAX_WAIT, self.counting.lock()).await.map_err(|_| {
                 StoreError::Unavailable("calls of tools are being counted for others".to_owned())
             })?;
         if let Some(same) = last.as_ref().filter(|last| last.answers(tenant, filter, asked)) {

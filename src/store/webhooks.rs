@@ -17,7 +17,7 @@ use super::tables::Delivery;
 use super::{Store, StoreError};
 
 /// Failed deliveries of a run that are returned with it.
-const MAX_TOLD: u32 = 100;
+const MAX_LISTED: u32 = 100;
 
 /// Where a delivery stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, IntoStaticStr, EnumString, VariantNames)]
@@ -195,7 +195,7 @@ impl Store {
             " FROM webhook_outbox WHERE run_id = :run AND tenant = :tenant \
              AND error IS NOT NULL AND status <> 'delivered' ORDER BY seq LIMIT :limit",
         );
-        let failed = failed.bind("run", run).bind("tenant", tenant).bind("limit", MAX_TOLD);
+        let failed = failed.bind("run", run).bind("tenant", tenant).bind("limit", MAX_LISTED);
         Ok(readable(&self.backend.read(Work::Data, failed).await?).collect())
     }
 }

@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use super::backend::{Transaction, Work};
 use super::budget::Ownership;
-use super::conflict::anew;
+use super::conflict::retry_conflicts;
 use super::sql::{Query, Row};
 use super::{Store, StoreError};
 
@@ -215,7 +215,7 @@ impl Store {
         by: FileWriter<'_>,
         writes: FileWrites<'_>,
     ) -> Result<PathsWritten, StoreError> {
-        anew(|| self.try_to_write_files(tenant, by, writes)).await
+        retry_conflicts(|| self.try_to_write_files(tenant, by, writes)).await
     }
 
     async fn try_to_write_files(

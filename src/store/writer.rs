@@ -19,8 +19,9 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior};
 use uuid::Uuid;
 
-use super::conflict::jittered;
+use super::conflict::JITTER;
 use super::{Cancelling, Commit, RunWrite, Store, StoreError, WriteOutcome};
+use crate::jitter;
 
 /// Writes in one commit, at most.
 const MAX_BATCH: usize = 128;
@@ -32,7 +33,7 @@ const LAST_PAUSE: Duration = Duration::from_secs(2);
 /// How long the start of a run is tried that was asked for by a request.
 const START_PATIENCE: Duration = Duration::from_secs(3);
 /// How often it is looked which starts have waited for too long behind commits that do not get on.
-const LOOK: Duration = Duration::from_millis(250);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Why a write is not durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -190,7 +191,7 @@ impl Task {
         let mut stopped: Vec<oneshot::Sender<()>> = Vec::new();
         let mut requests = Vec::new();
         let mut open = true;
-        let mut look = tokio::time::interval(LOOK);
+        let mut look = tokio::time::interval(POLL_INTERVAL);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             while self.commits.len() < MAX_IN_FLIGHT {
@@ -424,7 +425,8 @@ impl Committer {
                     let left = writes.iter().zip(&waiting).map(|(write, w)| {
                         self.patience_of(write).saturating_sub(w.since.elapsed())
                     });
-                    tokio::time::sleep(left.fold(jittered(pause), Duration::min)).await;
+                    tokio::time::sleep(left.fold(jitter::shortened(pause, JITTER), Duration::min))
+                        .await;
                     pause = LAST_PAUSE.min(pause * 2);
                 }
                 Err(error) => {

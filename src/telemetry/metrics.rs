@@ -342,7 +342,7 @@ fn write_samples(exposition: &mut Exposition, sampled: Sampled<'_>) {
     for (state, connections) in [("idle", sampled.idle), ("used", sampled.used)] {
         exposition.sample(STORE_CONNECTIONS, &[("state", state)], connections);
     }
-    let help = "Models that this replica does not ask for 30 s because their calls failed.";
+    let help = "Models whose circuit breaker is open on this replica.";
     exposition.family(BREAKERS_OPEN, "gauge", help);
     for (provider, open) in sampled.open_breakers {
         exposition.sample(BREAKERS_OPEN, &[("provider", provider)], open);

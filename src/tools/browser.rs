@@ -118,7 +118,7 @@ impl Browser {
             concurrent: false,
             source: "builtin".into(),
             destructive: false,
-            defaults: Defaults::default(),
+            defaults: Defaults::of_timeout(settings.timeout),
         };
         Self { info, pool: Pool::new(client, settings.clone()), settings }
     }

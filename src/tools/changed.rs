@@ -24,10 +24,10 @@ const MAX_WAIT: Duration = Duration::from_secs(10);
 
 /// The changes of one call. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub struct Changed(Arc<Mutex<Told>>);
+pub struct Changed(Arc<Mutex<ChangeLog>>);
 
 #[derive(Debug, Default)]
-struct Told {
+struct ChangeLog {
     changes: Vec<FileChange>,
     /// How many changes there are beside the listed ones.
     omitted: u64,
@@ -36,6 +36,7 @@ struct Told {
     left: Option<u64>,
     is_complete: bool,
     is_whole: bool,
+    is_read_only: bool,
     /// Closed when what programs have left is looked through.
     looking: Option<watch::Receiver<()>>,
     /// What speaks against what they have left.
@@ -90,6 +91,11 @@ impl Changed {
         self.0.lock().is_complete = true;
     }
 
+    /// Nothing can be changed; no look at the files is needed to know that.
+    pub(super) fn is_read_only(&self) {
+        self.0.lock().is_read_only = true;
+    }
+
     /// What programs have left is being looked through, until this is closed.
     pub(super) fn looked_through(&self, until: watch::Receiver<()>) {
         self.0.lock().looking = Some(until);
@@ -135,7 +141,8 @@ impl Changed {
     /// What the call has changed, to be kept.
     pub fn touched(&self) -> Touched {
         let told = self.0.lock();
-        let (is_all, is_whole) = (told.is_complete, told.is_complete && told.is_whole);
+        let is_all = told.is_complete || told.is_read_only;
+        let is_whole = told.is_complete && told.is_whole;
         Touched { paths: told.touched.clone(), is_all, is_whole }
     }
 
@@ -145,5 +152,19 @@ impl Changed {
         let changes = std::mem::take(&mut told.changes);
         let (listed, omitted) = (told.is_complete.then_some(changes), told.omitted);
         Changes { omitted: if listed.is_some() { omitted } else { 0 }, listed }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_that_only_read_leave_nothing_to_be_kept() {
+        let changed = Changed::default();
+        assert!(!changed.touched().is_all, "anything may have changed");
+        changed.is_read_only();
+        assert!(changed.touched().is_all && changed.touched().paths.is_empty());
+        assert!(changed.take().listed.is_none());
     }
 }

@@ -79,8 +79,9 @@ impl Executor {
         let held = approval.filter(|_| lapsed.is_none());
         let approval = held.or(approval.map(|granted| Granted { arguments: None, ..granted }));
         let edited = approval.and_then(|granted| granted.arguments).cloned();
+        let is_edited = edited.is_some();
         let mut arguments = edited.unwrap_or(arguments);
-        for interceptor in self.interceptors.before(&call.name) {
+        for interceptor in self.interceptors.before(&call.name, is_edited) {
             let (tool, inputs) = (call.name.as_str(), &*scope.inputs);
             let directory = scope.workspace.directory();
             let seen = Seen {

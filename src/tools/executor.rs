@@ -236,9 +236,12 @@ impl Executor {
     ) -> Result<Judged, Unprepared> {
         let (call, scope, offered) = (asked.call, asked.scope, asked.offered);
         let held = approval.filter(|_| outdated.is_none());
-        let arguments = asked.arguments(held.and_then(|granted| granted.arguments));
-        let arguments = arguments.map_err(Unprepared::Answered)?;
-        let (arguments, considered) = self.intercept(asked, arguments).await?;
+        let edited = held.and_then(|granted| granted.arguments);
+        let is_edited = edited.is_some();
+        let arguments = asked.arguments(edited).map_err(Unprepared::Answered)?;
+        let (arguments, considered) = self.intercept(asked, arguments, is_edited).await?;
+        let is_as_written = !is_edited && !self.interceptors.may_rewrite(&call.name);
+        let unlike_written = if is_as_written { None } else { asked.unlike_written(&arguments) };
         let Considered { canonical, context, actions } = considered;
         let (tool, options) = (&offered.tool, &offered.options);
         let declared = tool.info().effect;
@@ -278,6 +281,7 @@ impl Executor {
                     sandbox: tool.sandbox_level(),
                     circumstances: Circumstances::default(),
                     reconcilable_by: offered.reconcilable_by(effect),
+                    arguments: unlike_written,
                 };
                 let is_concurrent = effect == Effect::Read || tool.info().concurrent;
                 Prepared::Ready(Ready {
@@ -331,18 +335,19 @@ impl Executor {
 
     /// The arguments as the interceptors leave them, and what the call would do with them; or the
     /// call's result. An interceptor that looks at paths sees those of the arguments that the ones
-    /// before it left.
+    /// before it left. Arguments that an approver has edited may be blocked and stay what they are.
     async fn intercept(
         &self,
         asked: &Asked<'_>,
         mut arguments: Value,
+        is_edited: bool,
     ) -> Result<(Value, Considered), Unprepared> {
         let tool = &asked.call.name;
         let directory = asked.scope.workspace.directory();
         // Until the arguments are changed.
         let mut considered: Option<Considered> = None;
         let mut changed_by = None;
-        for interceptor in self.interceptors.before(tool) {
+        for interceptor in self.interceptors.before(tool, is_edited) {
             if considered.is_none() && interceptor.looks_at_paths() {
                 considered = Some(asked.actions(&arguments, changed_by.take()).await?);
             }
@@ -471,7 +476,7 @@ impl Executor {
         let private =
             if ready.permit.reads_private() { Labels::PRIVATE } else { Labels::default() };
         let read = ready.context.has_read.labels().and(private);
-        let in_vain = has_failed && ready.context.requests.were_in_vain();
+        let in_vain = has_failed && ready.context.requests.had_no_answer();
         let own = if in_vain { Labels::default() } else { options.yields };
         let asked = ready.context.requests.labels();
         let asked = if options.declares_yields { Labels::default() } else { asked };

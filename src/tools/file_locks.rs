@@ -25,7 +25,7 @@ const DIRECTORY: &str = ".locks";
 /// Locks that names share.
 const LOCKS: usize = 256;
 /// How long others may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+const MAX_WAIT: Duration = Duration::from_secs(10);
 /// The pause between two tries.
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -60,7 +60,7 @@ impl FileLocks {
     pub fn lock(&self, names: &[(&Dir, &str)]) -> io::Result<FileLock> {
         let numbers = names.iter().map(|(dir, name)| number_of(dir, name));
         let numbers = numbers.collect::<io::Result<BTreeSet<usize>>>()?;
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + MAX_WAIT;
         let mut held = Vec::with_capacity(numbers.len());
         // All take them in this order, so that none waits for one that waits for it.
         for number in numbers {

@@ -128,9 +128,17 @@ impl Interceptors {
         self.after.extend(of_parent.after);
     }
 
-    /// Those for calls of a tool, in order.
-    pub(super) fn before(&self, tool: &str) -> impl Iterator<Item = &Before> {
-        self.before.iter().filter(move |before| before.tool.is_match(tool))
+    /// Those for calls of a tool, in order. What an approver has edited is what the person wants to be
+    /// done: nothing rewrites it.
+    pub(super) fn before(&self, tool: &str, is_edited: bool) -> impl Iterator<Item = &Before> {
+        let applies =
+            move |before: &&Before| before.tool.is_match(tool) && !(is_edited && before.rewrites());
+        self.before.iter().filter(applies)
+    }
+
+    /// Whether one of them may change the arguments of a call of the tool.
+    pub(super) fn may_rewrite(&self, tool: &str) -> bool {
+        self.before(tool, false).any(Before::rewrites)
     }
 
     /// A text of a tool as the model reads it, or why it does not. Before it is capped, which may cut
@@ -184,6 +192,10 @@ impl Before {
         };
         let tool = glob(&key, &rule.tool)?;
         Ok(Self { place: index + 1, seen_from: None, tool, when, what })
+    }
+
+    fn rewrites(&self) -> bool {
+        matches!(self.what, Compiled::Rewrite(_))
     }
 
     /// Its place in the definition, 1-based.

@@ -26,7 +26,7 @@ fn before(rules: &[BeforeRule], tool: &str, arguments: &Value) -> Intercepted {
     let inputs = json!({"root": "base", "max": 2});
     let interceptors = Interceptors::new(rules, &[]).unwrap();
     let mut rewritten = None;
-    for interceptor in interceptors.before(tool) {
+    for interceptor in interceptors.before(tool, false) {
         let arguments = rewritten.as_ref().unwrap_or(arguments);
         match interceptor.judge(&Seen {
             tool,
@@ -116,7 +116,7 @@ fn paths_are_those_of_the_actions() {
     for (when, looks, met) in table {
         let rules = [block("file_ops", Some(when), "No.")];
         let interceptors = Interceptors::new(&rules, &[]).unwrap();
-        let interceptor = interceptors.before("file_ops").next().unwrap();
+        let interceptor = interceptors.before("file_ops", false).next().unwrap();
         let (arguments, inputs) = (json!({"path": "written/"}), json!({}));
         let (tool, actions) = ("file_ops", Some(actions.as_slice()));
         let judged = interceptor.judge(&Seen {
@@ -132,7 +132,7 @@ fn paths_are_those_of_the_actions() {
     }
     let changes = [rewrite("file_ops", None, &[("/path", "writes[0]")])];
     let interceptors = Interceptors::new(&changes, &[]).unwrap();
-    assert!(interceptors.before("file_ops").all(Before::looks_at_paths));
+    assert!(interceptors.before("file_ops", false).all(Before::looks_at_paths));
 }
 
 #[test]

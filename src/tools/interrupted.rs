@@ -1,20 +1,53 @@
 //! Calls that a crash interrupted and whose tools can be asked about them: what is known of one, and
 //! what its tool has answered.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use chrono::TimeDelta;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::CallOutcome;
 use super::guarded::Failure;
+use crate::bounds::json;
 use crate::clock;
-use crate::event::{AuditRecord, Reconciled};
-use crate::run::OnUnknownOutcome;
+use crate::event::{AuditRecord, Reconciled, ToolCallStarted};
+use crate::message::ToolCall;
+use crate::run::{Action, OnUnknownOutcome};
 
 /// The rule by which the audit log shows answers.
 pub(super) const RULE: &str = "reconcile";
+
+/// What a call was made with, as its start was recorded.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MadeWith {
+    /// Its arguments, where they are not those that the model wrote.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    arguments: Option<Arc<Value>>,
+    /// What the gate judged.
+    #[serde(default)]
+    actions: Arc<[Action]>,
+}
+
+impl MadeWith {
+    /// What the start of a call says.
+    pub fn of(started: &ToolCallStarted) -> Self {
+        let ToolCallStarted { arguments, actions, .. } = started;
+        Self { arguments: arguments.clone(), actions: Arc::clone(actions) }
+    }
+
+    /// The arguments and the actions, for the person who finds out what became of the call. Where its
+    /// start says nothing of arguments, they are those of its approver, if there are any, or the
+    /// model's.
+    pub fn shown(&self, call: &ToolCall, edited: Option<&Value>) -> (Value, Arc<[Action]>) {
+        let of_model = || {
+            json::read(&call.arguments).unwrap_or_else(|_| Value::String(call.arguments.clone()))
+        };
+        let arguments = self.arguments.as_deref().or(edited).cloned().unwrap_or_else(of_model);
+        (arguments, Arc::clone(&self.actions))
+    }
+}
 
 /// A call whose outcome a crash left unknown, as its start was recorded.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,6 +58,9 @@ pub struct Interrupted {
     pub effect_key: String,
     /// What becomes of the call where the tool does not know.
     pub on_unknown_outcome: OnUnknownOutcome,
+    /// For the person who finds out what became of it, where the tool does not know.
+    #[serde(default)]
+    pub made_with: MadeWith,
 }
 
 /// What is known of a call that a crash interrupted and whose tool is asked about it first.

@@ -82,6 +82,11 @@ impl Keeping {
         self.is_kept = is_all && refused.is_empty();
         Ok(refused)
     }
+
+    /// Ends it where nothing was changed.
+    pub fn unchanged(mut self) {
+        self.is_kept = true;
+    }
 }
 
 impl Drop for Keeping {

@@ -96,7 +96,7 @@ pub fn take_over(root: &Path) -> Result<File, String> {
             return Ok(marker);
         }
         for (name, _) in of_tenants {
-            Workspace::throw_out(&dir, &dir, &name).map_err(failed)?;
+            Workspace::move_entry_to_trash(&dir, &dir, &name).map_err(failed)?;
         }
     }
 }

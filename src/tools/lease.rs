@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// How often a replica that may not act looks again.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The time of the last good heartbeat.
 #[derive(Debug)]
@@ -56,7 +56,7 @@ impl Lease {
     /// Resolves when something new may be started; at once in ordinary times.
     pub async fn held(&self) {
         while !self.holds() {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 }

@@ -103,6 +103,12 @@ impl Asked<'_> {
         checked.map_err(|message| Box::new(refused(call, CallFailure::InvalidArguments, &message)))
     }
 
+    /// These arguments of the call, where the model has written others.
+    pub(super) fn unlike_written(&self, arguments: &Value) -> Option<Arc<Value>> {
+        let written = arguments::parse(&self.call.arguments);
+        (written.as_ref() != Ok(arguments)).then(|| Arc::new(arguments.clone()))
+    }
+
     /// What the call would do with these arguments, which the interceptor of that place may have
     /// changed; or the call's result.
     pub(super) async fn actions(

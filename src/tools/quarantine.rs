@@ -102,14 +102,15 @@ pub fn forget(workspaces: &Path, kept: Duration) -> io::Result<u64> {
     Ok(deleted)
 }
 
-fn new_id() -> Uuid {
+/// An id that says when it was made.
+pub(super) fn new_id() -> Uuid {
     let now = clock::now();
     let seconds = u64::try_from(now.timestamp()).unwrap_or_default();
     Uuid::new_v7(Timestamp::from_unix(NoContext, seconds, now.timestamp_subsec_nanos()))
 }
 
-/// When something was put there; `None` where it is not of our making.
-fn put_at(id: &OsStr) -> Option<DateTime<Utc>> {
+/// When something got its id; `None` where it is not of our making.
+pub(super) fn put_at(id: &OsStr) -> Option<DateTime<Utc>> {
     let (seconds, nanoseconds) = Uuid::parse_str(id.to_str()?).ok()?.get_timestamp()?.to_unix();
     DateTime::from_timestamp(i64::try_from(seconds).ok()?, nanoseconds)
 }

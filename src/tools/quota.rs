@@ -23,7 +23,7 @@ const FRESH: Duration = Duration::from_mins(1);
 /// A figure that is younger than this, and exact, is not measured again before a refusal; on a shared
 /// volume, each is.
 const NEW: Duration = Duration::from_secs(1);
-/// On a shared volume, what may be added to a figure of what was left when it was measured.
+/// On a shared volume, one of so many parts of the remaining room may be used before it is measured again.
 const SHARE: u64 = 8;
 /// On a shared volume, at most this part of the time is spent on measuring while there is room.
 const PAUSE: u32 = 20;

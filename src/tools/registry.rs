@@ -70,7 +70,7 @@ impl Registry {
         known.as_ref().map_err(Clone::clone)
     }
 
-    /// What servers of tools that are programs have asked of the network.
+    /// What MCP servers that are programs have asked of the network.
     pub fn requests_of_servers(&self) -> Option<&ServerRequests> {
         Some(self.programs.as_ref()?.1.requests_of_servers())
     }

@@ -129,7 +129,7 @@ mod tests {
             dir = dir.open_dir("d").unwrap();
         }
         dir.write("file", "x").unwrap();
-        assert!(Workspace::throw_away(root.path(), "t", "s-1").unwrap());
+        assert!(Workspace::move_to_trash(root.path(), "t", "s-1").unwrap());
         assert_eq!(Workspace::empty_bin(root.path()).unwrap(), 1);
         let left = |place: &Path| std::fs::read_dir(place).unwrap().count();
         assert_eq!((left(&root.path().join("t")), left(&root.path().join(".deleted"))), (0, 0));

@@ -1,9 +1,9 @@
 //! What one call asks the network: admitted and counted, redirects and repetitions included.
 //!
 //! How many a call may send is bounded here, and by what is left of the run's budget, which calls
-//! that are executed together share, and of the one that the run shares with others. What the start
-//! of the call counted is paid for. Requests of programs are kept for the audit log one by one; a
-//! tool's own are part of its call. Whether a request is permitted is the permit's to say.
+//! that are executed together share, and of the one that the run shares with others. Requests
+//! that were counted when the call started are not counted again. Requests of programs are kept for
+//! the audit log one by one; a tool's own are part of its call. Whether a request is permitted is the permit's to say.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -26,12 +26,12 @@ use crate::run::{CapExceeded, Labels, Reserved, Target};
 /// Requests of one call, refused ones included.
 const MAX_REQUESTS: usize = 1_000;
 /// Reasons of refusals that are reported.
-const TOLD: usize = 5;
+const MAX_LISTED: usize = 5;
 const USED_UP: &str = "the run's budget of requests is used up (network.max_requests)";
 
 /// The requests of one call. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub struct Requests(Arc<Mutex<Told>>);
+pub struct Requests(Arc<Mutex<RequestLog>>);
 
 /// Reserves one request of the budget that the run shares with others; nothing where that cannot be
 /// asked.
@@ -47,7 +47,7 @@ pub struct RequestsLeft {
 }
 
 #[derive(Debug, Default)]
-struct Told {
+struct RequestLog {
     left: RequestsLeft,
     /// Requests that the start of the call counted and that are not sent yet.
     paid: u64,
@@ -232,7 +232,7 @@ impl Requests {
     }
 
     /// Whether nothing was read: no request of the tool was answered.
-    pub(super) fn were_in_vain(&self) -> bool {
+    pub(super) fn had_no_answer(&self) -> bool {
         let told = self.0.lock();
         told.answered == Some(false) && !told.by_programs
     }
@@ -400,7 +400,7 @@ fn without_query(url: &str) -> String {
     url.split(end).next().unwrap_or_default().to_owned()
 }
 
-impl Told {
+impl RequestLog {
     /// Whether a request is paid for, or taken of what is left.
     fn pays(&mut self) -> bool {
         match self.paid.checked_sub(1) {
@@ -425,7 +425,7 @@ impl Told {
     }
 
     fn refuses(&mut self, reason: String) -> String {
-        if self.reasons.len() < TOLD {
+        if self.reasons.len() < MAX_LISTED {
             self.reasons.insert(reason.clone());
         }
         reason

@@ -25,7 +25,7 @@ use crate::run::{Action, Labels};
 /// Bytes of a result; of a longer one head and tail are kept.
 pub const MAX_RESULT: usize = 64 * 1024;
 /// Paths that are listed to a model.
-const MAX_TOLD: usize = 20;
+const MAX_LISTED: usize = 20;
 /// A call with its result.
 #[derive(Debug)]
 pub struct Finished {
@@ -70,9 +70,13 @@ impl Finished {
     #[must_use]
     pub fn without_change_of(mut self, paths: &[String]) -> Self {
         if let RunEvent::ToolCallCompleted(call) = &mut self.event {
-            let shown =
-                paths.iter().take(MAX_TOLD).map(|path| quoted(path)).collect::<Vec<_>>().join(", ");
-            let more = paths.len().saturating_sub(MAX_TOLD);
+            let shown = paths
+                .iter()
+                .take(MAX_LISTED)
+                .map(|path| quoted(path))
+                .collect::<Vec<_>>()
+                .join(", ");
+            let more = paths.len().saturating_sub(MAX_LISTED);
             let more = if more > 0 { format!(" and {more} more") } else { String::new() };
             let answer = &call.content;
             call.content = error_text(&format!(
@@ -207,14 +211,20 @@ pub(super) fn awaiting_input(
     Finished::of(RunEvent::ToolCallAwaitingClient(awaited))
 }
 
-/// Asks a person what became of a call that a crash interrupted.
-pub fn review(call_id: Uuid, tool: String, arguments: Value, reason: &str) -> RunEvent {
+/// Asks a person what became of a call that a crash interrupted, and that was made with these
+/// arguments to do that.
+pub fn review(
+    call_id: Uuid,
+    tool: String,
+    (arguments, actions): (Value, Arc<[Action]>),
+    reason: &str,
+) -> RunEvent {
     RunEvent::ApprovalRequested(Awaited {
         basis: ApprovalBasis::default(),
         circumstances: Circumstances::default(),
         decision: None,
         escalation_target: None,
-        actions: Arc::default(),
+        actions,
         call_id,
         kind: WaitKind::Review,
         tool,

@@ -87,7 +87,7 @@ impl Shell {
             concurrent: false,
             source: "builtin".into(),
             destructive: true,
-            defaults: Defaults::default(),
+            defaults: Defaults::of_timeout(sandbox.settings().timeout),
         };
         Self { info, sandbox, proxy, rules }
     }

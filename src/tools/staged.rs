@@ -2,9 +2,12 @@
 //! new content and never a half.
 
 use std::io::{self, Write};
+use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
-use cap_std::fs::{Dir, File, Metadata, OpenOptions};
+use cap_std::ambient_authority;
+use cap_std::fs::{Dir, DirEntry, File, Metadata, OpenOptions};
 use rustix::fs::{RenameFlags, renameat_with};
 use rustix::io::Errno;
 use uuid::Uuid;
@@ -13,6 +16,8 @@ use super::own_writes;
 
 /// How the names of such files begin.
 const PREFIX: &str = ".toolloop-";
+/// One that was not written to for so long was left by a crash.
+const LONGEST: Duration = Duration::from_hours(1);
 
 /// A file that is not yet in its place; removed again unless it gets there.
 #[derive(Debug)]
@@ -52,6 +57,34 @@ impl Staged {
         name.starts_with(PREFIX)
     }
 
+    /// Deletes those that crashes have left in the directories of tenants, beneath that of all workspaces;
+    /// how many.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn remove_left(workspaces: &Path) -> io::Result<u64> {
+        let workspaces = Dir::open_ambient_dir(workspaces, ambient_authority())?;
+        let mut removed = 0;
+        for tenant in workspaces.entries()? {
+            let tenant = tenant?;
+            if tenant.file_name().as_encoded_bytes().starts_with(b".") {
+                continue; // no tenant has such a name
+            }
+            if !tenant.file_type()?.is_dir() {
+                continue;
+            }
+            let Ok(dir) = tenant.open_dir() else { continue };
+            for entry in dir.entries()? {
+                // What goes away in the meantime has got into its place.
+                let Ok(entry) = entry else { continue };
+                if was_left(&entry).unwrap_or(false) && entry.remove_file().is_ok() {
+                    removed += 1;
+                }
+            }
+        }
+        Ok(removed)
+    }
+
     /// Gives it the permissions of the file that it will replace.
     ///
     /// # Errors
@@ -84,6 +117,16 @@ impl Drop for Staged {
     }
 }
 
+fn was_left(entry: &DirEntry) -> io::Result<bool> {
+    let name = entry.file_name();
+    let id = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.strip_suffix(".tmp"));
+    if id.is_none_or(|id| Uuid::try_parse(id).is_err()) || !entry.file_type()?.is_file() {
+        return Ok(false);
+    }
+    let age = SystemTime::now().duration_since(entry.metadata()?.modified()?.into_std());
+    Ok(age.is_ok_and(|age| age > LONGEST))
+}
+
 /// Renames unless something has the new name, in one step of the system.
 ///
 /// # Errors
@@ -107,4 +150,25 @@ pub(super) fn link_and_unlink(
 ) -> io::Result<()> {
     from_dir.hard_link(from, to_dir, to)?;
     from_dir.remove_file(from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tools::Workspace;
+
+    #[test]
+    fn what_a_crash_has_left_goes_and_what_is_under_way_stays() {
+        let root = tempfile::tempdir().unwrap();
+        let workspace = Workspace::open(root.path(), "t", ".").unwrap();
+        let (under_way, _) = Staged::create(&workspace.root()).unwrap();
+        let (left, file) = Staged::create(&workspace.root()).unwrap();
+        let before = SystemTime::now() - 2 * LONGEST;
+        file.into_std().set_modified(before).unwrap();
+        let own = root.path().join("t/.toolloop-own.tmp");
+        std::fs::File::create(&own).unwrap().set_modified(before).unwrap();
+        assert_eq!(Staged::remove_left(root.path()).unwrap(), 1);
+        let there = |staged: &Staged| root.path().join("t").join(&staged.name).exists();
+        assert_eq!((there(&under_way), there(&left), own.exists()), (true, false, true));
+    }
 }

@@ -87,7 +87,7 @@ pub struct NewFile {
 pub enum ChangeError {
     #[error("there is no such file")]
     NotFound,
-    #[error("the file is not the one that the request expects")]
+    #[error("the file does not match If-Match or If-None-Match")]
     Condition,
     #[error(transparent)]
     Quota(#[from] OverQuota),
@@ -98,6 +98,16 @@ pub enum ChangeError {
     NotKept(#[from] NotKept),
     #[error(transparent)]
     Io(#[from] io::Error),
+}
+
+impl ChangeError {
+    /// Whether a change of one file was refused, so that the file is as it was.
+    pub fn is_refusal(&self) -> bool {
+        match self {
+            Self::NotFound | Self::Condition | Self::Quota(_) | Self::InTheWay(..) => true,
+            Self::NotKept(_) | Self::Io(_) => false,
+        }
+    }
 }
 
 impl StoredFiles {

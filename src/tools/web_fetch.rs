@@ -80,7 +80,7 @@ impl WebFetch {
             concurrent: true,
             source: "builtin".into(),
             destructive: false,
-            defaults: Defaults::default(),
+            defaults: Defaults::of_timeout(settings.timeout),
         };
         Self { info, client, settings, robots: Robots::default() }
     }
@@ -126,12 +126,10 @@ impl WebFetch {
         }
         if !self.robots.knows(url) {
             let place = robots::place(url);
+            // What keeps this run from asking says nothing about the host, which others may reach.
             let said = self.get(place, by, robots::MAX_FILE).await;
-            let (_, requests) = by;
-            if let (Err(why), true) = (&said, requests.is_over_budget()) {
-                return Err(why.clone()); // which says nothing about the host
-            }
-            self.robots.learn(url, said.ok().as_ref());
+            let said = said.map_err(|why| format!("its robots.txt cannot be read: {why}"))?;
+            self.robots.learn(url, &said);
         }
         let agent = self.settings.user_agent.to_str().unwrap_or_default();
         if self.robots.permits(url, agent) {

@@ -26,6 +26,7 @@ use super::file_locks::{FileLock, FileLocks};
 use super::keeping::{Keeper, Keeping, NotKept, Touched};
 use super::quarantine::Quarantine;
 use super::quota::{Growth, OverQuota, Quota};
+pub use bin::Aside;
 pub use way::{Made, MadeAll, Way, directories_of};
 
 /// Bytes of a path.

@@ -15,6 +15,7 @@ on_both_stores! {
     a_denied_call_is_told_to_the_model,
     nobody_decides_in_time,
     arguments_are_edited_and_judged_again,
+    edited_arguments_are_blocked_and_not_rewritten,
     calls_of_one_batch_are_decided_one_by_one,
     of_two_who_decide_one_is_late,
     cancelling_races_approving,
@@ -258,7 +259,7 @@ async fn nobody_decides_in_time(db: Db) {
     assert_eq!((late.status.as_u16(), &late.body["code"]), (409, &json!("NOT_AWAITING_APPROVAL")));
     assert!(text(&late.body, "detail").contains("no answer in time"), "{:#}", late.body);
     let audit = service.get("/v1/audit?decision=blocked").await.body;
-    assert_eq!(audit["data"][0]["reason"], "Nobody decided in time.", "{audit:#}");
+    assert_eq!(audit["data"][0]["reason"], "No decision was made in time.", "{audit:#}");
 }
 
 async fn arguments_are_edited_and_judged_again(db: Db) {
@@ -305,6 +306,48 @@ async fn arguments_are_edited_and_judged_again(db: Db) {
     assert_eq!(service.post(&format!("{}/deny", calls[0]), &json!({})).await.status, 200);
     ended(&service, &run).await;
     assert_eq!(file(&service, "secret/key.txt"), "key\n");
+}
+
+async fn edited_arguments_are_blocked_and_not_rewritten(db: Db) {
+    let interceptors = r#"
+interceptors:
+  before:
+    - {tool: '*', rewrite: {/path: "'out/' + args.path"}}
+    - {tool: '*', when: "args.path == 'out/no.txt'", block: Not that.}
+"#;
+    let both = EDITOR.replace("supervised,", "supervised, tool_policies: {mine: ask},");
+    let setup = editor().agent("editor", &format!("{both}{interceptors}"));
+    let service = setup.file("out/notes.txt", "old\n").start(db).await;
+    let (run, calls) = {
+        let parked = parked(&service, "editor").await.body;
+        assert_eq!(parked["pending"][0]["arguments"]["path"], "out/notes.txt", "{parked:#}");
+        paths(&parked)
+    };
+    let approve = format!("{}/approve", calls[0]);
+    let edited = |path: &str| {
+        let arguments = json!({"operation": "write", "path": path, "content": "edited\n"});
+        json!({ "arguments": arguments })
+    };
+    let refused = service.post(&approve, &edited("out/no.txt")).await;
+    assert_eq!(refused.status, 422, "{refused:?}");
+    assert!(text(&refused.body, "detail").contains("Not that."), "{refused:?}");
+    assert_eq!(service.post(&approve, &edited("out/notes.txt")).await.status, 200);
+    assert_eq!(ended(&service, &run).await["status"], "completed");
+    assert_eq!(file(&service, "out/notes.txt"), "edited\n");
+    assert_eq!(file(&service, "out/out/notes.txt"), "");
+
+    // The same for a tool of the caller.
+    let steps = "steps: [{tool_calls: [{tool: mine, arguments: {path: a}}]}, {text: done}]";
+    service.write("scenarios/editor.yaml", steps);
+    let mine = json!({"name": "mine", "description": "x", "input_schema": {"type": "object"}});
+    let body = json!({"client_tools": [mine]});
+    let asked = service.post("/v1/agents/editor/invoke-iterative", &body).await.body;
+    assert_eq!(asked["pending"][0]["arguments"], json!({"path": "out/a"}), "{asked:#}");
+    let (run, calls) = paths(&asked);
+    let edited = json!({"arguments": {"path": "out/b"}});
+    assert_eq!(service.post(&format!("{}/approve", calls[0]), &edited).await.status, 200);
+    let waits = service.until(&run, |run| run["status"] == "awaiting_tool_results").await;
+    assert_eq!(waits["pending"][0]["arguments"], json!({"path": "out/b"}), "{waits:#}");
 }
 
 async fn calls_of_one_batch_are_decided_one_by_one(db: Db) {

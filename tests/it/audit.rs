@@ -26,6 +26,7 @@ on_both_stores! {
     the_chain_is_verified_where_it_is_asked_for,
     a_key_wants_every_stretch_signed,
     a_changed_definition_is_recorded,
+    a_changed_skill_is_recorded,
     a_chain_that_is_replaced_under_a_service_is_not_signed,
 }
 
@@ -234,6 +235,32 @@ async fn a_changed_definition_is_recorded(db: Db) {
         let shown = service.get("/v1/agents/reader").await.body;
         assert_eq!(record["arguments"]["definition_hash"], shown["hash"], "{record:#}");
     }
+}
+
+async fn a_changed_skill_is_recorded(db: Db) {
+    let strict = "disallowed_tools: [file_ops]\n";
+    let service = Setup::new()
+        .agent("reader", READER)
+        .scenario("reader", READS)
+        .skill("careful", strict, "Look.")
+        .start(db)
+        .await;
+    let told = async |before: usize| {
+        let path = "/v1/audit?action=definition.changed";
+        let audit =
+            service.until(path, |audit| audit["data"].as_array().unwrap().len() > before).await;
+        audit["data"][0]["arguments"].clone()
+    };
+    for (place, (front, changes_policy)) in [(strict, false), ("", true)].into_iter().enumerate() {
+        let text = format!("---\nname: careful\ndescription: New.\n{front}---\nLook {place}.\n");
+        service.write("skills/careful/SKILL.md", &text);
+        let expected =
+            json!({"skill": "careful", "changes_policy": changes_policy, "removed": false});
+        assert_eq!(told(place).await, expected);
+    }
+    std::fs::remove_dir_all(service.dir.path().join("skills/careful")).unwrap();
+    let expected = json!({"skill": "careful", "changes_policy": true, "removed": true});
+    assert_eq!(told(2).await, expected);
 }
 
 /// Whoever can write to the database changes a record and deletes the chain, so that the service

@@ -152,15 +152,18 @@ async fn after_a_block_the_rest_can_be_left_out(db: Db) {
     let steps = "  - tool_calls: [{tool: file_ops, arguments: {operation: write, path: a.txt, content: x}}, {tool: file_ops, arguments: {operation: read, path: notes.txt}}]\n  - text: done\n";
     let service =
         worker("", steps).agent("careful", &WORKER.replace("full", "read-only")).start(db).await;
-    let run = service.run("careful", &json!({"stop_on_tool_block": true})).await;
-    assert_eq!(run["status"], "completed", "{run:#}");
-    let calls = calls_of(&service, &run).await;
-    assert_eq!(
-        (&calls[0]["state"], &calls[1]["state"]),
-        (&json!("denied"), &json!("cancelled")),
-        "{calls:#?}"
-    );
-    assert!(calls[1]["result"].as_str().unwrap().contains("not executed"), "{calls:#?}");
+    for together in [false, true] {
+        let body = json!({"stop_on_tool_block": true, "parallel_tool_calls": together});
+        let run = service.run("careful", &body).await;
+        assert_eq!(run["status"], "completed", "{run:#}");
+        let calls = calls_of(&service, &run).await;
+        assert_eq!(
+            (&calls[0]["state"], &calls[1]["state"]),
+            (&json!("denied"), &json!("cancelled")),
+            "{together}: {calls:#?}"
+        );
+        assert!(calls[1]["result"].as_str().unwrap().contains("not executed"), "{calls:#?}");
+    }
     let run = service.run("careful", &json!({})).await;
     assert_eq!(calls_of(&service, &run).await[1]["state"], "succeeded");
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use reqwest::Method;
 use serde_json::json;
+use sqlx::{Connection, PgConnection};
 
 use crate::approvals::types;
 use crate::claims::{ASKER, ASKING};
@@ -28,6 +29,42 @@ governance: {autonomy: full}
 const RUNNING: &str =
     "steps: [{tool_calls: [{tool: 'script:slow/job', arguments: {}}]}, {text: done}]";
 const CALLER: &str = "model: mock/any\ninstructions: Wait.\nenable_double_confirmation: false\n";
+
+#[tokio::test]
+async fn a_cancel_while_a_run_is_being_stored_is_not_lost() {
+    let mock = MockModel::start().await;
+    mock.always(Reply::Hang);
+    let service = Setup::new()
+        .config(&format!("[models.mock]\nkind = \"openai\"\nbase_url = \"{}\"\n", mock.base_url()))
+        .agent("caller", CALLER)
+        .start(Db::Postgres)
+        .await;
+    for leaves in [true, false] {
+        let mut lock = PgConnection::connect(&service.database_url).await.unwrap();
+        let taken = "BEGIN; LOCK TABLE run_events IN EXCLUSIVE MODE";
+        sqlx::raw_sql(taken).execute(&mut lock).await.unwrap();
+        let id = uuid::Uuid::now_v7();
+        let request = service.request(Method::POST, "/v1/agents/caller/invoke-iterative");
+        let request = request.header("accept", "text/event-stream");
+        let request = request.header("x-cancel-on-disconnect", leaves.to_string());
+        let client = tokio::spawn(request.json(&json!({"run_id": id})).send());
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let run = format!("/v1/runs/{id}");
+        assert_eq!(service.get(&run).await.status, 404, "it is not stored yet");
+        let cancel = service.request(Method::POST, &format!("{run}/cancel")).json(&json!({}));
+        let cancelling = (!leaves).then(|| tokio::spawn(answer(cancel)));
+        if leaves {
+            client.abort();
+        }
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        sqlx::raw_sql("ROLLBACK").execute(&mut lock).await.unwrap();
+        if let Some(cancelling) = cancelling {
+            assert_eq!(cancelling.await.unwrap().status, 202);
+        }
+        let ended = service.until(&run, |run| run["finished_at"].is_string()).await;
+        assert_eq!(ended["status"], "cancelled", "{ended:#}");
+    }
+}
 
 async fn queued(service: &Service) -> String {
     let later = chrono::Utc::now() + chrono::TimeDelta::hours(1);

@@ -4,6 +4,7 @@ mod addresses;
 mod away;
 mod deciding;
 mod doctor;
+mod own_runs;
 mod printed;
 mod speaking;
 mod strangers;

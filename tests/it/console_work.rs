@@ -5,9 +5,11 @@
 //! |---|---|
 //! | children | `a_run_and_its_children_are_linked_both_ways` |
 //! | parked runs, edited arguments, changed files | `a_call_is_approved_with_other_arguments` |
-//! | several that wait | `the_inbox_answers_what_waits` |
+//! | several that wait | `the_inbox_answers_what_waits`, `the_inbox_finds_what_waits_behind_others` |
 //! | names of keys, for one who may not list keys | `a_new_file_is_shown_as_new_and_newer_keys_by_their_names` |
 //! | dry run, run again, copied requests | `a_run_is_done_once_more_as_it_was_or_otherwise` |
+//! | queued runs | `a_run_that_is_to_wait_is_queued_by_the_form` |
+//! | runs with secrets | `a_run_with_a_secret_is_not_repeated_as_it_is_shown` |
 //! | sessions, streaming | `a_session_is_a_chat` |
 //! | markup of models, tools, callers and files | `nothing_that_is_shown_is_executed` |
 //! | budgets, tenants, another replica | as `GET /runs/{id}` tells them: the page knows no more |
@@ -294,6 +296,22 @@ async fn the_inbox_answers_what_waits() {
 }
 
 #[tokio::test]
+async fn the_inbox_finds_what_waits_behind_others() {
+    let service = editors().start(Db::Sqlite).await;
+    parked(&service, "author", &json!({})).await;
+    for _ in 0..100 {
+        service.enqueue("editor").await;
+    }
+    let all_wait = |list: &Value| list["data"].as_array().is_some_and(|all| all.len() == 101);
+    service.until("/v1/approvals?limit=200", all_wait).await;
+    let browser = signed_in(&service, "#/approvals?agent=auth").await;
+    browser.until("document.querySelectorAll('.inbox [data-call]').length === 1").await;
+    browser.eval("location.hash = '#/approvals'").await;
+    browser.until_text("100 requests among the newest 100; there are older ones.").await;
+    browser.close(&service.url("/")).await;
+}
+
+#[tokio::test]
 async fn a_new_file_is_shown_as_new_and_newer_keys_by_their_names() {
     let asked = "governance: {tool_policies: {file_ops: ask}, ";
     let asked =
@@ -510,6 +528,67 @@ async fn a_run_is_done_once_more_as_it_was_or_otherwise() {
     browser.close(&service.url("/")).await;
 }
 
+/// Opens a page of a service with one plain agent.
+async fn plain(page: &str) -> (Service, Chromium) {
+    let service = Setup::new()
+        .agent("plain", "model: scripted/plain\nenable_double_confirmation: false\n")
+        .scenario("plain", "steps: [{text: done}]")
+        .config(OPEN)
+        .start(Db::Sqlite)
+        .await;
+    let browser = opened(&service, page).await;
+    (service, browser)
+}
+
+#[tokio::test]
+async fn a_run_that_is_to_wait_is_queued_by_the_form() {
+    let (service, browser) = plain("#/agents/plain").await;
+    browser.until("document.querySelector('#field-available_at')").await;
+    let later = chrono::Utc::now() + chrono::TimeDelta::hours(1);
+    let later = later.format("%Y-%m-%dT%H:%M:%SZ");
+    browser.eval(&format!("document.querySelector('#field-available_at').value = '{later}'")).await;
+    let copy = "[...document.querySelectorAll('form button')].find((b) => b.textContent.startsWith('Copy as')).click()";
+    browser.eval(copy).await;
+    for (language, header) in [
+        ("curl", "-H 'Prefer: respond-async'"),
+        ("TypeScript", "\"Prefer\": \"respond-async\","),
+        ("Python", ", \"Prefer\": \"respond-async\"}"),
+    ] {
+        let tab = format!(
+            "[...document.querySelectorAll('.tabs button')].find((b) => b.textContent === '{language}')"
+        );
+        browser.until(&tab).await;
+        browser.eval(&format!("{tab}.click()")).await;
+        let code = browser.eval("document.querySelector('.snippets pre').textContent").await;
+        assert!(code.as_str().unwrap().contains(header), "{code}");
+    }
+    browser.click("button.main").await;
+    browser.until("location.hash.startsWith('#/runs/')").await;
+    let path = browser.eval("location.hash").await.as_str().unwrap().replace("#/", "/v1/");
+    let run = service.get(&path).await.body;
+    assert_eq!((&run["status"], run["available_at"].is_string()), (&json!("queued"), true));
+    browser.close(&service.url("/")).await;
+}
+
+#[tokio::test]
+async fn a_run_with_a_secret_is_not_repeated_as_it_is_shown() {
+    let (service, browser) = plain("").await;
+    let repeats = "[...document.querySelectorAll('.actions button')].some((b) => b.textContent === 'Run again')";
+    for (inputs, is_repeated) in [(json!({"a": 1}), true), (json!({"password": "hunter2"}), false)]
+    {
+        let run = service.run("plain", &json!({"inputs": inputs})).await;
+        browser.eval(&format!("location.hash = '#/runs/{}'", id(&run))).await;
+        let change = format!("document.querySelector('.actions a.button[href$=\"{}\"]')", id(&run));
+        browser.until(&change).await;
+        assert_eq!(browser.eval(repeats).await, is_repeated);
+        browser.eval(&format!("{change}.click()")).await;
+        browser.until("document.querySelector('form.invoke')").await;
+        let is_warned = browser.text().await.contains("shown as [redacted]");
+        assert_eq!(is_warned, !is_repeated);
+    }
+    browser.close(&service.url("/")).await;
+}
+
 #[tokio::test]
 async fn a_session_is_a_chat() {
     let agent = "
@@ -525,6 +604,16 @@ enable_double_confirmation: false
         .start(Db::Sqlite)
         .await;
     service.run("talk", &json!({"inputs": {"message": "hello"}, "session_id": "s/1 ü"})).await;
+    // A run that begins tomorrow keeps none from being sent now.
+    let tomorrow = chrono::Utc::now() + chrono::TimeDelta::days(1);
+    let later = json!({
+        "inputs": {"message": "later"}, "session_id": "s/1 ü", "available_at": tomorrow
+    });
+    let later = service
+        .request(reqwest::Method::POST, "/v1/agents/talk/invoke-iterative")
+        .header("prefer", "respond-async")
+        .json(&later);
+    assert_eq!(later.send().await.unwrap().status(), 202);
     let browser = opened(&service, "#/sessions").await;
     browser.click("td a").await;
     browser.until("document.querySelectorAll('.bubble').length === 2").await;
@@ -544,6 +633,18 @@ enable_double_confirmation: false
         json!(["hello", "you said hello", "and again", "you said and again"])
     );
     browser.screenshot("session").await;
+
+    // Of more messages than are shown, the last ones.
+    let messages = "sessions/s%2F1%20%C3%BC/messages?limit=1";
+    for (most, more) in [(3, true), (4, false)] {
+        let last = format!(
+            "import('/console/api.js').then(({{last}}) => last('{messages}', undefined, {most}))"
+        );
+        let last = browser.eval(&last).await;
+        let rows = last["rows"].as_array().unwrap();
+        assert_eq!((rows.len(), &last["more"]), (most, &json!(more)), "{last:#}");
+        assert_eq!(rows[most - 1]["content"], "you said and again");
+    }
     browser.close(&service.url("/")).await;
 }
 

@@ -21,6 +21,7 @@ on_both_stores! {
     redirects_retries_and_robots_count,
     http_tools_count_what_they_repeat,
     a_tree_shares_its_requests,
+    calls_before_one_too_many_keep_their_results,
 }
 
 /// A site that counts what it is asked.
@@ -205,4 +206,26 @@ async fn a_tree_shares_its_requests(db: Db) {
     assert_eq!(over.len(), 1, "{children:#?}");
     assert_eq!(over[0]["error"]["context"]["shared"], true, "{over:#?}");
     assert_eq!(over[0]["error"]["context"]["max"], 5, "{over:#?}");
+}
+
+async fn calls_before_one_too_many_keep_their_results(db: Db) {
+    let site = Site::start().await;
+    let denied = json!({"tool": "web_fetch", "arguments": {"url": "http://127.0.0.3:1/"}});
+    let calls = [denied, site.fetch("/r3"), site.fetch("/r3")];
+    let together = "parallel_tool_calls: true\n";
+    let service = Setup::new()
+        .agent("together", &(agent("together", "[web_fetch]", &site.network(1)) + together))
+        .scenario("together", &json!({"steps": [{"tool_calls": calls}]}).to_string())
+        .start(db)
+        .await;
+    let run = service.run("together", &json!({})).await;
+    assert!(is_over(&run), "{run:#}");
+    assert_eq!(site.taken(), 1);
+    assert_eq!(events(&service, &run, "tool_call.blocked").await.len(), 1, "{run:#}");
+    let completed = events(&service, &run, "tool_call.completed").await;
+    let told: Vec<&str> = completed.iter().map(|it| it["content"].as_str().unwrap()).collect();
+    assert!(told[0].contains("there") && told[1].contains("not executed"), "{told:?}");
+    let audit = format!("/v1/audit?run_id={}&outcome=blocked", run["run_id"].as_str().unwrap());
+    let audit = service.get(&audit).await.body;
+    assert_eq!(audit["data"].as_array().unwrap().len(), 1, "{audit:#}");
 }

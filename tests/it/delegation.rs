@@ -23,6 +23,7 @@ on_both_stores! {
     cancelling_a_parent_cancels_what_it_started,
     a_call_that_is_given_up_leaves_no_child,
     after_a_crash_a_parent_finds_the_child_that_it_started,
+    after_a_crash_a_handoff_has_begun_once,
     a_run_goes_on_whose_child_crashed_too_often,
 }
 
@@ -507,6 +508,33 @@ governance: {autonomy: full, paths: {write: ['./**']}}
         .filter(|event| event["type"] == "run.resumed")
         .count();
     assert_eq!(resumed, 1, "the child went on too");
+}
+
+async fn after_a_crash_a_handoff_has_begun_once(db: Db) {
+    let mut service = Setup::new()
+        .config(QUICK_LEASE)
+        .agent("parent", &PARENT.replace("agent:researcher", "transfer_to_researcher"))
+        .scenario(
+            "parent",
+            "steps: [{tool_calls: [{tool: transfer_to_researcher, arguments: {}}]}, {text: done}]",
+        )
+        .agent("researcher", "model: scripted/researcher\nenable_double_confirmation: false\n")
+        .scenario("researcher", "steps: [{delay_ms: 1500, text: found}]")
+        .start(db)
+        .await;
+    let parent = service.enqueue("parent").await;
+    let parent = parent.strip_prefix("/v1/runs/").unwrap();
+    let begun =
+        |events: &[Value]| events.iter().filter(|event| event["type"] == "handoff.started").count();
+    let path = format!("/v1/runs/{parent}/events");
+    service.until(&path, |page| begun(page["data"].as_array().unwrap()) == 1).await;
+    let path = format!("/v1/runs?parent_run_id={parent}");
+    service.until(&path, |runs| runs["data"][0]["status"] == "running").await;
+    service.kill().await;
+    service.restart().await;
+    assert_eq!(until_ended(&service, parent).await["status"], "completed");
+    assert_eq!(begun(&events(&service, parent).await), 1);
+    assert_eq!(children(&service, parent).await.len(), 1);
 }
 
 async fn a_run_goes_on_whose_child_crashed_too_often(db: Db) {

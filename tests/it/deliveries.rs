@@ -35,6 +35,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
+use crate::claims::change;
 use crate::fault_rounds::rounds;
 use crate::postgres_cluster;
 use crate::service::{Answer, Db, Service, Setup, Signal, answer, on_both_stores};
@@ -43,6 +44,8 @@ on_both_stores! {
     receivers_are_told_how_a_run_goes,
     what_fails_is_tried_again,
     a_receiver_that_hangs_delays_no_other,
+    many_receivers_that_hang_delay_no_other_for_long,
+    an_event_that_cannot_be_read_stays_due,
     a_receiver_that_wants_no_more_is_left_alone,
     nothing_is_sent_where_it_must_not_be,
     addresses_are_judged_before_the_run,
@@ -274,7 +277,18 @@ async fn deliveries(service: &Service, query: &str) -> Vec<Value> {
 }
 
 async fn receivers_are_told_how_a_run_goes(db: Db) {
-    let service = local().start(db).await;
+    let baker = ANSWERER.replace("answerer", "baker");
+    let service = local()
+        .agent(
+            "baker",
+            &format!("{baker}output: {{schema: {{type: object, required: [token]}}}}\n"),
+        )
+        .scenario(
+            "baker",
+            "steps: [{tool_calls: [{tool: output, arguments: {cookies: [oat], token: abc123}}]}]",
+        )
+        .start(db)
+        .await;
     let receiver = Receiver::start([Does::Answers(204)]).await;
     let answer = run(&service, "answerer", &format!("{}?token=hidden", receiver.url)).await;
     let id = answer["run_id"].as_str().unwrap();
@@ -309,6 +323,12 @@ async fn receivers_are_told_how_a_run_goes(db: Db) {
     // Without a webhook nothing is kept.
     service.run("answerer", &json!({})).await;
     assert_eq!(deliveries(&service, "").await.len(), told.len());
+
+    // The output is that of the answer, whatever its fields are named.
+    let ended = run(&service, "baker", &receiver.url).await;
+    assert_eq!(ended["output"], json!({"cookies": ["oat"], "token": "abc123"}));
+    receiver.until_ended(2).await;
+    assert_all_told(&service, ended["run_id"].as_str().unwrap(), &receiver).await;
 }
 
 async fn what_fails_is_tried_again(db: Db) {
@@ -391,6 +411,63 @@ async fn a_receiver_that_hangs_delays_no_other(db: Db) {
     };
     service.until("/v1/webhooks/deliveries?status=pending&limit=200", is_late).await;
     dripping.abort();
+}
+
+async fn many_receivers_that_hang_delay_no_other_for_long(db: Db) {
+    let service = local().start(db).await;
+    let mut receivers = Vec::new();
+    for _ in 0..9 {
+        receivers.push(Receiver::start([Does::Hangs]).await);
+    }
+    // Lanes are looked at in the order of their names.
+    receivers.sort_by(|one, other| one.url.cmp(&other.url));
+    let prompt = receivers.pop().unwrap();
+    prompt.now_does([Does::Answers(200)]);
+    for _ in 0..12 {
+        for hanging in &receivers {
+            enqueue(&service, "answerer", &hanging.url).await;
+        }
+    }
+    for hanging in &receivers {
+        hanging.until(|told| told.len() >= 8).await;
+    }
+    let begun = Instant::now();
+    run(&service, "answerer", &prompt.url).await;
+    prompt.until_ended(1).await;
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(25), "{took:?}");
+}
+
+async fn an_event_that_cannot_be_read_stays_due(db: Db) {
+    let service = local().start(db).await;
+    let receiver = Receiver::start([Does::Answers(200)]).await;
+    let answer = run(&service, "answerer", &receiver.url).await;
+    let id = answer["run_id"].as_str().unwrap();
+    receiver.until_ended(1).await;
+    let list = format!("/v1/webhooks/deliveries?run_id={id}");
+    let is_sent = |list: &Value| {
+        list["data"].as_array().unwrap().iter().all(|row| row["status"] == "delivered")
+    };
+    let sent = service.until(&list, is_sent).await;
+    let rows = sent["data"].as_array().unwrap();
+    let end = rows.iter().find(|row| row["event"] == "run.completed").unwrap();
+    let rename = async |from: &str, to: &str| {
+        let renamed = format!("SET events = replace(events, '{from}', '{to}')");
+        change(&service, &format!("UPDATE run_events {renamed} WHERE run_id = '{id}'")).await;
+    };
+    rename("run.completed", "run.of_the_future").await;
+    let again = format!("/v1/webhooks/deliveries/{}/redeliver", end["id"].as_str().unwrap());
+    let before = receiver.told().len();
+    service.post(&again, &json!({})).await;
+    let is_unread = |list: &Value| {
+        let mut rows = list["data"].as_array().unwrap().iter();
+        rows.any(|row| row["error"] == "the event cannot be read" && row["status"] == "pending")
+    };
+    service.until(&list, is_unread).await;
+    assert_eq!(receiver.told().len(), before);
+    rename("run.of_the_future", "run.completed").await;
+    service.until(&list, is_sent).await;
+    assert_eq!(receiver.told().len(), before + 1);
 }
 
 async fn a_receiver_that_wants_no_more_is_left_alone(db: Db) {

@@ -8,6 +8,7 @@ on_both_stores! {
     a_dry_run_shows_what_a_run_would_be_and_starts_none,
     a_dry_run_is_refused_like_a_run,
     a_dry_run_keeps_to_the_sessions_that_a_run_would_keep_to,
+    a_dry_run_shows_the_decisions_that_are_asked_for,
 }
 
 const AGENT: &str = "
@@ -147,4 +148,31 @@ async fn a_dry_run_keeps_to_the_sessions_that_a_run_would_keep_to(db: Db) {
         "history, and the next message: {:#}",
         own.body
     );
+}
+
+async fn a_dry_run_shows_the_decisions_that_are_asked_for(db: Db) {
+    let decider =
+        "model: scripted/worker\ndriver: react\ntools: [file_ops]\ntool_choice: first_required\n";
+    let reflected =
+        format!("{decider}output: {{schema: {{type: object}}, reflection: {{template: look}}}}\n");
+    let service = setup().agent("decider", decider).agent("reflected", &reflected).start(db).await;
+    let messages = async |agent: &str| {
+        let path = format!("/v1/agents/{agent}/invoke-iterative");
+        let dry = service.post(&path, &json!({"dry_run": true})).await.body;
+        assert_eq!(dry["tools"][0]["name"], "file_ops", "{dry:#}");
+        dry["messages"].clone()
+    };
+    let told = messages("decider").await;
+    let system = told[0]["content"].as_str().unwrap();
+    for part in ["- file_ops: ", "\"type\": \"call_tool\"", "\"type\": \"final_answer\""] {
+        assert!(system.contains(part), "{part} in {system}");
+    }
+    assert_eq!(told[1]["content"], "{}\n\nYour next decision must be a `call_tool`.");
+
+    let told = messages("reflected").await;
+    let system = told[0]["content"].as_str().unwrap();
+    for part in ["- output: ", "- submit: ", "`output`", "`submit`"] {
+        assert!(system.contains(part), "{part} in {system}");
+    }
+    assert!(!system.contains("final_answer"), "no such decision gives a result: {system}");
 }

@@ -466,7 +466,8 @@ async fn files_come_with_an_invocation(db: Db) {
 }
 
 async fn a_repeated_or_refused_invocation_replaces_no_file(db: Db) {
-    let mut service = reading().start(db).await;
+    let topical = format!("{}instructions: 'About {{{{ inputs.topic }}}}.'\n", agent("shared"));
+    let mut service = reading().agent("topical", &topical).start(db).await;
     let sent = |content: &'static [u8], request: &Value| form(request, &[("in/data.csv", content)]);
     let key = &[("idempotency-key", "one")][..];
     let request = json!({"session_id": "s"});
@@ -486,6 +487,15 @@ async fn a_repeated_or_refused_invocation_replaces_no_file(db: Db) {
     let unknown = json!({"session_id": "s", "max_iterations": -1});
     assert_eq!(invoke(&service, "remembers", &[], &sent(b"bad", &unknown)).await.status, 422);
     assert_eq!(get(&service, file).await.bytes, b"changed since");
+    let file = "/v1/agents/topical/files/in/data.csv";
+    assert_eq!(put(&service, file, &[], b"kept").await.status, 201);
+    let ways: [&[(&str, &str)]; 3] =
+        [&[], &[("prefer", "respond-async")], &[("accept", "text/event-stream")]];
+    for headers in ways {
+        let lacking = invoke(&service, "topical", headers, &sent(b"lost", &json!({}))).await;
+        assert_eq!((lacking.status, &lacking.json()["code"]), (422, &json!("INVALID_INPUTS")));
+    }
+    assert_eq!(get(&service, file).await.bytes, b"kept");
 
     let scopes = json!(["agents:invoke", "tools:execute"]);
     let mut own = self::key(&service, &json!({"name": "k", "scopes": scopes})).await;

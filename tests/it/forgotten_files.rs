@@ -18,6 +18,7 @@ use crate::service::{Db, Service, Setup, answer, on_both_stores};
 
 on_both_stores! {
     a_session_takes_its_files_along,
+    a_session_whose_deletion_fails_keeps_its_files,
     a_run_takes_its_own_files_along_when_it_was_kept_for_long_enough,
     lists_say_which_run_or_caller_changed_a_file,
 }
@@ -121,6 +122,37 @@ async fn a_session_takes_its_files_along(db: Db) {
 
     run(&service, "talks", &json!({"session_id": "one", "inputs": {"n": 2}})).await;
     assert_eq!(service.get("/v1/sessions/one/files/made.txt").await.body, "made 2", "anew");
+}
+
+async fn a_session_whose_deletion_fails_keeps_its_files(db: Db) {
+    let service = setup().start(db).await;
+    run(&service, "talks", &json!({"session_id": "s", "inputs": {"n": 1}})).await;
+    run(&service, "talks", &json!({"session_id": "other"})).await;
+    let (refuse, allow) = if service.database_url.starts_with("postgres") {
+        (
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+             RAISE EXCEPTION 'refused'; END $$; \
+             CREATE TRIGGER refuse BEFORE INSERT ON audit_log FOR EACH ROW \
+             WHEN (NEW.action = 'session.deleted') EXECUTE FUNCTION refuse()",
+            "DROP TRIGGER refuse ON audit_log",
+        )
+    } else {
+        (
+            "CREATE TRIGGER refuse BEFORE INSERT ON audit_log \
+             WHEN NEW.action = 'session.deleted' BEGIN SELECT RAISE(ABORT, 'refused'); END",
+            "DROP TRIGGER refuse",
+        )
+    };
+    crate::claims::change(&service, refuse).await;
+    let refused = service.delete("/v1/sessions/s").await;
+    assert!(refused.status.is_server_error(), "{:#}", refused.body);
+    assert_eq!(service.get("/v1/sessions/s/files/made.txt").await.body, "made 1");
+    crate::claims::change(&service, allow).await;
+    assert_eq!(service.delete("/v1/sessions/other").await.status, 204);
+    assert_eq!(service.get("/v1/sessions/s/files/made.txt").await.body, "made 1");
+    assert_eq!(service.delete("/v1/sessions/s").await.status, 204);
+    assert_eq!(entries(&service, "default/chats"), Vec::<String>::new());
+    assert_eq!(entries(&service, ".deleted"), Vec::<String>::new());
 }
 
 async fn a_run_takes_its_own_files_along_when_it_was_kept_for_long_enough(db: Db) {

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Each room and the rooms that it may import.
-const ROOMS: &[(&str, &[&str])] = &[
+/// Each module and the modules that it may import.
+const MODULES: &[(&str, &[&str])] = &[
     ("clock", &[]),
     ("message", &["run", "event"]),
     ("run", &["message", "event", "bounds"]),
@@ -87,7 +87,7 @@ const ROOMS: &[(&str, &[&str])] = &[
 ];
 /// The only places that may import anything.
 const ASSEMBLY: &[&str] = &["app", "cli", "main", "lib"];
-/// Where files may import one another in a circle: the words, and the gate with its rules.
+/// Where files may import one another in a circle: the shared types, and the gate with its rules.
 const MAY_CIRCLE: &[&str] =
     &["message.rs", "message/", "run.rs", "run/", "event.rs", "event/", "governance/"];
 const BANNED_NAMES: &[&str] = &["utils", "util", "common", "helpers", "core", "types", "manager"];
@@ -96,7 +96,7 @@ const MAX_BACKEND_LINES: usize = 700;
 
 struct Source {
     path: String,
-    room: String,
+    module: String,
     text: String,
     /// The text above the file's tests.
     code: String,
@@ -109,9 +109,9 @@ fn sources() -> Vec<Source> {
     let read = files.into_iter().map(|file| {
         let text = fs::read_to_string(&file).unwrap();
         let path = file.strip_prefix(&src).unwrap().to_string_lossy().into_owned();
-        let room = path.split(['/', '.']).next().unwrap().to_owned();
+        let module = path.split(['/', '.']).next().unwrap().to_owned();
         let code = text.split("\n#[cfg(test)]").next().unwrap().to_owned();
-        Source { path, room, text, code }
+        Source { path, module, text, code }
     });
     read.collect()
 }
@@ -131,7 +131,7 @@ fn is_test_file(source: &Source) -> bool {
     source.path.ends_with("_tests.rs")
 }
 
-/// The rooms that a text names after `crate::`, one by one or in braces; comments do not count.
+/// The modules that a text names after `crate::`, one by one or in braces; comments do not count.
 fn imports(code: &str) -> BTreeSet<String> {
     let code: String =
         code.lines().filter(|l| !l.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n");
@@ -155,30 +155,30 @@ fn first_word(text: &str) -> String {
 
 #[test]
 fn rooms_import_only_what_the_table_allows() {
-    let table: BTreeMap<_, _> = ROOMS.iter().copied().collect();
+    let table: BTreeMap<_, _> = MODULES.iter().copied().collect();
     let mut wrong = Vec::new();
     for source in
-        sources().iter().filter(|s| !ASSEMBLY.contains(&s.room.as_str()) && !is_test_file(s))
+        sources().iter().filter(|s| !ASSEMBLY.contains(&s.module.as_str()) && !is_test_file(s))
     {
-        let Some(allowed) = table.get(source.room.as_str()) else {
+        let Some(allowed) = table.get(source.module.as_str()) else {
             wrong.push(format!(
-                "src/{}: the room {:?} is not in the table of tests/it/house.rs",
-                source.path, source.room
+                "src/{}: the module {:?} is not in the table of tests/it/house.rs",
+                source.path, source.module
             ));
             continue;
         };
         for import in imports(&source.code) {
-            if import != source.room && !allowed.contains(&import.as_str()) {
+            if import != source.module && !allowed.contains(&import.as_str()) {
                 wrong.push(format!(
                     "src/{} imports crate::{import}, which {} must not",
-                    source.path, source.room
+                    source.path, source.module
                 ));
             }
         }
     }
     assert!(
         wrong.is_empty(),
-        "move the code to the room that may know it, or pass in what it needs:\n{}",
+        "move the code to the module that may know it, or pass in what it needs:\n{}",
         wrong.join("\n")
     );
 }
@@ -186,12 +186,12 @@ fn rooms_import_only_what_the_table_allows() {
 #[test]
 fn the_table_has_no_cycles() {
     let words = ["message", "run", "event"];
-    let table: BTreeMap<_, _> = ROOMS.iter().copied().collect();
-    for (room, _) in ROOMS.iter().filter(|(room, _)| !words.contains(room)) {
+    let table: BTreeMap<_, _> = MODULES.iter().copied().collect();
+    for (module, _) in MODULES.iter().filter(|(module, _)| !words.contains(module)) {
         let mut reached = BTreeSet::new();
-        let mut open: Vec<&str> = table[room].to_vec();
+        let mut open: Vec<&str> = table[module].to_vec();
         while let Some(next) = open.pop() {
-            assert_ne!(next, *room, "{room} reaches itself");
+            assert_ne!(next, *module, "{module} reaches itself");
             if reached.insert(next) && !words.contains(&next) {
                 open.extend(table[next]);
             }
@@ -201,7 +201,7 @@ fn the_table_has_no_cycles() {
 
 #[test]
 fn sql_stays_in_the_store() {
-    for source in sources().iter().filter(|s| s.room != "store") {
+    for source in sources().iter().filter(|s| s.module != "store") {
         assert!(
             !source.code.contains("sqlx::"),
             "src/{} uses sqlx: all SQL is in src/store/",
@@ -210,7 +210,7 @@ fn sql_stays_in_the_store() {
     }
 }
 
-/// What others wrote reaches these libraries through one room, which bounds it first.
+/// What others wrote reaches these libraries through one module, which bounds it first.
 #[test]
 fn what_others_wrote_goes_through_one_door() {
     let libraries = [
@@ -224,7 +224,7 @@ fn what_others_wrote_goes_through_one_door() {
         "regex_automata::",
         "serde_saphyr::",
     ];
-    for source in sources().iter().filter(|s| s.room != "bounds" && !is_test_file(s)) {
+    for source in sources().iter().filter(|s| s.module != "bounds" && !is_test_file(s)) {
         for library in libraries {
             assert!(
                 !source.code.contains(library),
@@ -241,10 +241,10 @@ fn what_others_wrote_goes_through_one_door() {
 #[test]
 fn json_that_others_wrote_is_read_with_bounds() {
     let is_own = |path: &str| path.starts_with("tools/sandbox/") || path == "tools/declared.rs";
-    let rooms = ["drivers", "engine", "tools"];
+    let modules = ["drivers", "engine", "tools"];
     let files = sources();
     let is_read_here =
-        |s: &&Source| rooms.contains(&s.room.as_str()) || s.path == "http/edge/extract.rs";
+        |s: &&Source| modules.contains(&s.module.as_str()) || s.path == "http/edge/extract.rs";
     for source in files.iter().filter(is_read_here).filter(|s| !is_test_file(s)) {
         assert!(
             !source.code.contains("serde_json::from_") || is_own(&source.path),
@@ -257,11 +257,13 @@ fn json_that_others_wrote_is_read_with_bounds() {
 /// Journals are large: those that are in memory at the same time are bounded for all readers together.
 #[test]
 fn who_reads_journals_takes_a_turn() {
-    let reads = [".journals(", ".readable_journals(", ".readable_until(", ".events_until("];
-    for source in sources().iter().filter(|s| s.room != "store" && !is_test_file(s)) {
+    let reads =
+        [".journals(", ".journal_of(", ".readable_journals(", ".readable_until(", ".events_until("];
+    let turns = ["journals::turn", ".journal_turn("];
+    for source in sources().iter().filter(|s| s.module != "store" && !is_test_file(s)) {
         let read = reads.iter().find(|read| source.code.contains(**read));
         assert!(
-            read.is_none() || source.code.contains("journals::turn"),
+            read.is_none() || turns.iter().any(|turn| source.code.contains(*turn)),
             "src/{}: {read:?} without runtime/journals.rs, which bounds them for all readers",
             source.path
         );
@@ -271,7 +273,7 @@ fn who_reads_journals_takes_a_turn() {
 #[test]
 fn http_is_known_in_http_alone() {
     for source in
-        sources().iter().filter(|s| !ASSEMBLY.contains(&s.room.as_str()) && s.room != "http")
+        sources().iter().filter(|s| !ASSEMBLY.contains(&s.module.as_str()) && s.module != "http")
     {
         assert!(
             !source.code.contains("axum::"),
@@ -340,7 +342,7 @@ fn nothing_is_left_undone() {
 #[test]
 fn every_handler_names_its_scope() {
     let public = ["healthz", "readyz", "metrics", "openapi_json"];
-    for source in sources().iter().filter(|s| s.room == "http") {
+    for source in sources().iter().filter(|s| s.module == "http") {
         for (at, _) in source.code.match_indices("#[utoipa::path(") {
             let Some(found) = source.code[at..].find("async fn ") else { continue };
             let function = &source.code[at + found + "async fn ".len()..];
@@ -487,7 +489,7 @@ fn reachable<'a>(
 fn files_of_a_room_import_one_another_in_one_direction() {
     let wrong: Vec<_> = circles()
         .into_iter()
-        .filter(|c| !c.iter().all(|f| MAY_CIRCLE.iter().any(|room| f.starts_with(room))))
+        .filter(|c| !c.iter().all(|f| MAY_CIRCLE.iter().any(|module| f.starts_with(module))))
         .collect();
     assert!(
         wrong.is_empty(),

@@ -270,6 +270,7 @@ async fn answers_are_followed_and_refused(db: Db) {
         ("items", &format!("{}, response: {{pointer: /items/0}}", get("/echo"))),
         ("wei", &get("/wei")),
         ("lacks", &format!("{}, response: {{pointer: /none}}", get("/echo"))),
+        ("drawn", "method: POST, path: /image"),
     ]);
     let names = [
         "inside",
@@ -282,6 +283,7 @@ async fn answers_are_followed_and_refused(db: Db) {
         "items",
         "wei",
         "lacks",
+        "drawn",
     ];
     let calls = names.map(|name| (name, json!({})));
     let service = caller(&mock.url, &tools, "{autonomy: full}", &calls).start(db).await;
@@ -298,6 +300,7 @@ async fn answers_are_followed_and_refused(db: Db) {
         "{\"id\":1}",
         "36893488147419103232",
         "nothing at /none",
+        "answered 200 OK: it has done what it was asked for. The answer is not text",
     ];
     for ((row, name), expected) in rows.iter().zip(names).zip(expected) {
         assert!(result(row).contains(expected), "{name}: {row:#}");
@@ -391,7 +394,7 @@ async fn hostile_services_end_in_results(db: Db) {
         "encoding that was not asked for",
         "not text",
         "not JSON",
-        "proper HTTP",
+        "an invalid HTTP response",
         "not JSON",
     ];
     for ((row, name), expected) in rows(&service, &run).await.iter().zip(names).zip(expected) {

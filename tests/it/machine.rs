@@ -387,6 +387,7 @@ impl Bench {
                 sandbox: None,
                 circumstances: Circumstances::default(),
                 reconcilable_by: None,
+                arguments: None,
             }));
         }
         let content = match call.name.as_str() {

@@ -179,6 +179,7 @@ async fn what_servers_say_has_bounds(db: Db) {
         ("mcp:odd/stderr", json!({"n": 3000})),
         ("mcp:odd/junk", json!({})),
         ("mcp:odd/notes", json!({"n": 1500})),
+        ("mcp:odd/internal", json!({})),
         ("mcp:odd/echo", json!({})),
     ];
     let setup = with(Setup::new().config(&server("odd", "")), "['mcp:odd/*']", FULL, &calls)
@@ -193,8 +194,11 @@ async fn what_servers_say_has_bounds(db: Db) {
     assert_eq!(results.len(), calls.len(), "{run:#}");
     assert!(results[0].contains("bytes left out") && results[0].len() <= 66_000);
     assert!(results[1].contains("it has more than 4 MiB"), "{:.300}", results[1]);
+    assert!(results[1].contains("unknown whether the call took effect"), "{:.300}", results[1]);
     assert_eq!(results[2..5], ["wrote", "junk", "noted"]);
-    assert!(results[5].contains("\"args\""), "the server is still there: {}", results[5]);
+    assert!(results[5].contains("did not complete the call"), "{}", results[5]);
+    assert!(results[5].contains("unknown whether the call took effect"), "{}", results[5]);
+    assert!(results[6].contains("\"args\""), "the server is still there: {}", results[6]);
     for (agent, why) in [("loud", "too much that nobody asked for"), ("endless", "without an end")]
     {
         until_up(&service).await;
@@ -280,7 +284,7 @@ async fn lists_are_followed(db: Db) {
             listed["data"].as_array().unwrap().iter().map(|it| it["name"].as_str().unwrap());
         names.filter(|name| name.starts_with("mcp:")).map(str::to_owned).collect()
     };
-    assert_eq!(names(&service.get("/v1/tools?limit=100").await.body).len(), 17);
+    assert_eq!(names(&service.get("/v1/tools?limit=100").await.body).len(), 18);
     service.run("worker", &json!({})).await;
     let listed = service
         .until("/v1/tools?limit=100", |listed| names(listed) == ["mcp:odd/change", "mcp:odd/new"])

@@ -1,4 +1,4 @@
-//! A server of tools over HTTP that speaks one era of the protocol or both, and refuses what that does
+//! An MCP server over HTTP that speaks one era of the protocol or both, and refuses what that does
 //! not allow.
 
 use std::sync::{Arc, Mutex};

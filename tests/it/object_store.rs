@@ -29,7 +29,7 @@ use crate::claims::change;
 use crate::file_stores::doctor;
 use crate::files::{an_emptied_directory_is_gone, nothing_comes_late_into_a_session};
 use crate::installing::Workshop;
-use crate::service::{Answer, Db, Service, Setup, answer, on_both_stores};
+use crate::service::{Answer, Db, Service, Setup, Signal, answer, on_both_stores};
 
 on_both_stores! {
     a_crash_at_any_commit_loses_no_file,
@@ -41,6 +41,7 @@ on_both_stores! {
     files_of_callers_are_kept_before_they_are_answered,
     what_is_deleted_is_kept_no_more,
     quotas_hold_for_what_is_kept,
+    a_refused_change_of_a_file_undoes_nothing,
 }
 
 const GOVERNANCE: &str = "enable_double_confirmation: false\n\
@@ -620,6 +621,41 @@ async fn a_run_is_given_back_where_the_object_store_stays_away(db: Db) {
     service.kill().await;
 }
 
+/// It has claimed a run whose files it does not have.
+#[tokio::test]
+async fn a_replica_that_ends_does_not_wait_for_the_object_store() {
+    let objects = place();
+    let url = objects.path().to_str().unwrap();
+    let mut first = kept(&objects).start(Db::Postgres).await;
+    let mut second = kept_with(url, "store_patience = \"60s\"")
+        .config("[server]\nshutdown_grace = \"1s\"")
+        .start_on(first.database_url.clone())
+        .await;
+    let started = first.request(Method::POST, "/v1/agents/writer/invoke-iterative");
+    let started = answer(started.header("prefer", "wait=0").json(&json!({}))).await;
+    let run = path_of(&started.body);
+    until_called(&first, &run, 2).await;
+    first.kill().await;
+    let aside = objects.path().with_extension("aside");
+    std::fs::rename(objects.path(), &aside).unwrap();
+    std::fs::write(objects.path(), "in the way").unwrap();
+    second.until_logged("took the runs of replicas that died").await;
+    second.until(&run, |run| run["status"] == "running").await;
+    second.signal(Signal::TERM);
+    let since = std::time::Instant::now();
+    assert_eq!(second.exit_code().await, Some(0), "{}", second.log());
+    assert!(since.elapsed() < std::time::Duration::from_secs(15), "{:?}", since.elapsed());
+    std::fs::remove_file(objects.path()).unwrap();
+    std::fs::rename(&aside, objects.path()).unwrap();
+    first.restart().await;
+    let ended = first.until(&run, has_ended).await;
+    assert_eq!(ended["status"], "completed", "{ended:#}");
+    let events = first.get(&format!("{run}/events?limit=200")).await.body;
+    let mut events = events["data"].as_array().unwrap().iter();
+    let resumed = events.rfind(|event| event["type"] == "run.resumed").unwrap();
+    assert_eq!(resumed["data"]["deaths"], 1, "the end of the second was no crash: {resumed:#}");
+}
+
 /// As an unmount leaves it: where the directory was, another one can be made.
 async fn what_is_written_while_the_directory_is_away_is_not_acknowledged(db: Db) {
     let objects = place();
@@ -881,4 +917,27 @@ async fn only_an_empty_directory_holds_copies_and_only_of_one_store() {
     let told = doctor(elsewhere.dir.path(), &elsewhere.database_url).await;
     assert_eq!(told["status"], "fail", "{told:#}");
     assert_eq!(doctor(service.dir.path(), &service.database_url).await["status"], "ok");
+}
+
+/// What was changed and is not kept is undone, and that waits for all calls in the workspace.
+async fn a_refused_change_of_a_file_undoes_nothing(db: Db) {
+    let objects = place();
+    let mut service = kept(&objects).start(db).await;
+    let team = "/v1/agents/helper";
+    assert_eq!(put(&service, team, "a", "a").await.status, 201);
+    let under_way = service.dir.path().join("workspace/default/team/under-way");
+    std::fs::write(&under_way, "by a call").unwrap();
+    let send =
+        |method: Method, path: &str| service.request(method, &format!("{team}/files/{path}"));
+    for (request, status) in [
+        (send(Method::PUT, "a").header("if-none-match", "*").body("b"), 412),
+        (send(Method::DELETE, "a").header("if-match", "\"b\""), 412),
+        (send(Method::DELETE, "missing"), 404),
+    ] {
+        let refused = answer(request).await;
+        assert_eq!(refused.status, status, "{:#}", refused.body);
+        assert_eq!(content(&service, team, "a").await, "a");
+        assert!(under_way.exists(), "after {status}");
+    }
+    service.kill().await;
 }

@@ -11,6 +11,9 @@
 //! | a limit or a failure beside a parked child | `what_ends_a_run_ends_its_parked_children` |
 //! | a child that works beside a parked one | `what_a_child_waits_for_is_seen_while_another_works` |
 //! | a child that fails beside a parked one | `a_child_that_fails_ends_a_run_beside_another_that_waits` |
+//! | results of children beside one that waits for long | `results_of_children_outlast_the_wait_of_another` |
+//! | large results beside a parked child | `large_results_are_kept_when_a_run_parks` |
+//! | a child whose journal is damaged | `a_run_goes_on_behind_a_child_that_cannot_be_read` |
 //! | cancel, void approvals | `cancelling_a_parked_tree_ends_all_of_it` |
 //! | crash, restart | `a_parked_tree_survives_crashes` |
 //! | child cancelled, denied | `an_end_without_output_is_told_to_the_parent` |
@@ -24,6 +27,7 @@
 use reqwest::Method;
 use serde_json::{Value, json};
 
+use crate::claims::change;
 use crate::script_tools::python;
 use crate::service::{Answer, Db, Service, Setup, on_both_stores};
 
@@ -37,6 +41,9 @@ on_both_stores! {
     what_ends_a_run_ends_its_parked_children,
     what_a_child_waits_for_is_seen_while_another_works,
     a_child_that_fails_ends_a_run_beside_another_that_waits,
+    results_of_children_outlast_the_wait_of_another,
+    large_results_are_kept_when_a_run_parks,
+    a_run_goes_on_behind_a_child_that_cannot_be_read,
     cancelling_a_parked_tree_ends_all_of_it,
     a_parked_tree_survives_crashes,
     an_end_without_output_is_told_to_the_parent,
@@ -362,6 +369,31 @@ async fn what_a_child_waits_for_is_seen_while_another_works(db: Db) {
     assert_eq!(boss["output"]["result"], "told: listed / read", "{boss:#}");
 }
 
+/// Its first child has lost its end when the second one is answered.
+async fn a_run_goes_on_behind_a_child_that_cannot_be_read(db: Db) {
+    let service = side_by_side("second", "")
+        .agent("second", &ASKER.replace("scripted/asker", "scripted/second"))
+        .scenario("second", ASKS)
+        .start(db)
+        .await;
+    let run = service.enqueue("both").await;
+    let wait = |run: &Value, calls| run["pending"].as_array().is_some_and(|it| it.len() == calls);
+    service.until(&run, |run| wait(run, 2)).await;
+    let waiting = parked(&service, &run).await;
+    let first = waiting["pending"][0]["run_id"].as_str().unwrap();
+    assert_eq!(settle(&service, &waiting, "approve").await.status, 200);
+    ended(&service, &format!("/v1/runs/{first}")).await;
+    let last = format!("(SELECT max(seq) FROM run_events WHERE run_id = '{first}')");
+    let deletion = format!("DELETE FROM run_events WHERE run_id = '{first}' AND seq = {last}");
+    change(&service, &deletion).await;
+    let waiting = service.until(&run, |run| wait(run, 1)).await;
+    assert_eq!(settle(&service, &waiting, "approve").await.status, 200);
+    let run = ended(&service, &run).await;
+    assert_eq!(run["status"], "completed", "{run:#}");
+    let told = run["output"]["result"].as_str().unwrap();
+    assert!(told.contains("cannot be read") && told.contains("listed"), "{run:#}");
+}
+
 async fn a_child_that_fails_ends_a_run_beside_another_that_waits(db: Db) {
     let broken = "steps:\n  - tool_calls: [{tool: file_ops, arguments: {operation: list, path: .}}]\n  \
                   - error: {status: 400, message: broken}\n";
@@ -407,6 +439,92 @@ async fn a_child_that_fails_ends_a_run_beside_another_that_waits(db: Db) {
         assert_eq!(ended(&service, &asker).await["status"], "cancelled");
         assert_eq!(service.get("/v1/approvals").await.body["data"], json!([]));
     }
+}
+
+async fn results_of_children_outlast_the_wait_of_another(db: Db) {
+    let agents = ["asker", "lister", "broken"];
+    let tools = agents.map(|agent| format!("'agent:{agent}'")).join(", ");
+    let calls = agents.map(|agent| format!("{{tool: \"agent:{agent}\", arguments: {{}}}}"));
+    let all = format!(
+        "model: scripted/all\ninstructions: Delegate.\ntools: [{tools}]\n\
+         parallel_tool_calls: true\nenable_double_confirmation: false\n\
+         governance: {{budget: {{max_duration_seconds: 3}}}}\n"
+    );
+    let steps = format!(
+        "steps:\n  - tool_calls: [{}]\n  - text: '{{{{ results | join(\" / \") }}}}'\n",
+        calls.join(", ")
+    );
+    let broken = ASKS.replace("- text: listed", "- error: {status: 400, message: broken}");
+    let service = Setup::new()
+        .agent("all", &all)
+        .scenario("all", &steps)
+        .agent("asker", ASKER)
+        .scenario("asker", ASKS)
+        .agent("lister", ASKER)
+        .agent("broken", &ASKER.replace("scripted/asker", "scripted/broken"))
+        .scenario("broken", &broken)
+        .start(db)
+        .await;
+    let run = service.enqueue("all").await;
+    let all_wait = |run: &Value| run["pending"].as_array().unwrap().len() == 3;
+    let waiting = service.until(&run, all_wait).await;
+    parked(&service, &run).await;
+    tokio::time::sleep(std::time::Duration::from_millis(3500)).await; // longer than it may work
+    let approve = async |agent: &str| {
+        for pending in waiting["pending"].as_array().unwrap() {
+            let child = format!("/v1/runs/{}", pending["run_id"].as_str().unwrap());
+            if service.get(&child).await.body["agent"] == agent {
+                let answered = settle(&service, &json!({"pending": [pending]}), "approve").await;
+                assert_eq!(answered.status, 200, "{:#}", answered.body);
+                return child;
+            }
+        }
+        panic!("{agent} does not wait: {waiting:#}")
+    };
+    let lister = approve("lister").await;
+    assert_eq!(ended(&service, &lister).await["status"], "completed");
+    approve("broken").await;
+    let calls = format!("{run}/tool-calls");
+    let calls = service.until(&calls, |calls| calls["data"][2]["result"].is_string()).await;
+    let calls = calls["data"].as_array().unwrap();
+    let states: Vec<&str> = calls.iter().map(|call| call["state"].as_str().unwrap()).collect();
+    assert_eq!(states[1..], ["succeeded", "failed"], "{calls:#?}");
+    approve("asker").await;
+    let run = ended(&service, &run).await;
+    let told = run["output"]["result"].as_str().unwrap();
+    assert!(told.starts_with("listed / listed / ") && told.contains("MODEL_ERROR"), "{run:#}");
+}
+
+async fn large_results_are_kept_when_a_run_parks(db: Db) {
+    let files: Vec<String> = (0..5).map(|n| format!("f{n}.txt")).collect();
+    let read = |path| format!("{{tool: file_ops, arguments: {{operation: read, path: {path}}}}}");
+    let reads: Vec<String> = files.iter().map(read).collect();
+    let both = "model: scripted/both\ninstructions: Delegate.\ntools: ['agent:asker', file_ops]\n\
+                parallel_tool_calls: true\nenable_double_confirmation: false\n\
+                limits: {max_tool_calls_per_iteration: 8}\n";
+    let steps = format!(
+        "steps:\n  - tool_calls: [{}, {{tool: \"agent:asker\", arguments: {{}}}}]\n  - text: '{{{{ results[5] }}}}'\n",
+        reads.join(", ")
+    );
+    let setup = Setup::new()
+        .agent("both", both)
+        .scenario("both", &steps)
+        .agent("asker", ASKER)
+        .scenario("asker", ASKS);
+    let content = "a line of a large file\n".repeat(4000);
+    let setup = files.iter().fold(setup, |setup, path| setup.file(path, &content));
+    let service = setup.start(db).await;
+    let run = service.enqueue("both").await;
+    let waiting = parked(&service, &run).await;
+    let calls = service.get(&format!("{run}/tool-calls")).await.body;
+    let calls = calls["data"].as_array().unwrap();
+    let bytes: usize = calls.iter().filter_map(|call| Some(call["result"].as_str()?.len())).sum();
+    assert!(bytes > 256 << 10, "{bytes} bytes are not large");
+    assert_eq!(settle(&service, &waiting, "approve").await.status, 200);
+    let ended = ended(&service, &run).await;
+    assert_eq!(ended["output"]["result"], "listed", "{ended:#}");
+    let types = event_types(&service, &run).await;
+    assert_eq!(types.iter().filter(|kind| *kind == "run.resumed").count(), 1, "{types:?}");
 }
 
 async fn cancelling_a_parked_tree_ends_all_of_it(db: Db) {

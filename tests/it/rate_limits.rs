@@ -16,6 +16,7 @@ on_both_stores! {
     a_rejected_request_has_consumed_its_token,
     auth_none_has_no_rate_limit,
     a_restart_does_not_refill_the_bucket,
+    agents_with_other_limits_of_a_tool_do_not_share_them,
 }
 
 const TALKER: &str = "model: scripted/talker\ninstructions: Talk.\n";
@@ -160,6 +161,29 @@ async fn auth_none_has_no_rate_limit(db: Db) {
     for _ in 0..3 {
         let answer = service.post(PATH, &json!({})).await;
         assert_eq!((answer.status.as_u16(), header(&answer, "ratelimit-policy")), (200, ""));
+    }
+}
+
+async fn agents_with_other_limits_of_a_tool_do_not_share_them(db: Db) {
+    let agent = |name: &str, per_minute: u32| {
+        format!(
+            "model: scripted/{name}\ntools: [file_ops]\nenable_double_confirmation: false\n\
+             tool_options: {{file_ops: {{rate_limit_per_minute: {per_minute}}}}}\n"
+        )
+    };
+    let steps = "steps: [{tool_calls: [{tool: file_ops, arguments: {operation: list, path: '.'}}]}, \
+                 {text: '{{ results[0] }}'}]";
+    let service = Setup::new()
+        .agent("slow", &agent("slow", 1))
+        .scenario("slow", steps)
+        .agent("fast", &agent("fast", 2))
+        .scenario("fast", steps)
+        .start(db)
+        .await;
+    for (agent, is_refused) in [("slow", false), ("slow", true), ("fast", false)] {
+        let run = service.run(agent, &json!({})).await;
+        let is_told = run["output"]["result"].as_str().unwrap().contains("rate_limit");
+        assert_eq!(is_told, is_refused, "{agent}: {run:#}");
     }
 }
 

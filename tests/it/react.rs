@@ -10,6 +10,7 @@ on_both_stores! {
     bad_decisions_are_shown_to_the_model,
     a_killed_service_goes_on_deciding,
     an_output_is_the_final_answer,
+    a_reflected_output_is_given_by_calls,
     a_choice_is_kept_by_asking_and_checking,
     an_answer_can_be_written_by_a_call_of_its_own,
     the_model_sees_text_alone,
@@ -167,6 +168,31 @@ async fn an_output_is_the_final_answer(db: Db) {
         "{:#}",
         journal[0]
     );
+}
+
+async fn a_reflected_output_is_given_by_calls(db: Db) {
+    let call = |tool: &str, args: &str| {
+        format!(r#"{{"type": "call_tool", "tool": "{tool}", "args": {args}}}"#)
+    };
+    let (output, submit) = (call("output", r#"{"total": 17}"#), call("submit", "{}"));
+    let reflection = "  reflection: {template: 'It is {{ output.total }}.'}\n";
+    let agent = format!("{READER}{EXTRACTOR}{reflection}");
+    let service = saying(&agent, &[DONE, &output, &submit]).start(db).await;
+    let run = service.run("reader", &json!({})).await;
+    assert_eq!((&run["output"], &run["attempts"]), (&json!({"total": 17}), &json!(2)), "{run:#}");
+    let journal = events(&service, &run).await;
+    let data = |kind: &str| {
+        journal.iter().find(|event| event["type"] == kind).map(|event| event["data"].clone())
+    };
+    let feedback = data("validation.failed").unwrap()["feedback"].clone();
+    let feedback = feedback.as_str().unwrap();
+    for part in ["`final_answer` is not accepted", "`output`", "`submit`"] {
+        assert!(feedback.contains(part), "{part} in {feedback}");
+    }
+    assert_eq!(data("output.reflected").unwrap()["content"], "It is 17.");
+    let system = data("run.started").unwrap()["system"].clone();
+    let system = system.as_str().unwrap();
+    assert!(system.contains("`submit`") && !system.contains("final_answer"), "{system}");
 }
 
 async fn a_choice_is_kept_by_asking_and_checking(db: Db) {

@@ -130,19 +130,26 @@ async fn scenarios_that_cannot_be_played_are_told() {
 }
 
 #[tokio::test]
-async fn a_malformed_admin_key_is_a_mistake_of_the_configuration() {
-    let dir = Setup::new().lay_out();
-    for args in [&["serve", "--listen", "127.0.0.1:0"][..], &["check"], &["check", "--json"]] {
-        let done = command(dir.path())
-            .args(args)
-            .env("TOOLLOOP_ADMIN_KEY", "tl_admin_hunter2")
-            .env("DATABASE_URL", format!("sqlite://{}", dir.path().join("x.db").display()))
-            .output()
-            .await
-            .unwrap();
-        let said = String::from_utf8_lossy(&done.stdout) + String::from_utf8_lossy(&done.stderr);
-        assert_eq!(done.status.code(), Some(2), "{args:?}: {said}");
-        assert!(said.contains("TOOLLOOP_ADMIN_KEY") && !said.contains("hunter2"), "{said}");
+async fn a_malformed_key_is_a_mistake_of_the_configuration() {
+    let models = "[models.far]\nkind = \"openai\"\nbase_url = \"http://127.0.0.1:1/v1\"\napi_key_env = \"FAR_KEY\"\n";
+    let dir = Setup::new().config(models).lay_out();
+    for (variable, key, told) in [
+        ("TOOLLOOP_ADMIN_KEY", "tl_admin_hunter2", "TOOLLOOP_ADMIN_KEY"),
+        ("FAR_KEY", "hunter2\nhunter2", "[models.far]"),
+    ] {
+        for args in [&["serve", "--listen", "127.0.0.1:0"][..], &["check"], &["check", "--json"]] {
+            let done = command(dir.path())
+                .args(args)
+                .env(variable, key)
+                .env("DATABASE_URL", format!("sqlite://{}", dir.path().join("x.db").display()))
+                .output()
+                .await
+                .unwrap();
+            let said =
+                String::from_utf8_lossy(&done.stdout) + String::from_utf8_lossy(&done.stderr);
+            assert_eq!(done.status.code(), Some(2), "{variable}, {args:?}: {said}");
+            assert!(said.contains(told) && !said.contains("hunter2"), "{said}");
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use crate::service::{Db, Service, Setup, on_both_stores};
 on_both_stores! {
     what_happened_is_told_to_the_model,
     what_did_not_happen_is_executed_now,
+    a_review_shows_what_interceptors_made_of_the_call,
     an_unknown_outcome_is_reported_or_repeated_where_the_operator_says_so,
 }
 
@@ -154,6 +155,29 @@ async fn what_did_not_happen_is_executed_now(db: Db) {
             "approval.resolved"
         ]
     );
+}
+
+async fn a_review_shows_what_interceptors_made_of_the_call(db: Db) {
+    let rewrite =
+        r#"interceptors: {before: [{tool: file_ops, rewrite: {/path: "'./' + args.path"}}]}"#;
+    let (service, run) = crashed(db, rewrite).await;
+    let parked = service.until(&run, |run| run["status"] == "needs_review").await;
+    let executed = json!({"operation": "append", "path": "./log.txt", "content": "x"});
+    assert_eq!(parked["pending"][0]["arguments"], executed, "{parked:#}");
+    let events = service.get(&format!("{run}/events")).await.body;
+    let of = |kind: &str| {
+        let mut events = events["data"].as_array().unwrap().iter();
+        events.find(|event| event["type"] == kind).unwrap()["data"].clone()
+    };
+    let (started, asked) = (of("tool_call.started"), of("approval.requested"));
+    assert_eq!((&started["arguments"], &asked["arguments"]), (&executed, &executed));
+    assert_eq!(asked["actions"], started["actions"], "{events:#}");
+    assert!(!asked["actions"].as_array().unwrap().is_empty(), "{events:#}");
+    let resolve = format!("{}/resolve", paths(&parked).1[0]);
+    let found = service.post(&resolve, &json!({"outcome": "did_not_happen"})).await;
+    assert_eq!(found.status, 200, "{found:?}");
+    assert_eq!(ended(&service, &run).await["status"], "completed");
+    assert_eq!(file(&service, "log.txt"), "xx");
 }
 
 async fn an_unknown_outcome_is_reported_or_repeated_where_the_operator_says_so(db: Db) {

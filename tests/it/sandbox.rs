@@ -88,6 +88,7 @@ impl Bench {
             arguments: [&[program], arguments].concat().iter().map(|a| (*a).to_owned()).collect(),
             environment: vec![],
             redirections: vec![],
+            is_read_only: false,
         };
         let settings = self.sandbox.settings();
         reach.grants.extend(system(&settings.path, Startable::All));

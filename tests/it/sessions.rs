@@ -21,6 +21,7 @@ on_both_stores! {
     a_busy_session_is_refused,
     those_that_wait_run_in_their_turn,
     an_interruption_takes_the_place_of_the_other,
+    an_interruption_is_made_up_for_that_was_lost,
     of_many_in_the_same_millisecond_one_runs_at_a_time,
     a_crash_keeps_the_session,
     the_same_request_is_no_rival_of_itself,
@@ -342,6 +343,25 @@ async fn an_interruption_takes_the_place_of_the_other(db: Db) {
     let alone =
         service.run("chat", &with(said("alone", "s"), "on_session_busy", "interrupt")).await;
     assert_eq!(alone["output"], json!({"result": "heard alone"}));
+}
+
+/// As after a crash between the commit of the new run and the cancellation of the other.
+async fn an_interruption_is_made_up_for_that_was_lost(db: Db) {
+    let service = setup().start(db).await;
+    let first = start(&service, &said("for ever", "s")).await;
+    until_status(&service, &first, "running").await;
+    let urgent = start(&service, &with(said("urgent", "s"), "on_session_busy", "enqueue")).await;
+    let id = urgent.rsplit('/').next().unwrap();
+    crate::claims::change(
+        &service,
+        &format!("UPDATE runs SET session_place = 'next' WHERE id = '{id}'"),
+    )
+    .await;
+    let first = until_status(&service, &first, "cancelled").await;
+    let reason = first["error"]["context"]["reason"].as_str().unwrap();
+    assert!(reason.contains(id), "{first:#}");
+    let urgent = until_status(&service, &urgent, "completed").await;
+    assert_in_turn(&[first, urgent]);
 }
 
 async fn of_many_in_the_same_millisecond_one_runs_at_a_time(db: Db) {

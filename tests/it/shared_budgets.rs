@@ -13,6 +13,7 @@ on_both_stores! {
     calls_of_the_same_response_that_have_ended_are_told_as_used,
     a_limit_ends_the_run_whose_call_would_exceed_it,
     tokens_are_shared_and_balance,
+    a_child_without_tokens_left_of_the_tree_is_no_failure,
     children_that_use_it_up_together_end_their_parent_for_that,
     a_call_waits_for_what_others_have_reserved,
     a_child_ends_with_the_time_of_its_parent,
@@ -293,6 +294,35 @@ governance: {budget: {max_total_tokens: 3000}}
     let alone = service.run("alone", &json!({})).await;
     let alone = service.get(&format!("/v1/runs/{}", alone["run_id"].as_str().unwrap())).await.body;
     assert_eq!(alone["budget"]["tree"], Value::Null, "who starts nobody shares nothing");
+}
+
+async fn a_child_without_tokens_left_of_the_tree_is_no_failure(db: Db) {
+    let parent = "
+model: scripted/parent
+tools: ['agent:child']
+enable_double_confirmation: false
+throw_on_tool_failure: true
+governance: {budget: {max_total_tokens: 20000}}
+";
+    let list = "{tool_calls: [{tool: file_ops, arguments: {operation: list, path: '.'}}], \
+                usage: {input_tokens: 4900, output_tokens: 100}}";
+    let service = Setup::new()
+        .agent("parent", parent)
+        .scenario(
+            "parent",
+            "steps: [{tool_calls: [{tool: \"agent:child\"}], usage: {input_tokens: 900, output_tokens: 100}}, \
+             {text: '{{ results[0] }}'}]",
+        )
+        .agent("child", &format!("{CHILD}tools: [file_ops]\n"))
+        .scenario("child", &format!("steps: [{list}, {list}, {list}, {list}, {{text: done}}]"))
+        .start(db)
+        .await;
+    let run = service.run("parent", &json!({})).await;
+    let tree = whole_tree(&service, run["run_id"].as_str().unwrap()).await;
+    assert!(refused(&tree[1], "max_total_tokens"), "{:#}", tree[1]);
+    assert_eq!(run["status"], "completed", "{run:#}");
+    assert!(run["output"]["result"].as_str().unwrap().contains("max_total_tokens"), "{run:#}");
+    assert_balanced(&tree);
 }
 
 const PARENT_OF_FOUR: &str = "

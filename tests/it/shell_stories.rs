@@ -26,6 +26,7 @@ on_both_stores! {
     long_outputs_lose_their_middle_and_stay_json,
     files_that_the_rules_name_can_be_made,
     files_in_a_directory_that_may_be_written_can_go,
+    a_command_that_only_reads_does_so_beside_one_that_writes,
 }
 
 const RULES: &str = "{allow: [{command: echo}, {command: cat, effect: read}, {command: ls, effect: read}, {command: wc, \
@@ -428,4 +429,24 @@ async fn files_in_a_directory_that_may_be_written_can_go(db: Db) {
     assert_eq!(found, [false, false, true, false, true, true], "{results:#?}");
     let last = results.last().unwrap();
     assert_eq!(last["stdout"], "canary", "{results:#?}");
+}
+
+async fn a_command_that_only_reads_does_so_beside_one_that_writes(db: Db) {
+    let rules = "{allow: [{command: sh, args: report, effect: read}, {command: touch}]}";
+    let commands = ["sh report.sh > out.txt", "touch made.txt && sh report.sh", "sh report.sh"];
+    let script = "echo told; echo temporary > $TMPDIR/t && cat $TMPDIR/t; echo quiet > /dev/null; echo x > written.txt";
+    let service = Setup::new()
+        .agent("worker", &agent(rules, ""))
+        .scenario("worker", &scenario(&commands))
+        .file("report.sh", script)
+        .start(db)
+        .await;
+    let run = service.run("worker", &json!({})).await;
+    let workspace = service.dir.path().join("workspace/default");
+    let results = results(&service, &run).await;
+    let told = std::fs::read_to_string(workspace.join("out.txt")).unwrap();
+    assert_eq!(told, "told\ntemporary\n", "{results:#?}");
+    assert_eq!(results[1]["stdout"], "told\ntemporary\n", "{results:#?}");
+    assert!(workspace.join("made.txt").exists(), "{results:#?}");
+    assert!(!workspace.join("written.txt").exists(), "{results:#?}");
 }

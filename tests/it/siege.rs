@@ -20,12 +20,12 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
-use self::pieces::{Attack, HELD, Pieces};
+use self::pieces::{HELD, Pieces};
 use crate::mock_model::{MockModel, Reply};
 use crate::service::{Db, Service, Setup};
 
-/// An attack, the status of its answer, and how long it took.
-type Told = (Attack, u16, Duration);
+/// An attack, cut, the status of its answer, and how long it took.
+type Told = (String, u16, Duration);
 
 /// What an attack may take of memory at most, in a debug build.
 const MAX_MEMORY_MIB: u64 = 512;
@@ -147,7 +147,7 @@ impl Siege {
                         {
                             let status = response.status().as_u16();
                             let _ = tokio::time::timeout(patience, response.bytes()).await;
-                            told.push((attack, status, begun.elapsed()));
+                            told.push((attack.to_string(), status, begun.elapsed()));
                         }
                     }
                     told

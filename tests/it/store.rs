@@ -356,6 +356,7 @@ fn dispatched(call: &ToolCall, effect: Effect) -> RunEvent {
         sandbox: None,
         circumstances: Circumstances::default(),
         reconcilable_by: None,
+        arguments: None,
     })
 }
 

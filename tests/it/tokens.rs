@@ -5,6 +5,7 @@
 //! | streaming | `a_browser_follows_a_run_with_a_token_in_the_query`, `a_stream_ends_when_its_token_expires` |
 //! | children, sessions | `a_token_reaches_its_run_and_what_that_started`, `a_token_of_a_session_reaches_its_runs` |
 //! | parked runs, approvals, client tools | `a_token_answers_what_its_run_waits_for` |
+//! | cancel, answers of commands | `a_token_that_may_not_read_learns_the_status_alone` |
 //! | tenants, scopes, keys | `a_token_is_never_wider_than_its_maker` |
 //! | other replicas, restarts | `a_token_outlives_a_restart` |
 //! | audit | `a_token_is_never_wider_than_its_maker` |
@@ -23,6 +24,7 @@ on_both_stores! {
     a_token_reaches_its_run_and_what_that_started,
     a_token_of_a_session_reaches_its_runs,
     a_token_answers_what_its_run_waits_for,
+    a_token_that_may_not_read_learns_the_status_alone,
     a_token_is_never_wider_than_its_maker,
     a_token_outlives_a_restart,
 }
@@ -223,8 +225,28 @@ async fn a_token_answers_what_its_run_waits_for(db: Db) {
     assert_eq!(reply(&read).await.status, 403);
     let accepted = reply(&respond).await;
     assert_eq!(accepted.status, 200, "{:#}", accepted.body);
+    let told = accepted.body.as_object().unwrap().keys().collect::<Vec<_>>();
+    assert_eq!(told, ["run_id", "status"], "it may not read");
     let run = format!("/v1/runs/{}", id(&run));
     service.until(&run, |run| run["status"] == "completed").await;
+}
+
+async fn a_token_that_may_not_read_learns_the_status_alone(db: Db) {
+    let service = setup().start(db).await;
+    let run = service.run("plain", &json!({})).await;
+    let cancel = format!("/v1/runs/{}/cancel", id(&run));
+    for (actions, reads) in [
+        (json!(["cancel"]), false),
+        (json!(["cancel", "respond", "stream"]), false),
+        (json!(["cancel", "read"]), true),
+    ] {
+        let token = token(&service, json!({"run_id": id(&run), "actions": actions})).await;
+        let (status, told) = ask(&service, &token, Method::POST, &cancel).await;
+        assert_eq!((status, &told["status"]), (200, &json!("completed")), "{actions}: {told:#}");
+        for field in ["inputs", "output", "raw_response"] {
+            assert_eq!(told.get(field).is_some(), reads, "{field}, {actions}: {told:#}");
+        }
+    }
 }
 
 async fn a_token_is_never_wider_than_its_maker(db: Db) {

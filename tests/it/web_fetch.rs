@@ -23,6 +23,7 @@ use crate::service::{Db, Service, Setup, on_both_stores};
 on_both_stores! {
     pages_of_allowed_hosts_are_read,
     robots_are_asked_where_the_operator_says_so,
+    a_host_that_one_agent_may_not_reach_stays_open_to_others,
     a_child_is_denied_what_its_parent_is,
     a_literal_address_that_is_not_public_is_blocked,
 }
@@ -199,6 +200,27 @@ async fn robots_are_asked_where_the_operator_says_so(db: Db) {
         assert!(result(row).contains(expected), "{expected}: {row:#}");
     }
     assert_eq!(site.requests(), 3);
+}
+
+async fn a_host_that_one_agent_may_not_reach_stays_open_to_others(db: Db) {
+    let site = Site::start("127.0.0.1").await;
+    let url = || json!({"url": format!("http://localhost:{}/large", site.port)});
+    let allowed = |more: &str| format!("{{network: {{allow: ['localhost:{}']{more}}}}}", site.port);
+    let (outsider, scenario) = agent(&[url()], &allowed(""));
+    let (insider, _) = agent(&[url()], &allowed(", allow_private: [127.0.0.0/8, '::1/128']"));
+    let service = Setup::new()
+        .agent("outsider", &outsider)
+        .agent("insider", &insider)
+        .scenario("reader", &scenario)
+        .config("[tools.web_fetch]\nrobots = true\nmax_body = \"200KiB\"\n")
+        .start(db)
+        .await;
+    let run = service.run("outsider", &json!({})).await;
+    let told = rows(&service, &run).await;
+    assert!(result(&told[0]).contains("robots.txt cannot be read"), "{told:#?}");
+    let run = service.run("insider", &json!({})).await;
+    let told = rows(&service, &run).await;
+    assert!(result(&told[0]).contains("xxxxxxxx"), "{told:#?}");
 }
 
 async fn a_child_is_denied_what_its_parent_is(db: Db) {

@@ -186,7 +186,7 @@ fn quoted(text: &str, at: usize) -> Option<(Range<usize>, bool)> {
         }
         run = if byte == b'\\' { run + 1 } else { 0 };
     }
-    // An apostrophe is none that ends.
+    // An unclosed apostrophe is not a quotation mark.
     (quote == b'"').then_some((start..start + line, false))
 }
 

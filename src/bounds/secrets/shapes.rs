@@ -24,7 +24,7 @@ const SHAPES: [&str; 13] = [
     r"pypi-AgE[A-Za-z0-9_-]{16,}",
     r"AIza[A-Za-z0-9_-]{30,}",
     r"SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}",
-    r"tl_[A-Za-z0-9]+_[A-Za-z0-9]{32,}",
+    r"tl_[A-Za-z0-9]+_[A-Za-z0-9_-]{32,}",
     r"(?:AKIA|ASIA)[A-Z0-9]{16}",
     r"eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*",
     r"hooks\.slack\.com/services/[A-Za-z0-9/]+",

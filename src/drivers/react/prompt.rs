@@ -28,7 +28,7 @@ pub(super) fn rewritten(base: &ModelRequest<'_>, ask: &Ask<'_>, driver: &React) 
             Turn::Assistant(turn) => {
                 push_turn(&mut rewritten, &mut user, turn.message());
                 turn.results().iter().for_each(|result| {
-                    append(&mut user, &format!("Observation: {}", result.told()));
+                    append(&mut user, &format!("Observation: {}", result.as_model_reads_it()));
                 });
             }
         }
@@ -113,6 +113,26 @@ fn describe_decisions(system: &mut String, base: &ModelRequest<'_>, ask: &Ask<'_
              result, after the word `Observation:`; never write an observation yourself.\n",
         );
     }
+    describe_end(system, base, ask, driver);
+    if let Some(fields) = &driver.fields {
+        let _ = write!(
+            system,
+            "\nEvery decision has further fields, at its top level, which match this JSON Schema: {}",
+            fields.described
+        );
+    }
+}
+
+/// How the model gives its result.
+fn describe_end(system: &mut String, base: &ModelRequest<'_>, ask: &Ask<'_>, driver: &React) {
+    if let Some((output, submit)) = ask.reflected() {
+        let _ = write!(
+            system,
+            "To finish, call the tool `{output}` with the result as `args`. The observation shows what it looks like; \
+             call `{output}` again to change it, and `{submit}` once it is right.",
+        );
+        return;
+    }
     system.push_str(
         "To finish:\n{\"thought\": \"why the task is done\", \"type\": \"final_answer\", \"answer\": \"…\"}\n",
     );
@@ -128,13 +148,6 @@ fn describe_decisions(system: &mut String, base: &ModelRequest<'_>, ask: &Ask<'_
         Some(schema) => {
             let _ = write!(system, "`answer` is an object that matches this JSON Schema: {schema}");
         }
-    }
-    if let Some(fields) = &driver.fields {
-        let _ = write!(
-            system,
-            "\nEvery decision has further fields, at its top level, which match this JSON Schema: {}",
-            fields.described
-        );
     }
 }
 

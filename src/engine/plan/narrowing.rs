@@ -9,13 +9,20 @@ use crate::agents::Definition;
 use crate::run::{Budget, Limits, Overrides, Usd};
 use crate::tools::ToolInfo;
 
-/// Which caps of a run are what the run that started it had left of its own.
+/// Which caps of a run are those of the run that started it, or what that run had left of them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a cap of its own")]
 pub struct CapsOfTree {
     /// `max_files_modified`
     pub files: bool,
     /// `max_lines_changed`
     pub lines: bool,
+    /// `max_total_tokens`
+    #[serde(default)]
+    pub tokens: bool,
+    /// `max_cost_usd`
+    #[serde(default)]
+    pub cost: bool,
 }
 
 impl CapsOfTree {
@@ -29,10 +36,13 @@ impl Plan {
     /// The rules of a run. What narrows the budget of one that another run started is that one's.
     pub fn rules_of(&self, is_child: bool) -> Rules {
         let (own, now) = (&self.agent.definition.governance.budget, &self.rules.budget);
-        let files = now.max_files_modified;
+        let (files, tokens, cost) =
+            (now.max_files_modified, now.max_total_tokens, now.max_cost_usd);
         let caps_of_tree = CapsOfTree {
             files: is_child && files.is_some() && files != own.max_files_modified,
             lines: is_child && now.max_lines_changed < own.max_lines_changed,
+            tokens: is_child && tokens.is_some() && tokens != own.max_total_tokens,
+            cost: is_child && cost.is_some() && cost != own.max_cost_usd,
         };
         Rules { caps_of_tree, ..self.rules.clone() }
     }

@@ -30,7 +30,7 @@ pub struct Rules {
     pub limits: Limits,
     /// Consumption caps.
     pub budget: Budget,
-    /// The caps of files and lines that are what the run that started this one had left.
+    /// The caps that the run has from the one that started it.
     #[serde(default, skip_serializing_if = "CapsOfTree::are_none")]
     pub caps_of_tree: CapsOfTree,
     /// Requests to the network (`governance.network.max_requests`).

@@ -89,14 +89,14 @@ impl NextStep {
         self
     }
 
+    /// Whether the gate refused it.
+    fn is_blocked(&self) -> bool {
+        matches!(self, Self::Answered(Ok(Finished { event: RunEvent::ToolCallBlocked(_), .. })))
+    }
+
     /// Whether the gate judged it: a refusal takes of the caller's calls as a permit does.
     fn is_judged(&self) -> bool {
-        match self {
-            Self::Ready(_) => true,
-            Self::Answered(answer) => {
-                matches!(answer, Ok(Finished { event: RunEvent::ToolCallBlocked(_), .. }))
-            }
-        }
+        matches!(self, Self::Ready(_)) || self.is_blocked()
     }
 
     fn consumes(&self) -> &Consumption {
@@ -154,20 +154,22 @@ impl Run {
                 None => {}
             }
             if let NextStep::Ready(ready) = &next {
-                if let Some(events) =
-                    self.state.over_budget_with(&ready.started().consumes, clock::now())
-                {
-                    return Ok(self.record_all(self.state.or_reviews(events))?);
+                match self.state.over_budget_with(&ready.started().consumes, clock::now()) {
+                    Some(events) if group.is_empty() => {
+                        return Ok(self.record_all(self.state.or_reviews(events))?);
+                    }
+                    Some(_) => break, // those before it have their results first
+                    None => {}
                 }
                 writes_ahead |= ready.effect() != Effect::Read;
                 delegates |= Delegation::of_tool(&pending.call.name).is_some();
                 self.record(RunEvent::ToolCallStarted(ready.started().clone()))?;
-                let handoff =
-                    ready.handoff().filter(|_| !self.state.child_has_ended(pending.call.id));
+                let handoff = ready.handoff().filter(|_| !pending.was_started);
                 handoff.into_iter().try_for_each(|handoff| self.record(handoff))?;
             }
+            let is_last = goes_alone || (next.is_blocked() && self.plan.rules.stop_on_tool_block);
             group.push(next);
-            if goes_alone {
+            if is_last {
                 break;
             }
         }
@@ -177,9 +179,13 @@ impl Run {
             self.persist().await?;
             self.lease.held().await;
         }
-        self.control.set_delegating(delegates.then(|| self.state.clone()));
+        if delegates {
+            self.control.set_delegating(Some(self.state.clone()));
+            self.room.lend();
+        }
         let executed = self.execute(group).await;
         self.control.set_delegating(None);
+        self.room.take_back();
         executed
     }
 

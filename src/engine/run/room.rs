@@ -4,6 +4,9 @@
 //! part of what the process may have, a run whose conversation grows and is not smaller than the average
 //! has no room to go on: it is given back, and goes on when others have ended. So few runs that say much
 //! cannot take the memory of many that say little.
+//!
+//! A run that waits for its child runs lends its room to all child runs. Otherwise parents could fill the
+//! room and wait for children that find none. Runs without a parent get nothing of what is lent.
 
 use std::sync::Arc;
 
@@ -21,6 +24,8 @@ pub struct Room {
 #[derive(Debug, Default)]
 struct Taken {
     bytes: usize,
+    /// How many of these are of runs that wait for their child runs.
+    lent: usize,
     conversations: usize,
 }
 
@@ -29,6 +34,8 @@ struct Taken {
 pub struct Share {
     room: Arc<Room>,
     bytes: usize,
+    lent: usize,
+    is_child: bool,
 }
 
 impl Default for Room {
@@ -45,10 +52,10 @@ impl Room {
         self.taken.lock().bytes >= self.bytes
     }
 
-    /// For a conversation of which nothing is said yet.
-    pub fn share(self: &Arc<Self>) -> Share {
+    /// For a conversation of which nothing is said yet; `is_child` where another run waits for it.
+    pub fn share(self: &Arc<Self>, is_child: bool) -> Share {
         self.taken.lock().conversations += 1;
-        Share { room: Arc::clone(self), bytes: 0 }
+        Share { room: Arc::clone(self), bytes: 0, lent: 0, is_child }
     }
 }
 
@@ -60,11 +67,25 @@ impl Share {
         let mut taken = self.room.taken.lock();
         let all = (taken.bytes - self.bytes).saturating_add(bytes);
         let is_small = taken.conversations == 1 || bytes < all / taken.conversations;
-        if bytes > self.bytes && all > self.room.bytes && !is_small {
+        let free = if self.is_child { taken.lent } else { 0 };
+        if bytes > self.bytes && all.saturating_sub(free) > self.room.bytes && !is_small {
             return false;
         }
         (taken.bytes, self.bytes) = (all, bytes);
         true
+    }
+
+    /// Lends it to child runs, until it is taken back.
+    pub fn lend(&mut self) {
+        let mut taken = self.room.taken.lock();
+        taken.lent += self.bytes - self.lent;
+        self.lent = self.bytes;
+    }
+
+    /// Takes it back, whether or not there is room for it by now.
+    pub fn take_back(&mut self) {
+        self.room.taken.lock().lent -= self.lent;
+        self.lent = 0;
     }
 }
 
@@ -72,6 +93,7 @@ impl Drop for Share {
     fn drop(&mut self) {
         let mut taken = self.room.taken.lock();
         taken.bytes -= self.bytes;
+        taken.lent -= self.lent;
         taken.conversations -= 1;
     }
 }
@@ -87,7 +109,7 @@ mod tests {
     #[test]
     fn what_is_larger_than_the_average_gives_way_where_there_is_no_room() {
         let room = room(100);
-        let (mut large, mut small, mut other) = (room.share(), room.share(), room.share());
+        let [mut large, mut small, mut other] = [false; 3].map(|is_child| room.share(is_child));
         assert!(large.resize(70) && small.resize(10) && other.resize(19));
         assert!(!room.is_full());
         assert!(!large.resize(72), "over 100, and more than a third");
@@ -99,7 +121,7 @@ mod tests {
 
     #[test]
     fn a_conversation_that_is_alone_goes_on() {
-        let mut alone = room(100).share();
+        let mut alone = room(100).share(false);
         assert!(alone.resize(90) && alone.resize(1_000));
     }
 
@@ -108,23 +130,41 @@ mod tests {
         let room = room(100);
         let mut equal: Vec<Share> = Vec::new();
         let come_in = (0..20).filter(|_| {
-            let mut share = room.share();
+            let mut share = room.share(false);
             let has_room = share.resize(10);
             equal.extend(has_room.then_some(share));
             has_room
         });
         assert_eq!(come_in.count(), 10);
         equal.pop();
-        assert!(room.share().resize(10));
+        assert!(room.share(false).resize(10));
     }
 
     #[test]
     fn of_equal_ones_the_first_that_grows_gives_way() {
         let room = room(100);
-        let mut equal: Vec<Share> = (0..10).map(|_| room.share()).collect();
+        let mut equal: Vec<Share> = (0..10).map(|_| room.share(false)).collect();
         assert!(equal.iter_mut().all(|share| share.resize(10)));
         assert!(!equal[0].resize(12));
         equal.remove(0);
         assert!(equal[0].resize(12));
+    }
+
+    #[test]
+    fn children_go_on_while_their_parents_fill_the_room() {
+        let room = room(100);
+        let mut parents: Vec<Share> = (0..10).map(|_| room.share(false)).collect();
+        assert!(parents.iter_mut().all(|parent| parent.resize(10)));
+        assert!(!room.share(true).resize(20), "nothing is lent yet");
+        parents[0].lend();
+        parents[1].lend();
+        let (mut child, mut second) = (room.share(true), room.share(true));
+        assert!(child.resize(15) && !second.resize(15), "as much as their parents lend");
+        assert!(!room.share(false).resize(15) && room.is_full(), "it is for children alone");
+        drop(child);
+        assert!(second.resize(15));
+        parents[0].take_back();
+        parents.truncate(1);
+        assert!(parents[0].resize(80) && !room.is_full() && second.resize(5));
     }
 }

@@ -154,7 +154,7 @@ impl Run {
         }
         let mut reserved = self.reserve(wanted).await?;
         if is_first && matches!(reserved, Reserved::Refused(_)) {
-            self.settle().await?; // calls of the same response that have ended are told as used
+            self.settle().await?; // calls of the same response that have ended are settled first
             reserved = self.reserve(wanted).await?;
         }
         Ok(match reserved {

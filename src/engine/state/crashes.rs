@@ -7,11 +7,10 @@
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::json;
 use uuid::Uuid;
 
 use super::{Dispatched, OpenTurn, Phase, State, Step};
-use crate::bounds::json;
 use crate::event::{CallFailure, RunEvent, ToolCallCompleted, WaitKind};
 use crate::message::{CallTarget, ToolCall, Usage};
 use crate::run::{Amounts, Delegation, Effect, RunStatus, TerminationReason};
@@ -31,7 +30,7 @@ pub(super) struct Blame {
 }
 
 impl Blame {
-    /// However many replicas died since, it was driven on one of them at most.
+    /// Counts one crash, however many replicas died: at most one of them drove this run.
     fn after(self, deaths: u32) -> Self {
         if deaths <= self.deaths {
             return self;
@@ -39,7 +38,7 @@ impl Blame {
         Self { deaths, crashes: self.crashes + 1, was_alone: self.is_alone, ..self }
     }
 
-    /// The deaths are those of others.
+    /// Notes deaths of replicas without blaming this run.
     fn spared(self, deaths: u32) -> Self {
         Self { deaths: deaths.max(self.deaths), ..self }
     }
@@ -100,7 +99,8 @@ impl State {
         self.phase == Phase::Calling { is_repeated: true }
     }
 
-    /// What an answer costs, with that which was lost: as much again, for want of anything better.
+    /// What an answer costs, with the one that a crash lost: its real cost is unknown, so it is counted
+    /// as equal.
     pub fn charged(&self, usage: Usage) -> Usage {
         let mut charged = usage;
         if self.repeats_model_call() {
@@ -254,11 +254,10 @@ fn unchecked(event: RunEvent) -> RunEvent {
 
 fn review_of(turn: &OpenTurn, call: &ToolCall) -> RunEvent {
     let answer = turn.resolved.get(&call.id);
-    let edited = answer.and_then(|answer| answer.resolved.resolution.edited().cloned());
-    let of_model =
-        || json::read(&call.arguments).unwrap_or_else(|_| Value::String(call.arguments.clone()));
-    let (tool, arguments) = (call.name.clone(), edited.unwrap_or_else(of_model));
-    review(call.id, tool, arguments, &format!("{UNKNOWN_OUTCOME}."))
+    let edited = answer.and_then(|answer| answer.resolved.resolution.edited());
+    let made_with = turn.dispatched.get(&call.id).map(|call| call.made_with.clone());
+    let shown = made_with.unwrap_or_default().shown(call, edited);
+    review(call.id, call.name.clone(), shown, &format!("{UNKNOWN_OUTCOME}."))
 }
 
 /// The result of a call whose tool asked for input and does not get it. The tool has not completed the

@@ -88,7 +88,8 @@ impl State {
         }
     }
 
-    fn choice(&self) -> ToolChoice {
+    /// Whether and which tool the next model call must call.
+    pub fn choice(&self) -> ToolChoice {
         if self.single_shot {
             return ToolChoice::Auto;
         }
@@ -151,6 +152,18 @@ impl State {
             _ => self.answer_only && (self.unfinished.is_some() || self.blank_answers > 0),
         };
         RunEvent::IterationStarted { attempt, iteration, answer_only, limit: None }
+    }
+
+    /// Whether the step begins an iteration whose model call reads the conversation as it is now.
+    pub fn begins_iteration(&self, step: &Step) -> bool {
+        let begins = match step {
+            Step::Record(events) => {
+                events.iter().any(|event| matches!(event, RunEvent::IterationStarted { .. }))
+            }
+            Step::EvaluateStopConditions => true,
+            _ => false,
+        };
+        begins && self.compaction().is_none()
     }
 
     /// A summary may have used up the budget that the iteration began with.
@@ -383,11 +396,12 @@ impl State {
                 let feedback = phrases::another_final_answer(&errors);
                 return Step::Record(self.attempt_failed(None, errors, feedback, NO_OUTPUT, now));
             }
-            (_, Contract::Structured { tool, .. }) => {
+            (_, Contract::Structured { tool, submit, .. }) => {
                 let message =
                     "answered in plain text instead of calling the output tool".to_owned();
                 let errors = vec![ValidationError { pointer: String::new(), message }];
-                let feedback = phrases::use_output_tool(tool);
+                let is_decision = self.rules.react.is_some();
+                let feedback = phrases::use_output_tool(is_decision, tool, submit.as_deref());
                 return Step::Record(self.attempt_failed(None, errors, feedback, NO_OUTPUT, now));
             }
         };

@@ -22,7 +22,7 @@ use crate::message::{
     AssistantMessage, CallTarget, Conversation, FinishReason, Origin, ToolCall, ToolResult, Turn,
 };
 use crate::run::{Delegation, Effect, ToolChoicePolicy};
-use crate::tools::interrupted::Interrupted;
+use crate::tools::interrupted::{Interrupted, MadeWith};
 
 /// A journal that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -227,14 +227,17 @@ impl State {
             self.cache.clear();
         }
         let (effect, on_unknown_outcome) = (call.effect, call.on_unknown_outcome);
+        let made_with = MadeWith::of(call);
         let reconcilable = call.reconcilable_by.clone().map(|tool_hash| Interrupted {
             tool_hash,
             effect_key: call.effect_key.clone(),
             on_unknown_outcome,
+            made_with: made_with.clone(),
         });
         let turn = self.turn(misplaced)?;
         let is_repeated = turn.dispatched.contains_key(&call.call_id);
-        let dispatched = Dispatched { effect, on_unknown_outcome, reconcilable, is_repeated };
+        let dispatched =
+            Dispatched { effect, on_unknown_outcome, reconcilable, is_repeated, made_with };
         turn.dispatched.insert(call.call_id, dispatched);
         turn.counted.entry(call.call_id).or_default().add(&call.consumes);
         turn.begun_after.entry(call.call_id).or_insert(active);
@@ -313,6 +316,7 @@ impl State {
         self.counted_turns = self.conversation.turns().len();
         self.compactions.push(compacted.cause);
         self.summaries += u32::from(compacted.call.is_some());
+        self.fruitless.note(compacted);
         Ok(())
     }
 

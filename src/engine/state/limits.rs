@@ -94,8 +94,7 @@ impl State {
 
     /// Whether the wall-clock limit has struck; a run that waits has only used what it had by then.
     pub(super) fn is_out_of_time(&self, now: DateTime<Utc>) -> bool {
-        let until = self.totals.waiting_since.unwrap_or(now);
-        self.deadline().is_some_and(|deadline| until >= deadline)
+        self.milliseconds_left(now).is_some_and(|left| left <= 0)
     }
 
     /// What is added to a result that this call has had before.
@@ -169,10 +168,12 @@ impl State {
     /// The budget of tokens or dollars that does not pay for another model call.
     pub(super) fn spent(&self) -> Option<LimitReached> {
         let (usage, budget) = (&self.totals.usage, &self.rules.budget);
+        let of_parent = &self.rules.caps_of_tree;
         if self.tokens_left().is_some_and(|left| left < LEAST_TOKENS) {
             let needs = self.next_input().saturating_add(LEAST_TOKENS);
             let (used, max) = (usage.total_tokens(), budget.max_total_tokens);
-            return Some(too_little("max_total_tokens", used, max, Some(needs)));
+            let limit = too_little("max_total_tokens", used, max, Some(needs));
+            return Some(if of_parent.tokens { of_tree(limit) } else { limit });
         }
         if self.affordable_output().is_some_and(|left| left < LEAST_TOKENS) {
             let spent = usage.cost_micro_usd.or_else(|| (usage.total_tokens() == 0).then_some(0));
@@ -180,7 +181,8 @@ impl State {
             let needs = price.map(|price| price.at_most(self.input_tokens(), LEAST_TOKENS));
             let (used, max) = (spent.unwrap_or(0), budget.max_cost_usd.map(Usd::dollars));
             let used = Usd::from_micro(used).dollars();
-            return Some(too_little("max_cost_usd", used, max, needs.map(dollars)));
+            let limit = too_little("max_cost_usd", used, max, needs.map(dollars));
+            return Some(if of_parent.cost { of_tree(limit) } else { limit });
         }
         None
     }

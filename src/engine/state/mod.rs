@@ -42,10 +42,11 @@ use crate::run::{
 };
 use crate::tools::approval::{Decided, Granted};
 use crate::tools::executor::Slot;
-use crate::tools::interrupted::Interrupted;
+use crate::tools::interrupted::{Interrupted, MadeWith};
 
 use crashes::Blame;
 use streak::{Streak, same_call};
+use window::Fruitless;
 
 pub use crashes::Disposal;
 pub use faults::ModelFault;
@@ -255,6 +256,8 @@ struct Dispatched {
     /// Whether it was dispatched before, and no result came.
     #[serde(default)]
     is_repeated: bool,
+    #[serde(default)]
+    made_with: MadeWith,
 }
 
 impl Dispatched {
@@ -345,6 +348,8 @@ pub struct State {
     compactions: Vec<CompactionCause>,
     /// Model calls that wrote summaries.
     summaries: u32,
+    #[serde(default)]
+    fruitless: Fruitless,
     failures_in_a_row: u32,
     failed_call: Option<FailedCall>,
     streak: Streak,
@@ -402,6 +407,7 @@ impl State {
             recorded_bytes: 0,
             compactions: Vec::new(),
             summaries: 0,
+            fruitless: Fruitless::default(),
             failures_in_a_row: 0,
             failed_call: None,
             streak: Streak::default(),
@@ -538,13 +544,23 @@ impl State {
         }
     }
 
-    /// When the wall-clock limit strikes.
+    /// When the wall-clock limit strikes; `None` while the run waits, which costs it no time.
     pub fn deadline(&self) -> Option<DateTime<Utc>> {
+        if self.totals.waiting_since.is_some() {
+            return None;
+        }
         let seconds = i64::try_from(self.rules.budget.max_duration_seconds).ok()?;
         let waited = chrono::TimeDelta::try_milliseconds(self.totals.waited_ms)?;
         self.started_at?
             .checked_add_signed(chrono::TimeDelta::try_seconds(seconds)?)?
             .checked_add_signed(waited)
+    }
+
+    /// Milliseconds that the run may still be under way; negative once the limit has struck.
+    pub fn milliseconds_left(&self, now: DateTime<Utc>) -> Option<i64> {
+        let seconds = i64::try_from(self.rules.budget.max_duration_seconds).ok()?;
+        self.started_at?;
+        seconds.checked_mul(1000)?.checked_sub(self.active_ms(now))
     }
 
     /// Milliseconds from the start, without those in which it waited.

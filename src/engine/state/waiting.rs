@@ -73,7 +73,7 @@ impl State {
     }
 
     /// Whether this call is repeated because the child run that it waited for has ended.
-    pub fn child_has_ended(&self, call_id: Uuid) -> bool {
+    fn child_has_ended(&self, call_id: Uuid) -> bool {
         matches!(&self.phase, Phase::Acting(turn) if turn.children_ended.contains_key(&call_id))
     }
 

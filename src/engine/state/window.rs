@@ -6,11 +6,40 @@
 
 use std::slice;
 
+use serde::{Deserialize, Serialize};
+
 use super::State;
 use crate::engine::context::{self, Compaction, Load};
-use crate::event::CompactionCause;
+use crate::event::{CompactionCause, ContextCompacted};
 use crate::message::Turn;
 use crate::providers::estimate;
+
+/// Summaries in a row that gained nothing, after which no more is asked for.
+const MOST_FRUITLESS: u32 = 2;
+/// After one of them the conversation must grow by one part in so many of the window.
+const GROWTH: u64 = 8;
+
+/// Summaries in a row that a model was asked for and that gained nothing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Fruitless {
+    summaries: u32,
+    /// Bytes of the conversation after the last of them.
+    bytes: u64,
+}
+
+impl Fruitless {
+    pub(super) fn note(&mut self, compacted: &ContextCompacted) {
+        // A call that was refused has failed tries of its own.
+        let has_failed =
+            compacted.cause == CompactionCause::WindowNearlyFull && compacted.failed_tries > 0;
+        if compacted.summary.is_some() {
+            *self = Self::default();
+        } else if compacted.call.is_some() || has_failed {
+            *self =
+                Self { summaries: self.summaries.saturating_add(1), bytes: compacted.bytes_after };
+        }
+    }
+}
 
 impl State {
     /// What to do about a model call that a provider refused because it did not fit; nothing where
@@ -25,7 +54,9 @@ impl State {
         let window = refused_by.and_then(|window| window.tokens);
         let readers = refused_by.map_or(&[][..], |window| slice::from_ref(&window.model));
         let load = self.load(readers);
-        let mut compaction = context::plan(&self.conversation, load, readers, cause, window)?;
+        let may_summarise = self.fruitless.summaries < MOST_FRUITLESS;
+        let mut compaction =
+            context::plan(&self.conversation, load, readers, cause, window, may_summarise)?;
         compaction.failed_tries = failed_tries;
         Some(compaction)
     }
@@ -45,13 +76,23 @@ impl State {
         if !self.compactions.is_empty() || self.next_input() <= context::full(tokens) {
             return None;
         }
+        let load = self.load(self.readers());
         context::plan(
             &self.conversation,
-            self.load(self.readers()),
+            load,
             self.readers(),
             CompactionCause::WindowNearlyFull,
             Some(tokens),
+            self.is_summary_due(load, tokens),
         )
+    }
+
+    /// Whether a summary may gain something, as far as earlier ones tell.
+    fn is_summary_due(&self, load: Load, window: u64) -> bool {
+        let Fruitless { summaries, bytes } = self.fruitless;
+        let now = estimate::bytes(&self.conversation, self.readers());
+        let grown = now.saturating_sub(usize::try_from(bytes).unwrap_or(usize::MAX));
+        summaries == 0 || (summaries < MOST_FRUITLESS && grown >= load.bytes_of(window / GROWTH))
     }
 
     fn load(&self, readers: &[String]) -> Load {

@@ -2,7 +2,7 @@
 
 import { part } from "./api.js";
 import { announce, el, folded, notice } from "./dom.js";
-import { snippets } from "./snippets.js";
+import { lacksSecret, snippets } from "./snippets.js";
 import { start } from "./stream.js";
 
 const MODES = { single: "invoke", iterative: "invoke-iterative", call: "call" };
@@ -19,9 +19,12 @@ function asked(run) {
   return body;
 }
 
-/** Buttons for the head of its page. A child is its parent's to start. */
+/** Buttons for the head of its page. A child is its parent's to start, and what lacks a secret cannot be sent as it is. */
 export function again(run, main) {
   if (run.parent_run_id) return [];
+  const form = run.kind === "call" ? "judge" : "agents";
+  const change = el("a", { class: "button", href: `#/${form}/${part(run.agent)}?from=${part(run.run_id)}` }, "With changes …");
+  if (lacksSecret(asked(run))) return [change];
   const repeat = el("button", { type: "button", onclick: async () => {
     repeat.disabled = true;
     try {
@@ -32,8 +35,7 @@ export function again(run, main) {
     }
     repeat.disabled = false;
   } }, "Run again");
-  const form = run.kind === "call" ? "judge" : "agents";
-  return [repeat, el("a", { class: "button", href: `#/${form}/${part(run.agent)}?from=${part(run.run_id)}` }, "With changes …")];
+  return [repeat, change];
 }
 
 export const snippetOf = (run) =>

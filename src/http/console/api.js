@@ -83,14 +83,34 @@ export const get = async (path, signal) => read(await request("GET", path, { sig
 
 export const post = async (path, body, signal) => read(await request("POST", path, { body, signal }));
 
-/** The pages of a list, at most so many rows. */
-export async function all(path, signal, most = 1000) {
+const pageOf = (path, cursor, signal) => get(path + (cursor && `${path.includes("?") ? "&" : "?"}cursor=${part(cursor)}`), signal);
+
+/** The pages of a list, at most so many rows, and whether there are more. */
+export async function first(path, signal, most) {
   const rows = [];
   let cursor = "";
   do {
-    const page = await get(path + (cursor && `${path.includes("?") ? "&" : "?"}cursor=${part(cursor)}`), signal);
+    const page = await pageOf(path, cursor, signal);
     rows.push(...page.data);
     cursor = page.next_cursor;
   } while (cursor && rows.length < most);
-  return rows;
+  return { rows, more: Boolean(cursor) };
+}
+
+/** The pages of a list, at most so many rows. */
+export const all = async (path, signal, most = 1000) => (await first(path, signal, most)).rows;
+
+/** The last rows of a list, at most so many, and whether there are others before them. */
+export async function last(path, signal, most) {
+  let rows = [];
+  let more = false;
+  let cursor = "";
+  do {
+    const page = await pageOf(path, cursor, signal);
+    rows.push(...page.data);
+    more ||= rows.length > most;
+    rows = rows.slice(-most);
+    cursor = page.next_cursor;
+  } while (cursor);
+  return { rows, more };
 }

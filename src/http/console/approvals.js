@@ -1,6 +1,6 @@
 // What waits for a person, of all runs, and what was decided.
 
-import { all, get, part } from "./api.js";
+import { first, get, part } from "./api.js";
 import { Asked } from "./asked.js";
 import { decision } from "./decide.js";
 import { el, folded, heading, notice, status, time } from "./dom.js";
@@ -10,6 +10,9 @@ import { argued } from "./preview.js";
 
 /** Milliseconds between two looks. */
 const REFRESH = 3000;
+/** Requests that are shown, and those among which an agent's are looked for. */
+const SHOWN = 100;
+const SEARCHED = 1000;
 const STATUSES = ["pending", "approved", "denied", "expired", "answered", "resolved", "void"];
 
 export async function approvals(main, params, signal) {
@@ -22,9 +25,10 @@ export async function approvals(main, params, signal) {
   const asked = new Asked(list, (row) => request(row, load, signal));
 
   async function load() {
-    const rows = (await all(`approvals?status=${part(wanted)}&limit=100`, signal, 100)).filter((row) => row.agent.includes(agent));
+    const read = await first(`approvals?status=${part(wanted)}&limit=100`, signal, agent ? SEARCHED : SHOWN);
+    const rows = read.rows.filter((row) => row.agent.includes(agent));
     trouble.replaceChildren();
-    said.textContent = rows.length ? plural(rows.length, "request") : wanted === "pending" ? "Nothing waits for a decision." : "There are none.";
+    said.textContent = summary(rows.length, read, wanted);
     asked.show(rows);
     document.dispatchEvent(new CustomEvent("waiting"));
   }
@@ -33,6 +37,13 @@ export async function approvals(main, params, signal) {
   await attempt();
   const again = setInterval(() => document.hidden || attempt(), REFRESH);
   signal.addEventListener("abort", () => clearInterval(again));
+}
+
+/** How many there are, as far as that is known. */
+function summary(shown, read, wanted) {
+  if (read.more) return `${plural(shown, "request")} among the newest ${read.rows.length}; there are older ones.`;
+  if (shown) return plural(shown, "request");
+  return wanted === "pending" ? "Nothing waits for a decision." : "There are none.";
 }
 
 function filters(wanted, agent) {

@@ -6,7 +6,7 @@ import { announce, el, folded, heading, notice, pre } from "./dom.js";
 import { dryRun } from "./dry-run.js";
 import { makeField } from "./fields.js";
 import { short, visible } from "./format.js";
-import { snippets } from "./snippets.js";
+import { lacking, lacksSecret, snippets } from "./snippets.js";
 import { start } from "./stream.js";
 
 const LIMITS = [
@@ -33,6 +33,7 @@ export async function invoke(main, name, signal, params = new URLSearchParams())
   main.append(el("p", {}, visible(agent.description)),
     el("p", { class: "meta" }, [agent.model, ...agent.tools].map((name) => el("code", {}, visible(name))), version),
     earlier && el("p", { class: "notice" }, "With the inputs of ", el("a", { href: `#/runs/${part(model)}` }, `run ${short(model)}`)) || "",
+    earlier && lacksSecret([earlier.inputs, earlier.overrides, earlier.metadata]) ? lacking() : "",
     form.node, folded("Definition", () => pre(agent, "Definition")));
 }
 

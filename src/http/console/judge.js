@@ -4,6 +4,7 @@ import { all, get, may, part, post, read, request } from "./api.js";
 import { announce, el, heading, notice, pre, status } from "./dom.js";
 import { makeField } from "./fields.js";
 import { visible, words } from "./format.js";
+import { lacking, lacksSecret } from "./snippets.js";
 
 const LABELS = [["untrusted", "something that an outsider can write"], ["private", "something that must not leave"]];
 
@@ -25,6 +26,7 @@ export async function judge(main, name, signal, params = new URLSearchParams()) 
   if (!offered.length) return main.append(el("p", {}, "This agent has no tools that can be judged without a run."));
   const form = new Judge(agent, offered, signal);
   if (earlier) form.fill(earlier);
+  if (earlier && lacksSecret([earlier.inputs, earlier.overrides])) main.append(lacking());
   main.append(form.node);
 }
 

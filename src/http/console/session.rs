@@ -29,11 +29,11 @@ pub(super) struct Who {
     /// `api_key`, or `none` where no sign-in is needed.
     authentication: &'static str,
     /// Null where no user is signed in.
-    caller: Option<Told>,
+    caller: Option<SignedIn>,
 }
 
 #[derive(Serialize)]
-struct Told {
+struct SignedIn {
     /// Null without authentication.
     key: Option<NamedKey>,
     tenant: String,
@@ -51,7 +51,7 @@ struct NamedKey {
 impl Who {
     fn of(app: &App, identity: Option<&Identity>) -> Json<Self> {
         let authentication = if app.auth.is_required() { "api_key" } else { "none" };
-        let told = |Identity { caller, credential }: &Identity| Told {
+        let told = |Identity { caller, credential }: &Identity| SignedIn {
             key: credential
                 .key
                 .as_ref()

@@ -1,12 +1,12 @@
 // Conversations: those that there are, and one as a chat that can be gone on with.
 
-import { all, get, part } from "./api.js";
+import { get, last, part } from "./api.js";
 import { Files } from "./files.js";
 import { announce, el, folded, heading, long, notice, pre, status, time } from "./dom.js";
 import { count, plural, short, visible } from "./format.js";
 import { follow, start } from "./stream.js";
 
-/** Messages that are shown. */
+/** Messages that are shown, the last ones. */
 const MOST = 400;
 
 export async function sessions(main, params, signal) {
@@ -35,17 +35,21 @@ export async function session(main, id, signal) {
   const agent = await get(`agents/${part(about.agent)}`, signal).catch(() => null);
   const talk = el("ol", { class: "chat", "aria-label": "Conversation" });
   const runs = new Map(about.runs.map((run) => [run.run_id, run]));
+  const cut = el("p", { class: "meta", hidden: true }, `Only the last ${MOST} messages are shown.`);
 
   async function load() {
-    const messages = await all(`${path}/messages?limit=200`, signal, MOST);
-    talk.replaceChildren(...turns(messages, runs));
+    const { rows, more } = await last(`${path}/messages?limit=200`, signal, MOST);
+    cut.hidden = !more;
+    talk.replaceChildren(...turns(rows, runs));
     scrollTo(0, document.documentElement.scrollHeight);
   }
 
   main.append(el("p", { class: "meta" }, el("span", {}, "with ", el("a", { href: `#/agents/${part(about.agent)}` }, visible(about.agent))),
-    el("span", {}, plural(about.run_count, "run")), el("span", {}, "since ", time(about.created_at))), talk);
+    el("span", {}, plural(about.run_count, "run")), el("span", {}, "since ", time(about.created_at))), cut, talk);
   await load();
-  const busy = about.runs.at(-1);
+  // A run that begins later holds up no other.
+  const isLater = (run) => run.status === "queued" && run.available_at;
+  const busy = about.runs.findLast((run) => !isLater(run));
   const next = composer(agent, id, about, talk, async () => {
     for (const run of (await get(path, signal)).runs) runs.set(run.run_id, run);
     await load();

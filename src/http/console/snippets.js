@@ -4,6 +4,16 @@ import { address } from "./api.js";
 import { announce, el } from "./dom.js";
 import { escaped } from "./format.js";
 import { Exact, same, stringify } from "./json.js";
+import { queueing } from "./stream.js";
+
+/** Whether a request has [redacted] in the place of a secret, which would be sent as it is. */
+export const lacksSecret = (body) => stringify(body).includes("[redacted]");
+
+/** The warning of that. */
+export const lacking = () => el("p", { class: "notice" }, "A secret is shown as [redacted]. Write it anew: what is shown would be sent.");
+
+/** The headers of a request that not every request has, each as a name and its value. */
+const more = (body) => Object.entries(queueing(body));
 
 const json = (value) => escaped(stringify(value, 2));
 
@@ -13,6 +23,7 @@ function curl(url, body) {
     "  -H \"Authorization: Bearer $TOOLLOOP_KEY\" \\",
     "  -H 'Content-Type: application/json' \\",
     "  -H 'Accept: application/json' \\",
+    ...more(body).map(([name, value]) => `  -H '${name}: ${value}' \\`),
     `  -d '${json(body).replaceAll("'", "'\\''")}'`,
   ].join("\n");
 }
@@ -26,6 +37,7 @@ function typescript(url, body) {
     "  headers: {",
     "    Authorization: `Bearer ${process.env.TOOLLOOP_KEY}`,",
     '    "Content-Type": "application/json",',
+    ...more(body).map(([name, value]) => `    "${name}": "${value}",`),
     "  },",
     `  body: ${isHeld ? `JSON.stringify(${text.replaceAll("\n", "\n  ")})` : escaped(JSON.stringify(stringify(body)))},`,
     "});",
@@ -42,7 +54,7 @@ function python(url, body) {
     "",
     "answer = requests.post(",
     `    ${JSON.stringify(url)},`,
-    "    headers={\"Authorization\": f\"Bearer {os.environ['TOOLLOOP_KEY']}\"},",
+    `    headers={"Authorization": f"Bearer {os.environ['TOOLLOOP_KEY']}"${more(body).map(([name, value]) => `, "${name}": "${value}"`).join("")}},`,
     `    json=${literal(body, "    ")},`,
     ")",
     "answer.raise_for_status()",
@@ -83,7 +95,7 @@ export function snippets(route, body) {
       announce("Selected: copy it with the keyboard");
     }
   } }, "Copy");
-  const node = el("section", { class: "result snippets", "aria-label": "Copy as" }, el("p", { class: "tabs" }, buttons, copy), code);
+  const node = el("section", { class: "result snippets", "aria-label": "Copy as" }, lacksSecret(body) && lacking(), el("p", { class: "tabs" }, buttons, copy), code);
   buttons[0].click();
   return node;
 }

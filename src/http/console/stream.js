@@ -12,10 +12,13 @@ const ENDINGS = ["run.completed", "run.failed", "run.cancelled"];
 /** Answers that are still being written, by the run that they are of; the run's page goes on reading them. */
 const begun = new Map();
 
+/** The headers without which what a request says of the queue is refused, or has no effect. */
+export const queueing = (body) => (body.available_at || body.priority ? { Prefer: "respond-async" } : {});
+
 /** Starts a run so that its first answer streams; resolves to its id as soon as there is one. */
 export async function start(agent, mode, body) {
   const reading = new AbortController();
-  const headers = { Accept: "text/event-stream" };
+  const headers = { Accept: "text/event-stream", ...queueing(body) };
   const answer = await request("POST", `agents/${part(agent)}/${mode}`, { body, headers, signal: reading.signal });
   const run = answer.headers.get("X-Run-Id");
   if (answer.headers.get("Content-Type")?.startsWith("text/event-stream")) begun.set(run, { answer, reading });

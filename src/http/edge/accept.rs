@@ -22,7 +22,10 @@ impl FromRequestParts<App> for MediaType {
 
     async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, Problem> {
         let refused = || {
-            Problem::new(Code::NotAcceptable, "This answers application/json or text/event-stream.")
+            Problem::new(
+                Code::NotAcceptable,
+                "Accept must allow application/json or text/event-stream.",
+            )
         };
         preferred(&parts.headers).ok_or_else(refused)
     }

@@ -22,10 +22,10 @@ use super::key_cache::{Auth, CachedKey};
 use super::open_requests::Counted;
 use super::problem::{Code, Problem};
 use super::server::Peer;
-use super::token_signer::{ConsoleSession, Grant};
+use super::token_signer::{Action, ConsoleSession, Grant};
 use super::tokens;
 use crate::clock;
-use crate::fairness::Payer;
+use crate::fairness::CpuAccount;
 use crate::http::state::App;
 use crate::run::Caller;
 use crate::runtime::jwt::{self, IdentityProvider, JwtError, JwtRefusal};
@@ -86,11 +86,18 @@ pub(crate) struct Credential {
     expires_at: Option<DateTime<Utc>>,
     /// The console's session, if it was one.
     session: Option<Uuid>,
+    /// What the token may do, if it was one of this service.
+    actions: Option<Vec<Action>>,
 }
 
 impl Credential {
     pub(crate) fn expires_at(&self) -> Option<DateTime<Utc>> {
         self.expires_at
+    }
+
+    /// Whether it may read the run or session that it is for, as far as its caller may.
+    pub(crate) fn may_read(&self) -> bool {
+        self.actions.as_ref().is_none_or(|actions| actions.contains(&Action::Read))
     }
 }
 
@@ -138,9 +145,9 @@ impl Identity {
         if !identity.caller.has(S::NAME) {
             return Err(forbidden(S::NAME));
         }
-        if let Some(payer) = parts.extensions.get::<Payer>() {
+        if let Some(payer) = parts.extensions.get::<CpuAccount>() {
             payer.set(&identity.caller.tenant);
-            payer.step_aside().await;
+            payer.move_to_lane().await;
         }
         Ok(identity)
     }
@@ -207,6 +214,7 @@ impl Identity {
         }
         tokens::check(&grant, app, &identity.caller.tenant, parts).await?;
         identity.credential.expires_at = Some(grant.expires_at);
+        identity.credential.actions = Some(grant.actions);
         Ok(identity)
     }
 
@@ -280,7 +288,7 @@ fn presented<'p>(app: &'p App, parts: &'p Parts) -> Result<Presented<'p>, Proble
     match (tokens::in_query(parts)?, bearer) {
         (Some(_), Some(_)) => Err(Problem::new(
             Code::Unauthenticated,
-            "There are two credentials, in the header `Authorization` and in `access_token`.",
+            "Send one credential only: there is one in the header `Authorization` and one in `access_token`.",
         )),
         (Some(token), None) => Ok(Presented::Token(token.into())),
         (None, Some(token)) if tokens::is_token(token) => Ok(match &app.auth {
@@ -328,7 +336,7 @@ pub(crate) fn refused_key() -> Problem {
 pub(crate) fn credential_ended() -> Problem {
     Problem::new(
         Code::Unauthenticated,
-        "The API key, token or session has expired or was revoked. The run continues; get it by its id.",
+        "The API key, token or session has expired or was revoked. The run continues; read it with GET /v1/runs/{run_id}.",
     )
 }
 
@@ -359,7 +367,8 @@ async fn usable(
     let Some(cached) = app.keys.find(app.store.as_ref(), id).await? else {
         return Err(refused(app, parts, LoginRefusal::UnknownKey, None));
     };
-    let refusal = secret.map_or_else(|| cached.is_over(), |secret| cached.refusal(secret));
+    let refusal =
+        secret.map_or_else(|| cached.revoked_or_expired(), |secret| cached.refusal(secret));
     if let Some(why) = refusal {
         return Err(refused(app, parts, why, Some(&cached.key)));
     }
@@ -381,7 +390,7 @@ fn count(app: &App, parts: &Parts, key: &str) -> Result<(), Problem> {
 
 /// Resolves when the credential has expired or its key was revoked; without one never.
 pub(crate) async fn credential_lost(app: &App, credential: &Credential) {
-    let Credential { key, expires_at, session } = credential;
+    let Credential { key, expires_at, session, actions: _ } = credential;
     if key.is_none() && expires_at.is_none() {
         return std::future::pending().await;
     }
@@ -398,7 +407,7 @@ pub(crate) async fn credential_lost(app: &App, credential: &Credential) {
         let Some(key) = key else { continue };
         // What cannot be decided now is decided a moment later.
         let Ok(found) = app.keys.find(app.store.as_ref(), &key.id).await else { continue };
-        if found.is_none_or(|cached| cached.is_over().is_some()) {
+        if found.is_none_or(|cached| cached.revoked_or_expired().is_some()) {
             return;
         }
     }

@@ -121,7 +121,8 @@ const SMALL: usize = 16 * 1024;
 
 pub(crate) fn object(body: &[u8]) -> Result<Map<String, Value>, Problem> {
     if body.len() > SMALL && memory::is_scarce() {
-        let detail = "The service is short of memory: send a large body again a little later.";
+        let detail =
+            "The service is short of memory; retry requests with large bodies after Retry-After.";
         return Err(Problem::new(Code::Overloaded, detail));
     }
     if escapes_nul(body) {
@@ -135,7 +136,9 @@ pub(crate) fn object(body: &[u8]) -> Result<Map<String, Value>, Problem> {
         Ok(Value::Null) => return Ok(Map::new()), // what clients send whose body is optional
         Ok(_) => return Err(Problem::at(Code::InvalidInputs, "", "must be a JSON object")),
         Err(e @ Unreadable::Malformed(_)) => format!("The body is not JSON: {e}."),
-        Err(e @ Unreadable::Inexact(_)) => format!("The body cannot be kept as it is: {e}."),
+        Err(e @ Unreadable::Inexact(_)) => {
+            format!("The body holds a number that cannot be stored exactly: {e}.")
+        }
         Err(beyond) => format!("The body is too complex: {beyond}."),
     };
     Err(Problem::new(Code::MalformedJson, refused))

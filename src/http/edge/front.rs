@@ -1,6 +1,5 @@
-//! The front door: `/` leads a browser to the console, and everybody else nowhere.
-//!
-//! Only a client that asks for HTML is sent on; programs get the 404 of any other unknown path.
+//! Redirects browsers from `/` to the console: clients that ask for HTML. Others get the 404 of any
+//! other unknown path.
 
 use axum::Router;
 use axum::http::header::{ACCEPT, VARY};

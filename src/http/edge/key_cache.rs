@@ -79,14 +79,14 @@ impl CachedKey {
     /// Why it cannot be used with this secret.
     pub(super) fn refusal(&self, secret: &str) -> Option<LoginRefusal> {
         if keys::verify(secret, &self.key.secret_hash) {
-            self.is_over()
+            self.revoked_or_expired()
         } else {
             Some(LoginRefusal::WrongSecret)
         }
     }
 
     /// Why it cannot be used any more.
-    pub(super) fn is_over(&self) -> Option<LoginRefusal> {
+    pub(super) fn revoked_or_expired(&self) -> Option<LoginRefusal> {
         if self.key.revoked_at.is_some() {
             Some(LoginRefusal::Revoked)
         } else {

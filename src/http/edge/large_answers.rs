@@ -15,7 +15,9 @@ use axum::body::{Body, Bytes};
 use axum::response::Response;
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use tokio::sync::SemaphorePermit;
+use uuid::Uuid;
 
+use super::outgoing::X_RUN_ID;
 use super::problem::{Code, Problem};
 use crate::bounds::memory::Places;
 
@@ -24,7 +26,7 @@ const SMALL: u64 = 256 << 10;
 /// Bytes that are handed to the connection at once.
 const PIECE: usize = 64 << 10;
 /// How long an answer waits for its place.
-const PATIENCE: Duration = Duration::from_secs(5);
+const MAX_WAIT: Duration = Duration::from_secs(5);
 
 static PLACES: LazyLock<Places> = LazyLock::new(Places::of_part);
 /// Bytes of the answers that wait for a place.
@@ -75,16 +77,25 @@ async fn placed(
 ) -> Result<Response, Problem> {
     let waiting = Waiting::begin(bytes, places.bytes());
     let place = match &waiting {
-        Some(_) => tokio::time::timeout(PATIENCE, places.take(bytes)).await.ok().flatten(),
+        Some(_) => tokio::time::timeout(MAX_WAIT, places.take(bytes)).await.ok().flatten(),
         None => None,
     };
     drop(waiting);
     let Some(place) = place else {
-        let detail = "Too many large answers are being sent.";
-        return Err(Problem::new(Code::Overloaded, detail));
+        let busy = Problem::new(Code::Overloaded, "Too many large answers are being sent.");
+        return Err(match run_of(&response) {
+            Some(run) => busy.of_run(run),
+            None => busy,
+        });
     };
     response.extensions_mut().insert(HasPlace);
     Ok(response.map(|body| Body::new(InPieces { body, rest: Bytes::new(), _place: place })))
+}
+
+/// The run that the answer is of, where it answers an invocation.
+fn run_of(response: &Response) -> Option<Uuid> {
+    let id = response.headers().get(X_RUN_ID)?.to_str().ok()?;
+    Uuid::try_parse(id).ok()
 }
 
 /// A body whose connection has a piece of it at most: what is not sent yet is dropped with it.
@@ -130,8 +141,10 @@ impl HttpBody for InPieces {
 #[cfg(test)]
 mod tests {
     use axum::body::to_bytes;
+    use axum::response::IntoResponse as _;
     use http_body_util::BodyExt as _;
 
+    use super::super::outgoing::run_id_header;
     use super::*;
 
     static FEW: Places = Places::of_kib(1024);
@@ -162,8 +175,12 @@ mod tests {
         assert_eq!(to_bytes(second.into_body(), usize::MAX).await.unwrap().len(), bytes);
 
         let held = placed(answer(bytes), bytes as u64, &FEW).await.unwrap();
-        let late = placed(answer(bytes), bytes as u64, &FEW).await;
-        assert_eq!(late.unwrap_err().code(), Code::Overloaded);
+        let run = run_id_header(Uuid::from_u128(7));
+        let mut started = answer(bytes);
+        started.headers_mut().insert(X_RUN_ID, run.clone());
+        let late = placed(started, bytes as u64, &FEW).await.unwrap_err();
+        assert_eq!(late.code(), Code::Overloaded);
+        assert_eq!(late.into_response().headers()[X_RUN_ID], run, "it is still found");
         drop(held);
     }
 

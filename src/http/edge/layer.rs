@@ -27,7 +27,7 @@ use super::outgoing::X_RUN_ID;
 use super::problem::{Code, Problem};
 use super::rate_limit::RateLimitHeaders;
 use super::server::Reserved;
-use crate::fairness::{Payer, Turns};
+use crate::fairness::{CpuAccount, Turns};
 use crate::http::state::App;
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -69,7 +69,7 @@ pub(crate) async fn edge(State(app): State<App>, mut request: Request, next: Nex
 
     let counted = Counted::default();
     request.extensions_mut().insert(counted.clone());
-    let payer = Payer::default();
+    let payer = CpuAccount::default();
     request.extensions_mut().insert(payer.clone());
 
     let cors = &app.settings.cors;
@@ -126,7 +126,7 @@ pub(crate) async fn edge(State(app): State<App>, mut request: Request, next: Nex
 fn check_head(app: &App, request: &Request) -> Result<(), Problem> {
     let is_reserved = request.extensions().get::<Reserved>().is_some();
     if is_reserved && !PROBES.contains(&request.uri().path()) {
-        let detail = "The service has as many connections as it can take.";
+        let detail = "All connections are in use (server.max_connections); retry later.";
         return Err(Problem::new(Code::Overloaded, detail));
     }
     check_host(request.version(), request.headers())?;

@@ -29,7 +29,10 @@ pub(super) fn check_host(version: Version, headers: &HeaderMap) -> Result<(), Pr
     if is_one {
         return Ok(());
     }
-    Err(Problem::new(Code::InvalidParameter, "The request must have one header Host, with a host."))
+    Err(Problem::new(
+        Code::InvalidParameter,
+        "The request must have exactly one Host header, and it must name a host.",
+    ))
 }
 
 /// Refuses a request for another host than a loopback one, and one of a page of another origin that

@@ -385,7 +385,7 @@ impl From<StoreError> for Problem {
             StoreError::UnreadableEvent { run, seq, .. } => {
                 let detail = format!(
                     "Event {seq} of the run {run} cannot be read; GET \
-                     /runs/{run}/events?after={seq} goes on behind it."
+                     /runs/{run}/events?after={seq} continues with the events after it."
                 );
                 Self {
                     cause: Some(error.to_string()),

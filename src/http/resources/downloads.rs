@@ -26,7 +26,7 @@ const IN_MEMORY: u32 = (128 << 10) + PIECE;
 const LEAST: u64 = 8 << 20;
 const MOST: u64 = 1 << 30;
 /// How long a download waits for its place.
-const PATIENCE: Duration = Duration::from_secs(5);
+const MAX_WAIT: Duration = Duration::from_secs(5);
 
 /// The places of all downloads, in bytes.
 static DOWNLOADS: LazyLock<Downloads> = LazyLock::new(|| {
@@ -73,7 +73,7 @@ impl Downloads {
             let all = Arc::clone(&self.all).acquire_many_owned(IN_MEMORY).await.ok()?;
             Some(DownloadPlace { all, of_caller })
         };
-        let place = tokio::time::timeout(PATIENCE, both).await.ok().flatten();
+        let place = tokio::time::timeout(MAX_WAIT, both).await.ok().flatten();
         place.ok_or_else(|| Problem::new(Code::Overloaded, "Too many downloads are in progress."))
     }
 }

@@ -6,6 +6,7 @@
 //! download. Changes are audited.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use axum::Json;
 use axum::body::Body;
@@ -30,15 +31,24 @@ use super::downloads;
 use super::file_headers::{Preconditions, Range, Served, disposition, media_type};
 use super::last_changes::{Changer, LastChanges};
 use super::page::{LISTS, Listing, by_text, text_position};
-use super::uploads::{Pace, received};
+use super::uploads::{Pace, Received, received};
 use crate::event::{Act, AuditAction};
+use crate::fairness::{CpuAccount, Turns};
 use crate::http::edge::auth::{FilesRead, FilesWrite, Scoped};
 use crate::http::edge::extract::{Params, refuse_encoding};
 use crate::http::edge::problem::{Code, Problem};
 use crate::http::state::App;
 use crate::run::Caller;
 use crate::runtime::FileOwner as Owner;
-use crate::tools::stored_files::{ListedFile, MAX_HASHED_FILE};
+use crate::store::{Store, StoreError};
+use crate::tools::stored_files::{ChangeError, ListedFile, MAX_HASHED_FILE};
+
+/// How long a request waits for the record of its change.
+const ANSWERED: Duration = Duration::from_secs(10);
+/// How long the record of a change waits for the store.
+const PATIENCE: Duration = Duration::from_mins(10);
+/// Between two tries.
+const PAUSE: Duration = Duration::from_millis(500);
 
 /// A file of a workspace.
 #[derive(Debug, Serialize, ToSchema)]
@@ -361,7 +371,7 @@ async fn get(
         Served::PreconditionFailed => return Err(precondition_failed()),
     }
     let Ok(range) = Range::read(headers, size, &opened.etag) else {
-        let detail = format!("The file has {size} bytes.");
+        let detail = format!("The requested range is not in the file, which has {size} bytes.");
         let mut refused = Problem::new(Code::RangeNotSatisfiable, detail).into_response();
         add(refused.headers_mut(), CONTENT_RANGE, Some(format!("bytes */{size}")));
         return Ok(refused);
@@ -396,7 +406,7 @@ async fn put(
     let (parts, body) = request.into_parts();
     refuse_encoding(&parts.headers)?;
     if parts.headers.contains_key(CONTENT_RANGE) {
-        let why = "The header Content-Range is not taken: the body is the whole file.";
+        let why = "The header Content-Range is not supported: the body must be the whole file.";
         return Err(Problem::new(Code::InvalidParameter, why)); // RFC 9110, section 14.5
     }
     let condition = Preconditions::read(&parts.headers).of_change();
@@ -404,14 +414,18 @@ async fn put(
     let pace = Pace::default();
     let received = received(app, caller, pace.of(body.into_data_stream()));
     let file = pace.keeps(app.settings.body_timeout, received).await?;
-    let (path, is_new) = files.put(path, file.staged, file.size, condition).await?;
-    let written = owner.act(caller, AuditAction::FileWritten, &path, Some(&file.etag));
-    app.store.record_act(written).await?;
+    let Received { staged, size, etag } = file;
+    let change = async move { files.put(path, staged, size, condition).await };
+    let (by, whose, tag) = (caller.clone(), owner.clone(), etag.clone());
+    let act = move |(path, _): &(String, bool)| {
+        whose.act(&by, AuditAction::FileWritten, path, Some(&tag))
+    };
+    let (path, is_new) = recorded(&app.store, &caller.tenant, change, act).await?;
     let status = if is_new { StatusCode::CREATED } else { StatusCode::NO_CONTENT };
     let mut response = status.into_response();
     let headers = response.headers_mut();
     // The tag of a larger one is not that of what was sent.
-    add(headers, ETAG, (file.size <= MAX_HASHED_FILE).then_some(file.etag));
+    add(headers, ETAG, (size <= MAX_HASHED_FILE).then_some(etag));
     add(headers, LOCATION, is_new.then(|| owner.url(&path)));
     Ok(response)
 }
@@ -424,9 +438,56 @@ async fn delete(
 ) -> Result<StatusCode, Problem> {
     let condition = Preconditions::read(headers).of_change();
     let files = app.runtime.files_of(&caller.tenant, &owner).await?;
-    let path = files.delete(path, condition).await?;
-    app.store.record_act(owner.act(caller, AuditAction::FileDeleted, &path, None)).await?;
+    let by = caller.clone();
+    let change = async move { files.delete(path, condition).await };
+    let act = move |path: &String| owner.act(&by, AuditAction::FileDeleted, path, None);
+    recorded(&app.store, &caller.tenant, change, act).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// Changes a file and records that. Both are done to the end, also where the client goes away.
+async fn recorded<T: Send + 'static>(
+    store: &Arc<Store>,
+    tenant: &str,
+    change: impl Future<Output = Result<T, ChangeError>> + Send + 'static,
+    act: impl FnOnce(&T) -> Act + Send + 'static,
+) -> Result<T, Problem> {
+    let store = Arc::clone(store);
+    let both = async move {
+        let changed = change.await?;
+        let recording = tokio::spawn(record(store, act(&changed)));
+        match tokio::time::timeout(ANSWERED, recording).await {
+            Ok(Ok(recorded)) => recorded?,
+            Ok(Err(panic)) => return Err(Problem::internal(panic.to_string())),
+            Err(_) => {
+                let detail = "The file was changed. This is recorded in the audit log when the store \
+                              is available again.";
+                return Err(Problem::new(Code::StoreUnavailable, detail));
+            }
+        }
+        Ok::<T, Problem>(changed)
+    };
+    let done = tokio::spawn(Turns::new(CpuAccount::tenant(tenant), both)).await;
+    done.map_err(|panic| Problem::internal(panic.to_string()))?
+}
+
+/// Records an act; again and again while the store is away.
+async fn record(store: Arc<Store>, act: Act) -> Result<(), StoreError> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match store.record_act(act.clone()).await {
+            Err(error) if error.is_transient() && Instant::now() < until => {
+                error.log_retry("a change of a file is recorded in the audit log later");
+                tokio::time::sleep(PAUSE).await;
+            }
+            Err(error) => {
+                let (details, subject) = (&act.details, &act.subject);
+                tracing::error!(%error, %details, subject, "a change of a file is not in the audit log");
+                return Err(error);
+            }
+            Ok(()) => return Ok(()),
+        }
+    }
 }
 
 fn add(headers: &mut HeaderMap, name: HeaderName, value: Option<String>) {
@@ -435,5 +496,9 @@ fn add(headers: &mut HeaderMap, name: HeaderName, value: Option<String>) {
 }
 
 fn precondition_failed() -> Problem {
-    Problem::new(Code::PreconditionFailed, "The file is not the one that the request expects.")
+    Problem::new(Code::PreconditionFailed, "The file does not match If-Match or If-None-Match.")
 }
+
+#[cfg(test)]
+#[path = "files_tests.rs"]
+mod tests;

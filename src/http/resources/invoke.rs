@@ -11,6 +11,7 @@ use axum::http::header::LOCATION;
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::dry_run::DryRun;
@@ -21,6 +22,7 @@ use super::run_views::{Run, detail};
 use super::runs::existing;
 use super::stream::{self, CancelOnDrop, Viewer};
 use super::uploads::InvocationBody;
+use crate::fairness::{CpuAccount, Turns};
 use crate::http::document::answers::{Answers, Streamed};
 use crate::http::edge::auth::{
     AgentsRead, FilesRead, FilesWrite, Scope as _, credential_ended, credential_lost, forbidden,
@@ -111,7 +113,7 @@ pub(crate) async fn stream_agent(
     params.finish()?;
     let body = InvocationBody::read(&app, &caller, request).await?;
     if body.body.get("dry_run") == Some(&Value::Bool(true)) {
-        let why = "has no events; use POST /agents/{name}/dry-run";
+        let why = "cannot be streamed; use POST /agents/{name}/dry-run";
         return Err(Problem::at(Code::InvalidOverride, "/dry_run", why));
     }
     invoke(&app, &caller, &headers, agent, STREAM, body).await
@@ -142,7 +144,7 @@ pub(crate) async fn call_tool(
     params.finish()?;
     let body = InvocationBody::read(&app, &caller, request).await?;
     if body.body.get("dry_run").is_some_and(|dry| *dry != Value::Bool(false)) {
-        let why = "is not for one call; use POST /agents/{name}/policy/judge";
+        let why = "is not supported for a single tool call; use POST /agents/{name}/policy/judge";
         return Err(Problem::at(Code::InvalidOverride, "/dry_run", why));
     }
     invoke(&app, &caller, &headers, agent, RunKind::Call.as_str(), body).await
@@ -253,15 +255,13 @@ async fn invoke(
     if is_dry {
         return dry_run(app, caller, request).await;
     }
-    let mut accepted = Box::pin(app.runtime.start(request)).await?;
+    let (mut accepted, cancel) = start(app, caller, request, headers.cancel_on_disconnect).await?;
     let (run_id, is_replayed, follower) = match &mut accepted {
         Accepted::Started(started) => (started.run_id, false, started.follower.take()),
         Accepted::Queued(run_id) => (*run_id, false, None),
         Accepted::Known(run_id) => (*run_id, true, None),
     };
     let is_queued = matches!(accepted, Accepted::Queued(_)) && headers.mode() == Mode::Queued;
-    let cancel = (headers.cancel_on_disconnect && !is_replayed)
-        .then(|| CancelOnDrop::new(app.runtime.clone(), caller, run_id));
     let mut response = if headers.wants_events() {
         let follower = follower.unwrap_or_else(|| app.runtime.follow(&caller.tenant, run_id, 0));
         let viewer = Viewer { tenant: &caller.tenant, credential: &caller.credential };
@@ -283,6 +283,37 @@ async fn invoke(
         response.headers_mut().insert(IDEMPOTENCY_REPLAYED, HeaderValue::from_static("true"));
     }
     Ok(response)
+}
+
+/// Starts the run. If `cancels`, it is cancelled where its client leaves, be it in the middle of this.
+async fn start(
+    app: &App,
+    caller: &Arc<Caller>,
+    request: StartRequest,
+    cancels: bool,
+) -> Result<(Accepted, Option<CancelOnDrop>), Problem> {
+    if !cancels {
+        return Ok((Box::pin(app.runtime.start(request)).await?, None));
+    }
+    let (runtime, caller) = (app.runtime.clone(), Arc::clone(caller));
+    let payer = CpuAccount::tenant(&caller.tenant);
+    let (tell, told) = oneshot::channel();
+    let start = async move {
+        let started = Box::pin(runtime.start(request)).await.map(|accepted| {
+            let begun = match &accepted {
+                Accepted::Started(Started { run_id, .. }) | Accepted::Queued(run_id) => {
+                    Some(*run_id)
+                }
+                Accepted::Known(_) => None,
+            };
+            let cancel = begun.map(|run| CancelOnDrop::new(runtime.clone(), &caller, run));
+            (accepted, cancel)
+        });
+        let _ = tell.send(started); // where the client has left, it is dropped and so cancelled
+    };
+    tokio::spawn(Turns::new(payer, start));
+    let started = told.await.map_err(|_| Problem::internal("the start of a run panicked"))?;
+    started.map_err(Problem::from)
 }
 
 /// The outcome of the run, or 202 if it has not ended when the client stops waiting.
@@ -363,11 +394,11 @@ async fn answer_with(
         }
         _ if app.runtime.is_draining() => Err(Problem::new(
             Code::Draining,
-            "The run continues in the background; get it by its id.",
+            "The run continues in the background; read it with GET /v1/runs/{run_id}.",
         )),
         _ => Err(Problem::new(
             Code::Timeout,
-            "The run has not ended within the request timeout; get it by its id.",
+            "The run has not ended within the request timeout; read it with GET /v1/runs/{run_id}.",
         )),
     }
 }

@@ -82,11 +82,11 @@ pub(crate) async fn judge_call(
     let call: CallToJudge =
         fields(body).map_err(|error| Problem::invalid(Code::InvalidInputs, vec![error]))?;
     if call.files.len() > MAX_FILES {
-        return Err(Problem::at(Code::InvalidInputs, "/files", "must be at most 100"));
+        return Err(Problem::at(Code::InvalidInputs, "/files", "must have at most 100 entries"));
     }
     let is_long = |path: &String| path.len() > MAX_PATH || path.split('/').count() > MAX_NAMES;
     if let Some(at) = call.files.iter().position(is_long) {
-        let most = format!("must have at most {MAX_PATH} bytes and {MAX_NAMES} names");
+        let most = format!("must have at most {MAX_PATH} bytes and {MAX_NAMES} path segments");
         return Err(Problem::at(Code::InvalidInputs, format!("/files/{at}"), most));
     }
     let agent = app.catalogue.agent(&name).ok_or_else(|| Problem::not_found("agent"))?;

@@ -51,7 +51,7 @@ const MAX_RATE: u32 = 1_000_000_000;
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct KeyRequest {
-    /// A name for people; 1 to 200 characters.
+    /// A display name; 1 to 200 characters.
     #[serde(default)]
     #[schema(required, min_length = 1, max_length = 200, example = "ci")]
     name: String,
@@ -62,7 +62,8 @@ pub(crate) struct KeyRequest {
     #[serde(default)]
     #[schema(required, value_type = Vec<Scope>, min_items = 1, max_items = 64, example = json!(["agents:invoke", "runs:read", "tools:execute"]))]
     scopes: Vec<String>,
-    /// When the key expires; default: never, or when the key that creates it expires.
+    /// When the key expires; default: never, or when the key that creates it expires. A key that is
+    /// created with a JWT outlives the JWT.
     #[serde(default, deserialize_with = "optional_time")]
     #[schema(example = json!(null))]
     expires_at: Option<DateTime<Utc>>,
@@ -83,7 +84,7 @@ pub(crate) struct KeyView {
     /// The public part of the key, between `tl_` and the secret.
     #[schema(example = "5f2a9c01d3e47b68")]
     id: String,
-    /// A name for people.
+    /// A display name.
     #[schema(example = "ci")]
     name: String,
     /// The key's tenant.
@@ -284,7 +285,9 @@ fn idle_scopes(app: &App, scopes: &[String]) -> Vec<String> {
 /// Create an API key
 ///
 /// The response is the only place where the complete key is shown. A key cannot grant more than it
-/// has: neither scopes, nor time, nor requests per minute.
+/// has: neither scopes, nor time, nor requests per minute. A key that is created with a
+/// JWT of an identity provider does not end with the JWT: it ends at its own `expires_at`, or when it is
+/// revoked.
 #[utoipa::path(
     post, path = "/keys", tag = "keys", security(("bearer" = ["keys:admin"])),
     request_body = KeyRequest,

@@ -20,6 +20,7 @@ use crate::http::edge::cursor::{Filters, ListId};
 use crate::http::edge::extract::{JsonObject, Name, Params, fields, optional_time};
 use crate::http::edge::problem::{Code, Problem};
 use crate::http::resources::page::{run_position, time_position};
+use crate::http::resources::redacted;
 use crate::http::state::App;
 use crate::runtime::{self, Change, Replay, ReplayError, ReplayQuery};
 
@@ -41,7 +42,7 @@ static JUDGING: Semaphore = Semaphore::const_new(4);
 #[serde(default, deny_unknown_fields)]
 #[schema(example = json!({"since": "2026-01-01T00:00:00Z", "limit": 1000}))]
 pub(crate) struct PolicyReplayRequest {
-    /// The definition that judges, as the text of its file or as an object; default: the agent's own.
+    /// The definition to judge by, as the text of its file or as an object; default: the agent's own.
     /// At most 64 KiB, with 1000 entries in all of its lists.
     definition: Option<PolicyDefinition>,
     /// Runs created after this time.
@@ -157,6 +158,7 @@ pub(crate) struct PolicyChange {
 impl From<Change> for PolicyChange {
     fn from(change: Change) -> Self {
         let Change { run_id, call_id, tool, was, would_be, rule, reason } = change;
+        let (tool, reason) = (redacted::text(tool), reason.map(redacted::text));
         Self { run_id, call_id, tool, was, would_be, rule, reason }
     }
 }
@@ -286,6 +288,23 @@ fn wrong(pointer: &str, message: String) -> Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_change_shows_no_secrets() {
+        let secret = "ghp_hunter2hunter2hunter2hunter2";
+        let change = Change {
+            run_id: Uuid::nil(),
+            call_id: Uuid::nil(),
+            tool: format!("x {secret}"),
+            was: "allowed".into(),
+            would_be: "blocked",
+            rule: "path",
+            reason: Some(format!("\"out/{secret}.txt\" matches no entry")),
+        };
+        let answered = serde_json::to_value(PolicyChange::from(change)).unwrap();
+        assert_eq!(answered["tool"], "x [redacted]");
+        assert_eq!(answered["reason"], "\"out/[redacted].txt\" matches no entry");
+    }
 
     #[test]
     fn a_change_without_an_objection_has_its_reason() {

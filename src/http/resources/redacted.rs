@@ -76,13 +76,9 @@ fn written(text: String, for_client: bool) -> Result<String, serde_json::Error> 
     drop(text);
     if let Some(data) = whole.get_mut("data") {
         let kept = if for_client { data.get_mut("arguments").map(Value::take) } else { None };
-        let proposed = data.get_mut("output").map(Value::take);
-        secrets::redact(data);
+        secrets::redact_beside_output(data);
         if let Some(arguments) = kept {
             data["arguments"] = arguments;
-        }
-        if let Some(proposed) = proposed {
-            data["output"] = output(proposed);
         }
     }
     Ok(whole.to_string())

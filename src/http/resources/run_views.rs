@@ -18,12 +18,12 @@ use super::pending_views::{MAX_LISTED, Pending};
 use super::redacted;
 use super::webhooks::CallbackError;
 use crate::agents::Definition;
-use crate::clock;
 use crate::http::document::vocabulary::{RunInputs, RunMetadata};
+use crate::http::edge::auth::Scoped;
 use crate::http::edge::problem::Problem;
 use crate::http::state::Shared;
 use crate::run::{
-    Budget, Caller, Label, Limits, Overrides, RunError, RunKind, RunStatus, TerminationReason,
+    Budget, Label, Limits, Overrides, RunError, RunKind, RunStatus, TerminationReason,
 };
 use crate::runtime::{Asked, Outstanding, journals};
 use crate::store::{ApprovalFilter, ApprovalStatus, Page, RunRecord, Store, StoreError};
@@ -205,7 +205,7 @@ pub(crate) struct RunDetail {
 }
 
 /// A run as a command on it answers: without `runs:read`, a caller that did not start the run gets
-/// only its status.
+/// only its status. So does a short-lived token without the action `read`.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(untagged)]
 pub(crate) enum RunAnswer {
@@ -314,12 +314,13 @@ async fn turn_of(app: &Shared, record: &RunRecord) -> Result<Option<journals::Tu
 }
 
 /// What this caller may see of a run after a command on it.
-pub(crate) async fn answer_to(
+pub(crate) async fn answer_to<S>(
     app: &Shared,
-    caller: &Caller,
+    caller: &Scoped<S>,
     record: RunRecord,
 ) -> Result<Json<RunAnswer>, Problem> {
-    Ok(Json(if caller.has("runs:read") || caller.subject == record.subject {
+    let is_reader = caller.has("runs:read") || caller.subject == record.subject;
+    Ok(Json(if is_reader && caller.credential().may_read() {
         RunAnswer::Run(Box::new(detail(app, record).await?))
     } else {
         let status = app.runtime.status_of(&record).await?;
@@ -364,6 +365,7 @@ impl<'a> RunViews<'a> {
     }
 
     pub(crate) async fn summary(&mut self, record: RunRecord) -> Result<RunSummary, Problem> {
+        let available_at = record.not_before();
         let (limits, of_budget) = self.limits(&record).await?.unzip();
         let budget = BudgetView {
             used: (&record).into(),
@@ -404,9 +406,7 @@ impl<'a> RunViews<'a> {
             session_id: record.session_id,
             parent_run_id: record.parent_run_id,
             priority: record.priority,
-            available_at: record
-                .available_at
-                .filter(|at| record.started_at.is_none() && *at > clock::now()),
+            available_at,
             created_at: record.created_at,
             started_at: record.started_at,
             finished_at: record.finished_at,

@@ -75,7 +75,7 @@ impl IntoParams for MetadataParams {
         ("agent" = Option<String>, Query, description = "Runs of this agent."),
         ("status" = Option<RunStatus>, Query, description = "Runs that show this status. A run that waits for child runs has theirs."),
         ("session_id" = Option<String>, Query, description = "Runs of this session."),
-        ("parent_run_id" = Option<Uuid>, Query, description = "Runs to which this run delegated."),
+        ("parent_run_id" = Option<Uuid>, Query, description = "Child runs of this run."),
         ("termination_reason" = Option<TerminationReason>, Query, description = "Runs that ended for this reason."),
         ("created_after" = Option<DateTime<Utc>>, Query, description = "Runs created after this time."),
         ("created_before" = Option<DateTime<Utc>>, Query, description = "Runs created before this time."),

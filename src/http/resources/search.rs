@@ -1,7 +1,7 @@
 //! Searching runs: a bounded look through the newest ones, for words in what the caller may read.
 //!
 //! There is no index of words: keeping one would make every commit of a run heavier. A request looks
-//! at [`RUNS`] runs at most, or for [`PATIENCE`], and its cursor goes on from there. The database
+//! at [`RUNS`] runs at most, or for [`MAX_WAIT`], and its cursor goes on from there. The database
 //! finds what may match, in what is stored; what matches is decided here, in what is served, so that
 //! no secret can be found out by searching for it.
 //!
@@ -31,7 +31,7 @@ pub(crate) const RUNS: u32 = 10_000;
 /// Runs of which the database is asked at once.
 const CHUNK: u32 = 250;
 /// After this time a request looks no further.
-const PATIENCE: Duration = Duration::from_secs(2);
+const MAX_WAIT: Duration = Duration::from_secs(2);
 /// Words that the database looks for, the longest; the others are looked for in what it found.
 const NARROWING: usize = 4;
 /// Words that are looked for.
@@ -105,7 +105,7 @@ pub(crate) async fn search(
     let ListPage { page, list } = page;
     let (mut found, mut after) = (Found::default(), page.after);
     let cursor = |at, id: Uuid| time_position(at, &id.to_string()).in_list(list);
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + MAX_WAIT;
     while found.searched < RUNS {
         let chunk = Page { limit: CHUNK, after: after.take() };
         let looked_at = app.store.search_runs(tenant, filter, &longest, &chunk).await?;

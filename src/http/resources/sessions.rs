@@ -68,6 +68,8 @@ pub(crate) struct SessionRun {
     /// Why the run ended; null while it has not ended.
     #[schema(value_type = Option<TerminationReason>)]
     termination_reason: Option<String>,
+    /// The time before which the queued run is not taken; null as soon as that has come.
+    available_at: Option<DateTime<Utc>>,
     /// When the run was accepted.
     created_at: DateTime<Utc>,
     /// When the run ended.
@@ -79,6 +81,7 @@ impl From<RunRecord> for SessionRun {
         Self {
             run_id: run.id,
             status: run.status,
+            available_at: run.not_before(),
             termination_reason: run.termination_reason,
             created_at: run.created_at,
             finished_at: run.finished_at,

@@ -26,12 +26,12 @@ use uuid::Uuid;
 use super::redacted;
 use super::run_views::Run;
 use crate::event::{Event, ModelDelta, ToolProgress};
-use crate::fairness::{Payer, Turns};
+use crate::fairness::{CpuAccount, Turns};
 use crate::http::edge::auth::{Credential, credential_lost};
 use crate::http::state::App;
 use crate::message::visible::on_one_line;
 use crate::run::Caller;
-use crate::runtime::{Follower, Published, Runtime, StreamItem};
+use crate::runtime::{Follower, Over, Published, Runtime, StreamItem};
 use crate::store::{Store, StoreError};
 
 /// Interval of keep-alive comments.
@@ -39,7 +39,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// How long, and how often, a store that does not answer is asked before the stream ends: with many
 /// streams at once its connections may be busy for a while.
-const PATIENCE: Duration = Duration::from_secs(10);
+const MAX_WAIT: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(250);
 
 /// Frames that wait for a client to read them.
@@ -71,7 +71,7 @@ pub(crate) fn response(
         _open: OpenStream::new(),
     };
     let (frames, mut read) = mpsc::channel(AHEAD);
-    let payer = Payer::tenant(&reader.tenant);
+    let payer = CpuAccount::tenant(&reader.tenant);
     tokio::spawn(Turns::new(payer, reader.read(frames)));
     let frames = stream::poll_fn(move |context| read.poll_recv(context));
     let body = Body::from_stream(frames.map(Ok::<_, Infallible>));
@@ -155,10 +155,13 @@ impl Reader {
         match news {
             None => self.interrupted("the API key or token is revoked or has expired"),
             Some(Ok(Some(published))) => self.framed(&published).await,
-            Some(Ok(None)) if self.follower.run_is_gone() => {
-                self.ended_with(": the run was deleted\n\n")
-            }
-            Some(Ok(None)) => self.interrupted("the service is shutting down"),
+            Some(Ok(None)) => match self.follower.over() {
+                Some(Over::Deleted) => self.ended_with(": the run was deleted\n\n"),
+                Some(Over::Unread) => {
+                    self.ended_with(": the run has ended; its last event cannot be read\n\n")
+                }
+                _ => self.interrupted("the service is shutting down"),
+            },
             Some(Err(StoreError::UnreadableEvent { seq, .. })) => {
                 self.seen = seq;
                 format!(": event {seq} cannot be read\n\n").into()
@@ -195,7 +198,7 @@ impl Reader {
 
 /// What a follower says next.
 async fn followed(follower: &mut Follower) -> Result<Option<Arc<Published>>, StoreError> {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + MAX_WAIT;
     loop {
         match follower.next().await {
             Err(error) if is_worth_a_wait(&error, until).await => {}
@@ -225,7 +228,7 @@ async fn frame(
         StreamItem::Delta(at, delta) => Ok(live_frame(run, *at, ModelDelta::TYPE_NAME, delta)),
         StreamItem::Progress(at, said) => Ok(live_frame(run, *at, ToolProgress::TYPE_NAME, said)),
     };
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + MAX_WAIT;
     loop {
         match published.frame.get_or_try_init(make).await {
             Err(error) if is_worth_a_wait(&error, until).await => {}

@@ -61,7 +61,8 @@ pub(crate) struct CreatedToken {
 /// For a page in a browser: with it the page can read, follow, cancel or answer this one run or
 /// session, until the token or the API key that created it expires or the key is revoked. Each
 /// action requires its scope: `runs:read` for `read` and `stream` (and `sessions:read` to read a
-/// session), `runs:cancel` for `cancel`; approvals by `respond` require `runs:approve`.
+/// session), `runs:cancel` for `cancel`; approvals by `respond` require `runs:approve`. Without
+/// `read`, a cancellation and an answer are answered with the run's status alone.
 #[utoipa::path(
     post, path = "/tokens", tag = "tokens", security(("bearer" = ["agents:invoke"])),
     request_body = TokenRequest,

@@ -213,7 +213,9 @@ async fn parts(
             }
             name => {
                 let name: String = name.unwrap_or_default().chars().take(64).collect();
-                let detail = format!("The part {name:?} is neither `request`, once, nor `files`.");
+                let detail = format!(
+                    "Unexpected part {name:?}: a form has one part `request` and parts `files`."
+                );
                 return Err(Problem::new(Code::MalformedJson, detail));
             }
         }

@@ -1,7 +1,7 @@
 //! Webhook deliveries: what was sent, what failed, and sending it again.
 //!
 //! When and how something is sent is the runtime's. An address is shown without its query, which may
-//! hold a secret.
+//! hold a secret, and without what looks like one.
 
 use axum::Json;
 use axum::extract::State;
@@ -13,6 +13,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::page::{LISTS, ListParams, Listing, by_time, time_position};
+use super::redacted;
 use crate::http::document::vocabulary::DeliveryStatus as StatusWord;
 use crate::http::edge::auth::{AgentsInvoke, RunsRead, Scoped};
 use crate::http::edge::extract::{Name, Params};
@@ -34,7 +35,7 @@ pub(crate) struct DeliveryView {
     /// The event's type.
     #[schema(example = "run.completed")]
     event: String,
-    /// Where it is sent, without the query.
+    /// Where it is sent, without the query and secrets.
     #[schema(example = "https://example.com/hooks/toolloop")]
     url: String,
     /// The status of the delivery.
@@ -66,7 +67,7 @@ pub(crate) struct CallbackError {
     /// The event's type.
     #[schema(example = "run.completed")]
     event: String,
-    /// Where it was sent, without the query.
+    /// Where it was sent, without the query and secrets.
     #[schema(example = "https://example.com/hooks/toolloop")]
     url: String,
     /// The status of the receiver's response; null without one.
@@ -96,7 +97,7 @@ impl From<Delivery> for DeliveryView {
             at: row.at,
             attempted_at: row.attempted_at,
             response_status: row.response_status,
-            error: row.error,
+            error: row.error.map(redacted::text),
         }
     }
 }
@@ -109,7 +110,7 @@ impl From<Delivery> for CallbackError {
             event: row.event,
             url: shown(&row.url),
             status: row.response_status,
-            message: row.error.unwrap_or_default(),
+            message: redacted::text(row.error.unwrap_or_default()),
             at: row.attempted_at,
         }
     }
@@ -122,7 +123,7 @@ fn next_attempt(row: &Delivery) -> Option<DateTime<Utc>> {
 fn shown(url: &str) -> String {
     let Ok(mut url) = Url::parse(url) else { return String::new() };
     url.set_query(None);
-    url.into()
+    redacted::text(url.into())
 }
 
 /// List webhook deliveries
@@ -171,4 +172,23 @@ pub(crate) async fn redeliver_webhook(
     let delivery = app.runtime.webhooks().redeliver(&caller.tenant, id).await?;
     let delivery = delivery.ok_or_else(|| Problem::not_found("delivery"))?;
     Ok((StatusCode::ACCEPTED, Json(delivery.into())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shown;
+
+    #[test]
+    fn an_address_is_shown_without_secrets() {
+        for (url, expected) in [
+            ("https://a.example/hook?key=hunter2", "https://a.example/hook"),
+            ("https://hooks.slack.com/services/T/B/hunter2", "https://[redacted]"),
+            (
+                "https://a.example/eyJhbGciOiJIUzI1NiJ9.hunter2hunter2.hunter2",
+                "https://a.example/[redacted]",
+            ),
+        ] {
+            assert_eq!(shown(url), expected);
+        }
+    }
 }

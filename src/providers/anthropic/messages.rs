@@ -205,7 +205,7 @@ fn kept(json: &str) -> Option<Vec<(Cow<'_, str>, &RawValue)>> {
 fn results<'a>(turn: &'a AssistantTurn, ids: &[Cow<'a, str>]) -> Vec<Block<'a>> {
     let results = turn.results().iter().zip(ids).map(|(result, id)| Block::ToolResult {
         tool_use_id: id.clone(),
-        content: match result.told() {
+        content: match result.as_model_reads_it() {
             told if result.is_error && told.trim().is_empty() => Cow::Borrowed(NOTHING),
             told => told,
         },

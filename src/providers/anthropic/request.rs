@@ -212,7 +212,7 @@ fn tools<'a>(request: &ModelRequest<'a>) -> Vec<Tool<'a>> {
 
 fn offered<'a>(offer: &'a ToolOffer, names: &'a WireNames) -> Tool<'a> {
     let (name, told, schema) =
-        (names.to_wire(&offer.name), offer.told(), offer.input_schema.sent());
+        (names.to_wire(&offer.name), offer.full_description(), offer.input_schema.sent());
     let (description, input_schema) = match property_names::left_out(schema) {
         None => (told, InputSchema::Offered(schema)),
         Some((schema, words)) => {

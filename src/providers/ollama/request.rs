@@ -209,7 +209,7 @@ fn messages<S: Serializer>(
             seq.serialize_element(&Message::Tool {
                 tool_name: names.to_wire(&call.name),
                 tool_call_id,
-                content: &result.told(),
+                content: &result.as_model_reads_it(),
             })?;
         }
     }
@@ -248,7 +248,7 @@ impl Serialize for Tools<'_> {
             r#type: "function",
             function: Offered {
                 name: self.names.to_wire(&offer.name),
-                description: offer.told(),
+                description: offer.full_description(),
                 parameters: offer.input_schema.sent(),
             },
         }))

@@ -259,7 +259,7 @@ impl Serialize for History<'_> {
                 }),
             })?;
             for (tool_call_id, result) in ids.iter().zip(turn.results()) {
-                let content = &result.told();
+                let content = &result.as_model_reads_it();
                 seq.serialize_element(&Message::Tool { tool_call_id, content })?;
             }
         }
@@ -301,7 +301,7 @@ impl Serialize for Tools<'_> {
                 r#type: "function",
                 function: Offered {
                     name: self.names.to_wire(&offer.name),
-                    description: offer.told_within(MAX_DESCRIPTION),
+                    description: offer.description_within(MAX_DESCRIPTION),
                     parameters: offer.input_schema.sent(),
                     strict: (self.may_be_strict && strict::qualifies(offer.input_schema.sent()))
                         .then_some(true),

@@ -224,7 +224,7 @@ impl Input<'_> {
             }
         }
         for (call_id, result) in call_ids.iter().zip(turn.results()) {
-            let output = &result.told();
+            let output = &result.as_model_reads_it();
             items.serialize_element(&Item::Output {
                 r#type: "function_call_output",
                 call_id,
@@ -240,7 +240,7 @@ impl Serialize for Tools<'_> {
         serializer.collect_seq(self.offers.iter().map(|offer| Offered {
             r#type: "function",
             name: self.names.to_wire(&offer.name),
-            description: offer.told_within(MAX_DESCRIPTION),
+            description: offer.description_within(MAX_DESCRIPTION),
             parameters: offer.input_schema.sent(),
             strict: self.may_be_strict && strict::qualifies(offer.input_schema.sent()),
         }))

@@ -3,13 +3,14 @@
 //! It opens after more than five consecutive transient failures, stays open for 30 s and then lets
 //! one probe through, whose outcome closes it or opens it again. A server that is away for a moment
 //! fails all calls in progress, and each of them has retries, so with n of them it takes n times as
-//! many failures. A request may be the reason why a server answers with an error: of what one run
-//! gets in a row, no more counts than opens the breaker where nothing else is in progress. A 429 is
-//! neither a failure nor a success: the [`super::refusal_gate`] is for it. The router decides where a
-//! rejected call goes.
+//! many failures; calls that wait for a slot of the provider are not among them. A request may be the
+//! reason why a server answers with an error: of what one run gets in a row, no more counts than opens
+//! the breaker where nothing else is in progress. A 429 is neither a failure nor a success: the
+//! [`super::refusal_gate`] is for it. The router decides where a rejected call goes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
@@ -42,7 +43,8 @@ pub(super) struct Breaker {
 
 #[derive(Debug, Default)]
 struct Health {
-    /// Calls in progress, waits between tries included.
+    /// Calls in progress, pauses between tries included. Those that wait for a slot of the provider
+    /// are not: what fails does not fail them.
     calls: usize,
     /// Those that count.
     failures: usize,
@@ -52,11 +54,13 @@ struct Health {
     probing: bool,
 }
 
-/// A call in progress until it is dropped.
+/// A call of a model: in progress from the admission of a try until it waits for a slot, or is dropped.
 #[derive(Debug)]
 pub(super) struct Call {
     breaker: Arc<Breaker>,
     run_id: Option<Uuid>,
+    /// Changed under the lock of the breaker's health.
+    is_in_progress: AtomicBool,
 }
 
 /// The permission to make one try.
@@ -67,11 +71,9 @@ pub(super) struct Admission<'a> {
 }
 
 impl Breakers {
-    /// Registers a call of a model, by a run.
+    /// A call of a model, by a run.
     pub(super) fn call(&self, model: &str, run_id: Option<Uuid>) -> Call {
-        let breaker = self.of(model);
-        breaker.health().calls += 1;
-        Call { breaker, run_id }
+        Call { breaker: self.of(model), run_id, is_in_progress: AtomicBool::new(false) }
     }
 
     fn of(&self, model: &str) -> Arc<Breaker> {
@@ -81,7 +83,7 @@ impl Breakers {
         let mut by_model = self.by_model.write();
         if by_model.len() >= MAX_BREAKERS {
             let now = Instant::now();
-            by_model.retain(|_, breaker| breaker.is_in_use(now));
+            by_model.retain(|_, breaker| Arc::strong_count(breaker) > 1 || breaker.is_in_use(now));
         }
         if by_model.len() >= MAX_BREAKERS && !by_model.contains_key(model) {
             return Arc::default(); // of this call alone
@@ -101,8 +103,7 @@ impl Breaker {
     }
 
     fn is_in_use(&self, now: Instant) -> bool {
-        let health = self.health();
-        health.calls > 0 || health.is_open(now) || self.gate.is_in_use(now)
+        self.health().is_open(now) || self.gate.is_in_use(now)
     }
 }
 
@@ -121,14 +122,24 @@ impl Call {
             Some(until) => return Err(until.saturating_duration_since(now)),
         };
         health.probing |= is_probe;
+        if !self.is_in_progress.swap(true, Ordering::Relaxed) {
+            health.calls += 1;
+        }
         Ok(Admission { call: self, is_probe })
+    }
+
+    /// It waits for a slot of the provider, or is over.
+    pub(super) fn pauses(&self) {
+        let mut health = self.breaker.health();
+        if self.is_in_progress.swap(false, Ordering::Relaxed) {
+            health.calls = health.calls.saturating_sub(1);
+        }
     }
 }
 
 impl Drop for Call {
     fn drop(&mut self) {
-        let mut health = self.breaker.health();
-        health.calls = health.calls.saturating_sub(1);
+        self.pauses();
     }
 }
 
@@ -278,9 +289,28 @@ mod tests {
     #[test]
     fn side_by_side_calls_bear_more() {
         let breakers = Breakers::default();
+        let now = Instant::now();
+        let calls: Vec<Call> = (0..10).map(|_| breakers.call("m", None)).collect();
+        for call in &calls {
+            drop(call.admit(now).unwrap());
+        }
+        let broken = vec![fault(FailureKind::Transient); 60];
+        assert_eq!(tries(&calls[0], now, &broken), 50 + 1);
+    }
+
+    #[test]
+    fn calls_that_wait_for_a_slot_do_not_keep_it_closed() {
+        let (breakers, now) = (Breakers::default(), Instant::now());
         let calls: Vec<Call> = (0..10).map(|_| breakers.call("m", None)).collect();
         let broken = vec![fault(FailureKind::Transient); 60];
-        assert_eq!(tries(&calls[0], Instant::now(), &broken), 50 + 1);
+        for call in &calls[2..] {
+            drop(call.admit(now).unwrap());
+            call.pauses();
+        }
+        drop(calls[1].admit(now).unwrap());
+        assert_eq!(tries(&calls[0], now, &broken), 10 + 1, "two are in progress");
+        drop(calls);
+        assert_eq!(breakers.of("m").health().calls, 0);
     }
 
     #[test]
@@ -289,6 +319,7 @@ mod tests {
         let run = |id| breakers.call("m", Some(Uuid::from_u128(id)));
         let broken = vec![fault(FailureKind::Transient); 50];
         let beside = run(1);
+        drop(beside.admit(now).unwrap());
         assert_eq!(tries(&run(2), now, &broken), 50);
         assert_eq!(tries(&run(2), now, &broken), 50, "its next call");
         assert_eq!(tries(&run(3), now, &broken), 5, "two runs are the server's fault");

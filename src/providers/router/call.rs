@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
 use super::breaker::Call;
-use super::refusal_gate::{CoolDown, Held, Hope, Passes, Patience};
+use super::refusal_gate::{CoolDown, Held, Passes, Patience, RetryDecision};
 use super::route::Route;
 use super::{OnTry, Try, adapt, large_requests, retry};
 use crate::providers::{Completion, FailureKind, ModelRequest, ProviderError};
@@ -138,12 +138,12 @@ impl CallState<'_, '_> {
         self.call.last = Some(ProviderError { usage: None, ..error.clone() });
         let retries = self.call.retries;
         let wait = match hope {
-            Hope::Own => {
+            RetryDecision::Own => {
                 self.call.retries += 1;
                 retry::delay(&error, retries, None).filter(|_| retries < entry.max_retries)
             }
-            Hope::After(cool_down) => outlived(route, cool_down, is_last_model),
-            Hope::Nothing => None,
+            RetryDecision::After(cool_down) => outlived(route, cool_down, is_last_model),
+            RetryDecision::Nothing => None,
         };
         let wait = wait.filter(|wait| self.has_time_for(*wait));
         self.report(route, tried, Some(&error), wait.is_none() && is_final(&error));
@@ -168,7 +168,10 @@ impl CallState<'_, '_> {
         let gates = route.state.gates(breaker);
         loop {
             let slot = match &route.state.slots {
-                Some(slots) => slots.acquire().await.ok(),
+                Some(slots) => {
+                    breaker.pauses();
+                    slots.acquire().await.ok()
+                }
                 None => None,
             };
             // Where it waits for others, what they find out holds for this call too.
@@ -197,7 +200,8 @@ impl CallState<'_, '_> {
     fn not_asked(&mut self, route: &Route<'_>, left: Duration) -> ProviderError {
         self.call.last.take().unwrap_or_else(|| {
             let seconds = left.as_secs().max(1);
-            let message = format!("not asked for another {seconds} s: its last calls failed");
+            let message =
+                format!("no calls are made for another {seconds} s: its last calls failed");
             route.failure(FailureKind::Transient, message)
         })
     }

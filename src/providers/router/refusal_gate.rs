@@ -27,7 +27,7 @@ const QUIET: Duration = Duration::from_secs(10);
 const LONGEST_QUIET: Duration = Duration::from_secs(30);
 /// A probe that has not been refused for so long is being answered.
 const PROBE_PATIENCE: Duration = Duration::from_secs(5);
-/// What a cool-down is followed by before it is forgotten that there was one.
+/// How long after a cool-down a refusal still belongs to the same series.
 const FORGOTTEN: Duration = Duration::from_secs(10);
 /// Calls that follow a probe at first.
 const FIRST_FOLLOWERS: u32 = 2;
@@ -35,7 +35,7 @@ const FIRST_FOLLOWERS: u32 = 2;
 const STEP: Duration = Duration::from_millis(200);
 /// A group of so many is the last one.
 const MOST_FOLLOWERS: u32 = 64;
-/// How long those who start runs leave those that wait already to go first.
+/// How long new runs let waiting calls go first after a cool-down.
 const PRECEDENCE: Duration = Duration::from_millis(200);
 
 /// Whether calls may be made.
@@ -117,7 +117,7 @@ impl fmt::Display for Refusal {
             FailureKind::QuotaExhausted => "its quota is used up",
             _ => "it limits the rate of calls",
         };
-        write!(f, "not asked for another {} s: {why}", self.left.as_secs_f64().ceil())
+        write!(f, "no calls are made for another {} s: {why}", self.left.as_secs_f64().ceil())
     }
 }
 
@@ -135,7 +135,7 @@ struct Pass<'a> {
     is_probe: bool,
 }
 
-/// Which refusals without an answer in between are outlived.
+/// How many refusals in a row are waited out, and for how long.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Patience {
     /// Of those that do not say when to come again. Where it is 0, none is outlived.
@@ -162,7 +162,7 @@ pub(super) struct CoolDown {
 
 /// What a call that was refused by the provider may hope for.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Hope {
+pub(super) enum RetryDecision {
     /// What its own retries allow.
     Own,
     /// Another try after this cool-down.
@@ -372,7 +372,7 @@ impl Passes<'_> {
         outcome: &Result<Completion, ProviderError>,
         patience: Patience,
         now: Instant,
-    ) -> Hope {
+    ) -> RetryDecision {
         let refusal = outcome.as_ref().err().filter(|error| is_refusal(error));
         let told = |is_of_this: bool| match refusal.filter(|_| is_of_this) {
             Some(refusal) => Told::Refusal(refusal),
@@ -395,7 +395,7 @@ enum Told<'a> {
 }
 
 impl Pass<'_> {
-    fn ended(self, told: Told<'_>, patience: Patience, now: Instant) -> Hope {
+    fn ended(self, told: Told<'_>, patience: Patience, now: Instant) -> RetryDecision {
         let mut state = self.gate.state.lock();
         let is_current = state.turn == self.turn;
         let refusal = match told {
@@ -408,7 +408,7 @@ impl Pass<'_> {
                     state.open(now);
                     self.gate.changed.notify_waiters();
                 }
-                return Hope::Own;
+                return RetryDecision::Own;
             }
         };
         if is_current || state.shut.is_none() {
@@ -419,11 +419,11 @@ impl Pass<'_> {
             shut.until = shut.until.max(now + asked);
         }
         match &state.shut {
-            Some(shut) if shut.has_patience => Hope::After(CoolDown {
+            Some(shut) if shut.has_patience => RetryDecision::After(CoolDown {
                 wait: shut.until.saturating_duration_since(now),
                 refused: shut.refused,
             }),
-            _ => Hope::Nothing,
+            _ => RetryDecision::Nothing,
         }
     }
 }

@@ -29,7 +29,7 @@ const MAX_BYTES: usize = 256 * 1024;
 /// Keys of a set that are looked at.
 const MAX_KEYS: usize = 100;
 /// How long fetching may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+const MAX_WAIT: Duration = Duration::from_secs(5);
 /// How often the set is read again: a key that the provider has withdrawn is accepted this long.
 const REREAD: Duration = Duration::from_mins(5);
 /// The least time between two reads because of tokens with unknown keys.
@@ -109,7 +109,7 @@ impl Jwks {
             KeySetSource::File(path) => {
                 read_file(path).await.map_err(|error| JwksError::Unreadable(error.to_string()))?
             }
-            KeySetSource::Url(url) => tokio::time::timeout(PATIENCE, fetched(url))
+            KeySetSource::Url(url) => tokio::time::timeout(MAX_WAIT, fetched(url))
                 .await
                 .unwrap_or(Err(JwksError::Unusable("was not sent within 5 seconds")))?,
         };

@@ -16,7 +16,7 @@ use crate::agents::{Agent, Definition};
 use crate::bounds::{glob, name};
 use crate::engine::state::State;
 use crate::run::{Delegation, Descendants, StopAction};
-use crate::runtime::loaded::call_options;
+use crate::runtime::compiled::call_options;
 use crate::tools::Defaults;
 use crate::tools::executor::CallOptions;
 

@@ -26,7 +26,7 @@ use crate::store::simulated::{KeptRun, SharedDatabase};
 /// A schedule that has not ended by then is stuck.
 const END: Duration = Duration::from_mins(1);
 /// How often what is in doubt is found out, and whether all have ended.
-const LOOK: Duration = Duration::from_millis(700);
+const POLL_INTERVAL: Duration = Duration::from_millis(700);
 
 /// What schedules need, one after the other.
 pub(super) struct Laboratory {
@@ -169,7 +169,7 @@ impl Schedule<'_> {
                 self.troubles.clear();
                 self.replicas.iter_mut().for_each(Replica::find_workspace);
             }
-            if self.now >= looked + LOOK {
+            if self.now >= looked + POLL_INTERVAL {
                 looked = self.now;
                 self.review();
                 if is_quiet && self.has_ended() {

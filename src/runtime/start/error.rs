@@ -3,8 +3,8 @@
 use uuid::Uuid;
 
 use crate::event::ValidationError;
-use crate::runtime::entrance::QueueRefusal;
 use crate::runtime::places::NoPlace;
+use crate::runtime::queue_admission::QueueRefusal;
 use crate::runtime::uploads::UploadError;
 use crate::store::{LimitReached, StoreError};
 

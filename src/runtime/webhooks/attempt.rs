@@ -6,20 +6,21 @@
 use std::time::Duration;
 
 use chrono::TimeDelta;
-use http::header::{CONTENT_TYPE, HeaderName, RETRY_AFTER, USER_AGENT};
+use http::header::{CONTENT_TYPE, HeaderName, USER_AGENT};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use serde::Serialize;
 use serde_json::Value;
 
 use super::{Body, Webhooks};
-use crate::bounds::secrets::redact;
+use crate::bounds::retry_after::retry_after;
+use crate::bounds::secrets::redact_beside_output;
 use crate::event::Event;
 use crate::outbound::{Request, Terms};
 use crate::store::{Delivery, DeliveryStatus, Tried};
 use crate::{clock, jitter};
 
 /// From the look at a name to the head of an answer.
-const DEADLINE: Duration = Duration::from_secs(15);
+pub(super) const DEADLINE: Duration = Duration::from_secs(15);
 /// The pause after the first try; each further one is four times as long.
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
 const LONGEST_PAUSE: Duration = Duration::from_hours(6);
@@ -37,9 +38,11 @@ struct Message {
 
 /// The body that tells of an event.
 pub(super) fn body_of(event: &Event) -> Result<Vec<u8>, String> {
-    let mut data = event.served().map_err(|error| error.to_string())?;
-    redact(&mut data);
-    let message = Message { kind: event.what.type_name(), timestamp: event.at, data };
+    let mut told = event.served().map_err(|error| error.to_string())?;
+    if let Some(data) = told.get_mut("data") {
+        redact_beside_output(data);
+    }
+    let message = Message { kind: event.what.type_name(), timestamp: event.at, data: told };
     serde_json::to_vec(&message).map_err(|error| error.to_string())
 }
 
@@ -95,9 +98,7 @@ async fn post(
     let headers = headers(webhooks, &delivery.id.to_string(), &body);
     let request = Request { method: Method::POST, url, headers, body: body.into() };
     let answer = webhooks.client.send(request, &terms).await.map_err(|error| error.to_string())?;
-    let wanted = answer.headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok());
-    let seconds = wanted.and_then(|seconds| seconds.trim().parse().ok());
-    Ok((answer.status, seconds.map(Duration::from_secs)))
+    Ok((answer.status, retry_after(&answer.headers, clock::now())))
 }
 
 fn headers(webhooks: &Webhooks, id: &str, body: &[u8]) -> HeaderMap {

@@ -1,12 +1,28 @@
 //! How many deliveries may be under way: in all, of one tenant, and of one tenant to one host.
 //!
-//! A receiver that hangs keeps the deliveries to itself waiting, and no others.
+//! A receiver that hangs keeps the deliveries to itself waiting, and no others: it gets one place until
+//! it answers again.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 const IN_ALL: usize = 128;
 const OF_TENANT: usize = 64;
 const OF_LANE: usize = 8;
+/// To a host whose last answer did not come in time.
+const OF_HANGING_LANE: usize = 1;
+/// Hanging lanes that are known; where there are more, all begin again.
+const MOST_HANGING: usize = 4096;
+
+/// What a try has shown of its receiver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Answering {
+    /// Nothing.
+    Unknown,
+    /// It answers, or refuses at once.
+    InTime,
+    /// No answer came in time.
+    Hangs,
+}
 
 /// Deliveries under way. A lane is `<tenant> <host>`.
 #[derive(Debug, Default)]
@@ -14,15 +30,17 @@ pub(super) struct Lanes {
     under_way: usize,
     per_tenant: HashMap<String, usize>,
     per_lane: HashMap<String, usize>,
+    hanging: HashSet<String>,
 }
 
 impl Lanes {
     /// How many more may be sent in this lane.
     pub(super) fn free(&self, lane: &str) -> usize {
         let count = |of: &HashMap<String, usize>, key| of.get(key).copied().unwrap_or_default();
+        let of_lane = if self.hanging.contains(lane) { OF_HANGING_LANE } else { OF_LANE };
         (IN_ALL - self.under_way)
             .min(OF_TENANT - count(&self.per_tenant, tenant(lane)))
-            .min(OF_LANE - count(&self.per_lane, lane))
+            .min(of_lane.saturating_sub(count(&self.per_lane, lane)))
     }
 
     /// One more is sent; there is room for it.
@@ -32,7 +50,8 @@ impl Lanes {
         *self.per_lane.entry(lane.to_owned()).or_default() += 1;
     }
 
-    pub(super) fn leave(&mut self, lane: &str) {
+    pub(super) fn leave(&mut self, lane: &str, answering: Answering) {
+        self.note(lane, answering);
         self.under_way -= 1;
         for (of, key) in [(&mut self.per_tenant, tenant(lane)), (&mut self.per_lane, lane)] {
             if let Some(count) = of.get_mut(key) {
@@ -40,6 +59,20 @@ impl Lanes {
                 if *count == 0 {
                     of.remove(key);
                 }
+            }
+        }
+    }
+
+    fn note(&mut self, lane: &str, answering: Answering) {
+        match answering {
+            Answering::Unknown => {}
+            Answering::InTime => _ = self.hanging.remove(lane),
+            Answering::Hangs if self.hanging.contains(lane) => {}
+            Answering::Hangs => {
+                if self.hanging.len() >= MOST_HANGING {
+                    self.hanging.clear();
+                }
+                self.hanging.insert(lane.to_owned());
             }
         }
     }
@@ -64,7 +97,30 @@ mod tests {
             (0..free).for_each(|_| lanes.enter(&lane));
         }
         assert_eq!(lanes.free("other host1:443"), OF_LANE);
-        lanes.leave("acme host3:443");
+        lanes.leave("acme host3:443", Answering::InTime);
         assert_eq!((lanes.free("acme host3:443"), lanes.free("acme host4:443")), (1, 0));
+    }
+
+    #[test]
+    fn a_host_that_hangs_has_one_place_until_it_answers() {
+        let (mut lanes, lane) = (Lanes::default(), "acme host:443");
+        (0..OF_LANE).for_each(|_| lanes.enter(lane));
+        lanes.leave(lane, Answering::Unknown);
+        assert_eq!(lanes.free(lane), 1);
+        for _ in 1..OF_LANE {
+            lanes.leave(lane, Answering::Hangs);
+            let left = lanes.per_lane.get(lane).copied().unwrap_or_default();
+            assert_eq!(lanes.free(lane), usize::from(left == 0));
+        }
+        assert_eq!(lanes.free("acme other:443"), OF_LANE);
+        lanes.enter(lane);
+        lanes.leave(lane, Answering::InTime);
+        assert_eq!((lanes.free(lane), lanes.hanging.len()), (OF_LANE, 0));
+        for host in 0..3 * MOST_HANGING {
+            let lane = format!("acme host{host}:443");
+            lanes.enter(&lane);
+            lanes.leave(&lane, Answering::Hangs);
+        }
+        assert!(lanes.hanging.len() <= MOST_HANGING);
     }
 }

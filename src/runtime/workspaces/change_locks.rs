@@ -23,7 +23,7 @@ use tokio::time::{sleep, timeout};
 use crate::tools::file_locks::{is_unsupported, lock_file};
 
 /// How long others may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+const MAX_WAIT: Duration = Duration::from_secs(10);
 /// The pause between two tries.
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -53,7 +53,7 @@ impl ChangeLocks {
     /// # Errors
     /// It takes too long, or the volume cannot be used.
     pub(in crate::runtime) async fn lock(&self, tenant: &str) -> io::Result<ChangeLock> {
-        let locked = timeout(PATIENCE, self.locked(tenant)).await;
+        let locked = timeout(MAX_WAIT, self.locked(tenant)).await;
         locked.unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()))
     }
 

@@ -39,7 +39,7 @@ use crate::tools::quota::Quota;
 /// The name of the id in the store that identifies the object store.
 const NAME: &str = "object_store";
 /// How long the object store may take for a small content.
-const PATIENCE: Duration = Duration::from_secs(5);
+const MAX_WAIT: Duration = Duration::from_secs(5);
 /// Contents that are put or brought at the same time, for all runs.
 const TRANSFERS: usize = 16;
 /// How long a caller waits for an object store that is away, and between two looks whether it is.
@@ -74,7 +74,7 @@ pub(super) struct KeptFiles {
 struct Tenant {
     name: String,
     known: Mutex<BTreeMap<String, Known>>,
-    scopes: Mutex<BTreeMap<String, Arc<Scope>>>,
+    scopes: Mutex<BTreeMap<String, Arc<WorkspaceDir>>>,
     /// Held while files of it are put into their places.
     placing: Mutex<()>,
     /// Held from a write of paths until what it made of them is known here.
@@ -92,7 +92,7 @@ struct Known {
 }
 
 /// The directory of a workspace.
-struct Scope {
+struct WorkspaceDir {
     kept: Arc<KeptFiles>,
     tenant: Arc<Tenant>,
     directory: String,
@@ -110,7 +110,7 @@ struct Scope {
 
 /// Who keeps the files of a scope, for a run or for callers.
 struct ScopeKeeper {
-    scope: Arc<Scope>,
+    scope: Arc<WorkspaceDir>,
     writer: Writer,
     user: User,
 }
@@ -252,7 +252,7 @@ impl KeptFiles {
         })
     }
 
-    fn scope(self: &Arc<Self>, name: &str, directory: &str) -> Arc<Scope> {
+    fn scope(self: &Arc<Self>, name: &str, directory: &str) -> Arc<WorkspaceDir> {
         let tenant = Arc::clone(self.tenants.lock().entry(name.to_owned()).or_insert_with(|| {
             Arc::new(Tenant {
                 name: name.to_owned(),
@@ -265,7 +265,7 @@ impl KeptFiles {
         }));
         let mut scopes = tenant.scopes.lock();
         let scope = scopes.entry(directory.to_owned()).or_insert_with(|| {
-            Arc::new(Scope {
+            Arc::new(WorkspaceDir {
                 kept: Arc::clone(self),
                 tenant: Arc::clone(&tenant),
                 directory: directory.to_owned(),
@@ -309,7 +309,7 @@ impl KeptFiles {
     }
 }
 
-impl Scope {
+impl WorkspaceDir {
     fn overlaps(&self, directory: &str) -> bool {
         contains(&self.directory, directory) || contains(directory, &self.directory)
     }
@@ -400,7 +400,7 @@ async fn in_time(
     look: impl Future<Output = Result<(), String>>,
 ) -> Result<(), String> {
     let late = || Err(format!("the object store {objects} does not answer"));
-    timeout(PATIENCE, look).await.unwrap_or_else(|_| late())
+    timeout(MAX_WAIT, look).await.unwrap_or_else(|_| late())
 }
 
 impl ScopeKeeper {

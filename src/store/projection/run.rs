@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use chrono::{DateTime, TimeDelta};
+use chrono::{DateTime, TimeDelta, Utc};
 use serde_json::Value;
 
 use crate::clock;
@@ -46,6 +46,11 @@ impl RunRecord {
     /// The number of the newest event.
     pub fn last_seq(&self) -> i64 {
         self.next_seq - 1
+    }
+
+    /// The time before which it is not taken from the queue; `None` as soon as that has come.
+    pub fn not_before(&self) -> Option<DateTime<Utc>> {
+        self.available_at.filter(|at| self.started_at.is_none() && *at > clock::now())
     }
 
     /// Whether it has started others.

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::backend::{Transaction, Work};
-use super::super::conflict::anew;
+use super::super::conflict::retry_conflicts;
 use super::super::sql::Query;
 use super::super::{Store, StoreError};
 use super::{
@@ -17,15 +17,15 @@ type Written<'a> = BTreeMap<&'a str, Option<bool>>;
 impl Store {
     /// Deletes those of some paths that lie beneath a file or a link, where nothing can be laid out;
     /// which those are.
-    pub async fn delete_buried_files(
+    pub async fn delete_shadowed_files(
         &self,
         tenant: &str,
         paths: &[String],
     ) -> Result<BTreeSet<String>, StoreError> {
-        anew(|| self.try_to_delete_buried(tenant, paths)).await
+        retry_conflicts(|| self.try_to_delete_shadowed(tenant, paths)).await
     }
 
-    async fn try_to_delete_buried(
+    async fn try_to_delete_shadowed(
         &self,
         tenant: &str,
         paths: &[String],
@@ -33,8 +33,8 @@ impl Store {
         let mut tx = self.backend.begin(Work::Data).await?;
         let version = next_version(&mut *tx, tenant).await?;
         let all = paths.iter().map(String::as_str);
-        let buried = buried(&mut *tx, tenant, all, &Written::new()).await?;
-        let paths: Vec<String> = buried.iter().cloned().collect();
+        let shadowed = shadowed(&mut *tx, tenant, all, &Written::new()).await?;
+        let paths: Vec<String> = shadowed.iter().cloned().collect();
         for some in paths.chunks(CHUNK) {
             let there = at_paths(&mut *tx, tenant, some).await?;
             let objects: Vec<String> =
@@ -48,7 +48,7 @@ impl Store {
             let_go(&mut *tx, &objects).await?;
         }
         tx.commit().await?;
-        Ok(buried)
+        Ok(shadowed)
     }
 }
 
@@ -64,7 +64,7 @@ pub(super) async fn impossible(
         .collect();
     let is_new = |due: &&Due<'_>| due.write.content.is_some() && due.before.is_none();
     let new = due.iter().filter(is_new).map(|due| due.write.path.as_str());
-    let mut impossible = buried(tx, tenant, new, &written).await?;
+    let mut impossible = shadowed(tx, tenant, new, &written).await?;
     // What lay beneath a file or a link before was found when it was written.
     let closing: Vec<&str> = due
         .iter()
@@ -83,7 +83,7 @@ pub(super) async fn impossible(
 }
 
 /// Of some paths, those that lie beneath a file or a link once the writes are done.
-async fn buried<'p>(
+async fn shadowed<'p>(
     tx: &mut dyn Transaction,
     tenant: &str,
     paths: impl Iterator<Item = &'p str>,

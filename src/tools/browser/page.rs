@@ -32,7 +32,7 @@ const WAITS_IN_VAIN: Duration = Duration::from_secs(3);
 const RESTLESS: Duration = Duration::from_secs(10);
 const PART: u32 = 2;
 /// Between two looks at a page that has not settled.
-const LOOK: Duration = Duration::from_millis(25);
+const POLL_INTERVAL: Duration = Duration::from_millis(25);
 /// Tries to ask a page that is loaded anew in the meantime.
 const TRIES: usize = 5;
 /// The browser's answer where a page has no document at the moment.
@@ -166,7 +166,7 @@ impl Page {
     pub(super) async fn downloaded(&self) -> Option<(Arc<Dir>, Vec<Download>)> {
         let arrive = async {
             while self.tab.downloads.are_arriving() && self.is_open() {
-                tokio::time::sleep(LOOK).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
         };
         let _ = tokio::time::timeout(self.settles_within, arrive).await; // what is missing is reported
@@ -247,12 +247,12 @@ impl Page {
     async fn settle(&self) -> Result<(), String> {
         let settled = async {
             loop {
-                tokio::time::sleep(LOOK).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
                 let is_loading = self.tab.is_loading.load(Ordering::Relaxed);
                 let traffic = &self.tab.traffic;
                 let is_quiet = !is_loading && traffic.is_quiet(QUIET);
                 if is_quiet && !self.awaits_files()
-                    || traffic.waits_in_vain(WAITS_IN_VAIN)
+                    || traffic.is_stalled_for(WAITS_IN_VAIN)
                     || !self.is_open()
                 {
                     break;
@@ -268,7 +268,7 @@ impl Page {
     async fn check_attached(&self) -> Result<(), String> {
         for _ in 0..TRIES {
             match self.tab.call("Page.getNavigationHistory", json!({})).await {
-                Err(why) if why == DETACHED => tokio::time::sleep(LOOK).await,
+                Err(why) if why == DETACHED => tokio::time::sleep(POLL_INTERVAL).await,
                 asked => return asked.map(|_| ()),
             }
         }
@@ -288,7 +288,7 @@ impl Page {
     async fn evaluate(&self, call: &str) -> Result<Value, String> {
         for _ in 0..TRIES {
             match self.evaluate_once(call).await {
-                Err(why) if why.contains("context") => tokio::time::sleep(LOOK).await,
+                Err(why) if why.contains("context") => tokio::time::sleep(POLL_INTERVAL).await,
                 evaluated => return evaluated,
             }
         }

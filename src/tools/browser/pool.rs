@@ -24,7 +24,7 @@ const IDLE: Duration = Duration::from_mins(1);
 /// A page that is not used closes after this time.
 const UNUSED: Duration = Duration::from_mins(10);
 /// Between two looks at what is idle.
-const LOOK: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
 /// Between two looks for a page that is not in use any more, at most.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// A browser that has no page ready after this time is ended.
@@ -347,7 +347,7 @@ impl Pool {
 /// Until that browser is closed.
 async fn close_what_is_idle(pool: Weak<Pool>, chromium: Weak<Chromium>) {
     loop {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
         let (Some(pool), Some(_)) = (pool.upgrade(), chromium.upgrade()) else { return };
         let mut state = pool.state.lock().await;
         state.pages.retain(|_, kept| kept.is_kept());

@@ -30,7 +30,7 @@ const NAMELESS: &str = "download";
 /// Files of one name.
 const MAX_SAME: u32 = 1000;
 /// Characters of a name that a page gave, where it is shown.
-const MAX_TOLD: usize = 200;
+const MAX_SHOWN: usize = 200;
 
 pub(super) fn picture_path(context: &ToolContext) -> String {
     format!("screenshots/{}.png", context.call_id)
@@ -116,7 +116,7 @@ impl Saving<'_> {
         match self.saved(download) {
             Ok((path, size)) => format!("\nSaved a file of {size} bytes as {path}."),
             Err(why) => {
-                let name: String = download.name.chars().take(MAX_TOLD).collect();
+                let name: String = download.name.chars().take(MAX_SHOWN).collect();
                 format!("\nThe file {name:?} was not saved: {why}.")
             }
         }

@@ -143,7 +143,7 @@ impl Traffic {
     }
 
     /// Whether no request was made for that long, although some are not answered.
-    pub(super) fn waits_in_vain(&self, pause: Duration) -> bool {
+    pub(super) fn is_stalled_for(&self, pause: Duration) -> bool {
         self.last.lock().request.elapsed() >= pause
     }
 

@@ -50,10 +50,20 @@ impl Shown {
 
     /// The answer as the model reads it, or the error.
     pub(super) fn of(&self, response: &Response, effect: Effect) -> Result<String, String> {
-        let Response { status, body, is_whole, .. } = response;
+        let status = response.status;
         if !status.is_success() {
             return Err(refusal(response, effect));
         }
+        self.shown(response).map_err(|why| match effect {
+            Effect::Read => why,
+            Effect::Idempotent | Effect::Once => {
+                format!("The service answered {status}: it has done what it was asked for. {why}")
+            }
+        })
+    }
+
+    fn shown(&self, response: &Response) -> Result<String, String> {
+        let Response { status, body, is_whole, .. } = response;
         if !is_whole {
             return Err(too_large(body.len()));
         }

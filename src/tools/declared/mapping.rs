@@ -205,8 +205,8 @@ impl Mapping {
             let part = part.to_ascii_lowercase().replace("%2e", ".");
             part == "." || part == ".."
         };
-        let is_empty = path.split('/').skip(1).any(str::is_empty) && !self.path.ends_with('/');
-        if path.split('/').any(is_dots) || is_empty {
+        let parts = path.strip_suffix('/').filter(|_| self.path.ends_with('/')).unwrap_or(&path);
+        if path.split('/').any(is_dots) || parts.split('/').skip(1).any(str::is_empty) {
             return Err("An argument in the path is empty, `.` or `..`.".to_owned());
         }
         let whole = format!("{}{path}", base.as_str().trim_end_matches('/'));

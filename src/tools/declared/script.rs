@@ -33,7 +33,7 @@ use crate::tools::sandbox::Startable;
 use crate::tools::sandbox::plan::{Access, Command, Grant, GrantKind, Reach, Step, When};
 use crate::tools::sandbox::reach::{self, Before};
 use crate::tools::sandbox::{Job, Ran, Sandbox};
-use crate::tools::{CallOutcome, Tool, ToolContext, ToolError, ToolInfo, programs};
+use crate::tools::{CallOutcome, Defaults, Tool, ToolContext, ToolError, ToolInfo, programs};
 
 /// Words of a command, and bytes of all of them.
 const MAX_WORDS: usize = 64;
@@ -122,7 +122,8 @@ impl ScriptTool {
             ))
         });
         let timeout = timeout.transpose()?;
-        let defaults = entry.defaults(timeout.map(|timeout| timeout + GRACE));
+        let longest = Defaults::of_timeout(sandbox.settings().timeout).timeout;
+        let defaults = entry.defaults(timeout.map_or(longest, |timeout| Some(timeout + GRACE)));
         let output = entry.output_schema.as_ref().map(Schema::of_tool).transpose();
         let output = output.map_err(|refused| Wrong::at("output_schema", refused.0))?;
         let info = ToolInfo {
@@ -234,6 +235,7 @@ impl ScriptTool {
             arguments: program.arguments.clone(),
             environment: Vec::new(),
             redirections: Vec::new(),
+            is_read_only: false, // nothing is to be written where its effect is `read`
         };
         let mut said = Said::new(context, &self.info.name);
         let mut each_line = |line: &str| said.is_output(line);

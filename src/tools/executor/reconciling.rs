@@ -10,13 +10,11 @@ use serde_json::Value;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    Decided, EARLIER_DECISION, Executor, Offered, Prepared, Ready, RunScope, Slot, arguments,
-};
+use super::{Decided, EARLIER_DECISION, Executor, Offered, Prepared, Ready, RunScope, Slot};
 use crate::event::{AuditRecord, CallFailure, Reconciled, RunEvent, ToolCallStarted};
 use crate::governance::{Call, Verdict};
 use crate::message::ToolCall;
-use crate::run::{Effect, OnUnknownOutcome};
+use crate::run::{Effect, Labels, OnUnknownOutcome};
 use crate::tools::CallOutcome;
 use crate::tools::guarded::{Failure, guarded};
 use crate::tools::interrupted::{Interrupted, Reconciliation, sentence};
@@ -94,10 +92,10 @@ impl Executor {
             OnUnknownOutcome::Retry => return prepared,
             OnUnknownOutcome::Report => unknown_outcome(call.id, call.name.clone()),
             OnUnknownOutcome::Review => {
-                let edited = decided.approval.and_then(|granted| granted.arguments).cloned();
-                let arguments = edited.or_else(|| arguments::parse(&call.arguments).ok());
+                let edited = decided.approval.and_then(|granted| granted.arguments);
+                let made_with = interrupted.made_with.shown(call, edited);
                 let reason = format!("{CANNOT_BE_ASKED}: {}", sentence(&why));
-                review(call.id, call.name.clone(), arguments.unwrap_or_default(), &reason)
+                review(call.id, call.name.clone(), made_with, &reason)
             }
         };
         Ok(Prepared::Answered(Finished::of(event)))
@@ -182,7 +180,13 @@ impl Executor {
                 directory: scope.workspace.directory(),
             };
             match self.gate.judge(&scope.caller.scopes, question) {
-                Verdict::Pass { permit, .. } => tool.reconcile(permit, arguments, context).await,
+                Verdict::Pass { permit, .. } => {
+                    let answer = tool.reconcile(permit.clone(), arguments, context).await;
+                    if permit.reads_private() {
+                        context.has_read.add(Labels::PRIVATE);
+                    }
+                    answer
+                }
                 Verdict::Stop(objection) => Ok(CallOutcome::Unknown(objection.reason)),
             }
         };
@@ -206,11 +210,13 @@ pub(super) fn unsettled(
     reconciliation: Option<&Reconciliation>,
     why: &str,
 ) -> RunEvent {
-    let ToolCallStarted { call_id, tool, .. } = started;
-    match reconciliation.map(Reconciliation::on_unknown_outcome) {
-        Some(OnUnknownOutcome::Report) => unknown_outcome(call_id, tool),
-        _ => review(call_id, tool, arguments, &format!("{ASKED_IN_VAIN}: {}", sentence(why))),
+    let ToolCallStarted { call_id, tool, actions, .. } = started;
+    let on_unknown = reconciliation.map(Reconciliation::on_unknown_outcome);
+    if on_unknown == Some(OnUnknownOutcome::Report) {
+        return unknown_outcome(call_id, tool);
     }
+    let reason = format!("{ASKED_IN_VAIN}: {}", sentence(why));
+    review(call_id, tool, (arguments, actions), &reason)
 }
 
 #[cfg(test)]

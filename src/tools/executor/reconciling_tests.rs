@@ -13,7 +13,7 @@ use crate::event::{Awaited, WaitKind};
 use crate::governance::{ActionKind, Permit, Policy, ToolPolicy, ToolRule};
 use crate::message::tool_schema::ToolSchema;
 use crate::run::{Autonomy, Caller};
-use crate::tools::interrupted::RULE;
+use crate::tools::interrupted::{MadeWith, RULE};
 use crate::tools::lease::Lease;
 use crate::tools::requests::RequestsLeft;
 use crate::tools::{Defaults, Listener, Standing, ToolContext, ToolError, Workspace};
@@ -144,7 +144,8 @@ impl Bench {
         let Prepared::Ready(ready) = first else { panic!("{first:?}") };
         let ToolCallStarted { reconcilable_by, effect_key, .. } = ready.started().clone();
         let tool_hash = reconcilable_by.unwrap();
-        Interrupted { tool_hash, effect_key, on_unknown_outcome: then }
+        let made_with = MadeWith::of(ready.started());
+        Interrupted { tool_hash, effect_key, on_unknown_outcome: then, made_with }
     }
 
     async fn again(&self, answer: &str, interrupted: &Interrupted) -> Prepared {

@@ -19,7 +19,7 @@ pub(super) const MAX_COMPARED: usize = 1024 * 1024;
 /// Lines that are compared one by one; more of them are replaced as a whole.
 const MAX_LINES: usize = 20_000;
 /// How long they are compared.
-const PATIENCE: Duration = Duration::from_millis(20);
+const MAX_WAIT: Duration = Duration::from_millis(20);
 /// Lines around a change.
 const CONTEXT: usize = 3;
 
@@ -128,7 +128,7 @@ fn operations(old: &[&str], new: &[&str]) -> Vec<DiffOp> {
     if old_rest.len() + new_rest.len() > MAX_LINES {
         ops.replaced(old_rest.len(), new_rest.len());
     } else {
-        let deadline = Some(Instant::now() + PATIENCE);
+        let deadline = Some(Instant::now() + MAX_WAIT);
         for op in capture_diff_slices_deadline(Algorithm::Myers, old_rest, new_rest, deadline) {
             match op {
                 DiffOp::Equal { len, .. } => ops.equal(len),

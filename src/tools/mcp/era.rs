@@ -21,7 +21,7 @@ pub(super) enum Era {
 /// The first question, which every server of the new era answers.
 pub(super) const DISCOVER: &str = "server/discover";
 /// How long a server may be silent before it is asked as one of the old era is, too.
-pub(super) const PATIENCE: Duration = Duration::from_millis(500);
+pub(super) const MAX_WAIT: Duration = Duration::from_millis(500);
 /// How long a server that has answered as one of the old era does may take to answer the first question.
 pub(super) const LATE: Duration = Duration::from_secs(2);
 /// The headers of a request are not what its body says.
@@ -31,7 +31,7 @@ const MISSING_CAPABILITY: i64 = -32021;
 /// The server does not speak the version of a request.
 const UNSUPPORTED_VERSION: i64 = -32022;
 /// Versions of a server that are reported.
-const MAX_TOLD: usize = 8;
+const MAX_LISTED: usize = 8;
 
 /// What the first answer says.
 #[derive(Debug, PartialEq, Eq)]
@@ -80,7 +80,7 @@ fn older(listed: &Value) -> Found {
     if versions(listed).any(|version| VERSIONS.contains(&version)) {
         return Found::Old;
     }
-    let told: Vec<String> = versions(listed).take(MAX_TOLD).map(shortened).collect();
+    let told: Vec<String> = versions(listed).take(MAX_LISTED).map(shortened).collect();
     Found::Neither(format!(
         "it speaks only the protocol versions {told:?}, none of which is supported"
     ))
@@ -89,6 +89,19 @@ fn older(listed: &Value) -> Found {
 /// Whether only a server of the new era refuses like this.
 pub(super) fn is_of_new_era(fault: &Fault) -> bool {
     matches!(fault.code, HEADER_MISMATCH | MISSING_CAPABILITY | UNSUPPORTED_VERSION)
+}
+
+/// Whether a failure says that the server has not begun what it was asked for: it did not come to it,
+/// or is refused by a code that blames the request (JSON-RPC 2.0, section 5.1; RFC 9110, section 15.5).
+pub(super) fn was_not_begun(failure: &Failure) -> bool {
+    match failure {
+        Failure::NotSent(_) => true,
+        Failure::Lost(_) => false,
+        Failure::Refused(fault) => {
+            matches!(fault.code, -32700 | -32602..=-32600 | 400..=407 | 409..=499)
+                || is_of_new_era(fault)
+        }
+    }
 }
 
 /// Whether a refusal means that the server speaks another era by now, as far as one can tell by it.

@@ -23,7 +23,7 @@ use tokio::sync::{Notify, Semaphore};
 use url::Url;
 
 use super::era::{self, DISCOVER, Era};
-use super::messages::{self, Failure, Heard, INITIALIZE, MAX_MESSAGE, PATIENCE};
+use super::messages::{self, CALL, Failure, Heard, INITIALIZE, MAX_MESSAGE, MAX_WAIT};
 use super::{mirrored, reading};
 use crate::bounds::address;
 use crate::bounds::frames::{Framing, Splitter};
@@ -45,7 +45,7 @@ const MAX_REPLIES: usize = 8;
 /// Why a request of a session came to nothing that the server does not know any more.
 const SESSION_ENDED: &str = "it does not know the session any more";
 /// Bytes of a refusal that are reported.
-const MAX_TOLD: usize = 200;
+const MAX_SHOWN: usize = 200;
 
 type Answer = Result<Value, Failure>;
 
@@ -190,7 +190,11 @@ impl Address {
 
     pub(super) async fn ask(&self, question: &Question, requests: &Requests) -> Answer {
         let closed = |_| Failure::NotSent("the service is closing".to_owned());
-        let _place = self.0.places.acquire().await.map_err(closed)?;
+        // What finds out whether the server lives does not wait for calls.
+        let _place = match question.method {
+            CALL => Some(self.0.places.acquire().await.map_err(closed)?),
+            _ => None,
+        };
         let session = self.session();
         match self.asked(question, requests).await {
             Err(Failure::NotSent(why)) if why == SESSION_ENDED => {
@@ -240,7 +244,7 @@ impl Address {
         *self.0.session.lock() = Session::default();
         let question = Question::of_old(INITIALIZE, messages::introduction());
         let unpaid = Requests::default();
-        let introduced = tokio::time::timeout(PATIENCE, self.asked(&question, &unpaid));
+        let introduced = tokio::time::timeout(MAX_WAIT, self.asked(&question, &unpaid));
         let introduced = introduced.await.map_err(|_| Failure::NotSent(SESSION_ENDED.into()))??;
         self.introduced(&introduced).await.map_err(Failure::NotSent)
     }
@@ -260,7 +264,7 @@ impl Address {
     pub(super) async fn tell(&self, message: String) {
         let (unpaid, mut nothing) = (Requests::default(), |_: &HeaderMap, _: &[u8]| true);
         let sent = self.send(message, None, &unpaid, &mut nothing);
-        let _ = tokio::time::timeout(PATIENCE, sent).await; // what is lost is found out by asking
+        let _ = tokio::time::timeout(MAX_WAIT, sent).await; // what is lost is found out by asking
     }
 
     async fn posted(
@@ -410,7 +414,7 @@ fn refusal(era: Era, status: StatusCode, body: &[u8]) -> Failure {
         return Failure::Lost(format!("it answers {status}"));
     }
     let said = String::from_utf8_lossy(body);
-    let said: String = said.chars().filter(|c| !c.is_control()).take(MAX_TOLD).collect();
+    let said: String = said.chars().filter(|c| !c.is_control()).take(MAX_SHOWN).collect();
     Failure::Refused(messages::Fault {
         code: status.as_u16().into(),
         message: said,

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::era::{self, DISCOVER, Era, Found};
 use super::http::{Address, Question};
 use super::listing::Described;
-use super::messages::{self, Failure, INITIALIZE, PATIENCE};
+use super::messages::{self, CALL, Failure, INITIALIZE, MAX_WAIT};
 use super::mirrored;
 use super::pipes::Pipes;
 use crate::tools::requests::Requests;
@@ -99,7 +99,7 @@ impl Link {
         requests: &Requests,
     ) -> Result<Value, Failure> {
         let mirrored = mirrored::headers(&tool.mirrored, &params["arguments"]);
-        self.asked(self.era(), "tools/call", params, mirrored, requests).await
+        self.asked(self.era(), CALL, params, mirrored, requests).await
     }
 
     /// The result of a request that counts for no run and that must be answered soon.
@@ -111,8 +111,8 @@ impl Link {
     ) -> Result<Value, Failure> {
         let requests = Requests::default();
         let asked = self.asked(era, method, params, HeaderMap::new(), &requests);
-        tokio::time::timeout(PATIENCE, asked).await.unwrap_or_else(|_| {
-            let seconds = PATIENCE.as_secs();
+        tokio::time::timeout(MAX_WAIT, asked).await.unwrap_or_else(|_| {
+            let seconds = MAX_WAIT.as_secs();
             Err(Failure::Lost(format!("it does not answer {method} within {seconds} s")))
         })
     }
@@ -132,7 +132,7 @@ impl Link {
             let introduced = self.initialize().await?;
             return self.begin_as_of_old(&introduced).await;
         }
-        let latest = Instant::now() + PATIENCE;
+        let latest = Instant::now() + MAX_WAIT;
         is_probing.store(true, Ordering::Relaxed);
         let requests = Requests::default();
         let discovered = async {
@@ -143,7 +143,7 @@ impl Link {
         };
         let mut discovered = std::pin::pin!(discovered);
         let (found, introduced) =
-            match tokio::time::timeout(era::PATIENCE, discovered.as_mut()).await {
+            match tokio::time::timeout(era::MAX_WAIT, discovered.as_mut()).await {
                 Ok(found) => (found, None),
                 Err(_) => self.found_of_silent(discovered, latest).await?,
             };

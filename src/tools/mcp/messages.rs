@@ -15,7 +15,7 @@ use crate::bounds::text::shortened;
 use crate::event::InputGiven;
 
 /// For an answer that no call waits for.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const MAX_WAIT: Duration = Duration::from_secs(10);
 /// Versions of the old era that are spoken, the preferred one first.
 pub(super) const VERSIONS: [&str; 4] = ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"];
 /// The version of the new era, which begins with nothing.
@@ -30,6 +30,8 @@ const MAX_REFUSAL: usize = 64 * 1024;
 const MAX_ID: usize = 256;
 /// The key of `_meta` by which a server recognises a call that is repeated.
 pub(super) const EFFECT_KEY: &str = "toolloop/effect-key";
+/// The method that calls a tool.
+pub(super) const CALL: &str = "tools/call";
 /// What JSON-RPC calls a method that is not offered.
 pub(super) const NOT_OFFERED: i64 = -32601;
 

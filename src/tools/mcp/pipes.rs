@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 use super::era::DISCOVER;
 use super::lines::{Line, Lines};
-use super::messages::{self, Failure, Fault, Heard, INITIALIZE, MAX_MESSAGE};
+use super::messages::{self, CALL, Failure, Heard, INITIALIZE, MAX_MESSAGE};
 use super::reading;
 use crate::bounds::secrets::redacted;
 use crate::bounds::text::shortened;
@@ -124,7 +124,11 @@ impl Pipes {
 
     pub(super) async fn ask(&self, method: &'static str, params: &Value) -> Answer {
         let gone = || Failure::NotSent("it has ended".to_owned());
-        let _place = self.0.places.acquire().await.map_err(|_| gone())?;
+        // What finds out whether the server lives does not wait for calls.
+        let _place = match method {
+            CALL => Some(self.0.places.acquire().await.map_err(|_| gone())?),
+            _ => None,
+        };
         let id = self.0.next.fetch_add(1, Ordering::Relaxed);
         let (tell, told) = oneshot::channel();
         self.0.asked.lock().as_mut().ok_or_else(gone)?.insert(id, tell);
@@ -190,24 +194,28 @@ async fn listened(shared: &Shared, output: impl AsyncRead + Unpin) -> Option<Str
             Err(error) => return Some(error.to_string()),
             Ok(Some(Line::Whole(line))) => {
                 let beginning = line.get(..line.len().min(512)).unwrap_or_default().to_vec();
-                reading::read(line).await.unwrap_or_else(|why| unreadable(&beginning, &why))
+                reading::read(line).await.map_err(|why| (beginning, why))
             }
             Ok(Some(Line::TooLong(beginning))) => {
                 let most = MAX_MESSAGE / (1024 * 1024);
-                unreadable(&beginning, &format!("it has more than {most} MiB"))
+                Err((beginning, format!("it has more than {most} MiB")))
             }
         };
         let is_answer = match heard {
-            Heard::Answer(id, answer) => answered(shared, id, answer),
-            Heard::Ping(reply) | Heard::Refused(reply) => {
+            Err((beginning, why)) => messages::id_in(&beginning).is_some_and(|id| {
+                let why = format!("its answer cannot be read: {why}");
+                answered(shared, id, Err(Failure::Lost(why)))
+            }),
+            Ok(Heard::Answer(id, answer)) => answered(shared, id, answer.map_err(Failure::Refused)),
+            Ok(Heard::Ping(reply) | Heard::Refused(reply)) => {
                 let _ = shared.write.try_send(reply); // it does not read
                 false
             }
-            Heard::ListChanged => {
+            Ok(Heard::ListChanged) => {
                 shared.list_changed.notify_one();
                 false
             }
-            Heard::Other => false,
+            Ok(Heard::Other) => false,
         };
         if !is_answer && !bearable.one_more() {
             return Some("it says too much that nobody asked for".to_owned());
@@ -216,22 +224,11 @@ async fn listened(shared: &Shared, output: impl AsyncRead + Unpin) -> Option<Str
 }
 
 /// Gives the answer to the request that waits for it; whether there is one.
-fn answered(shared: &Shared, id: u64, answer: Result<Value, Fault>) -> bool {
+fn answered(shared: &Shared, id: u64, answer: Answer) -> bool {
     let tell = shared.asked.lock().as_mut().and_then(|asked| asked.remove(&id));
     let Some(tell) = tell else { return false };
-    let _ = tell.send(answer.map_err(Failure::Refused)); // the request was given up
+    let _ = tell.send(answer); // the request was given up
     true
-}
-
-/// The answer that cannot be read, where it is one.
-fn unreadable(beginning: &[u8], why: &str) -> Heard {
-    match messages::id_in(beginning) {
-        Some(id) => {
-            let message = format!("its answer cannot be read: {why}");
-            Heard::Answer(id, Err(Fault { code: 0, message, data: Value::Null }))
-        }
-        None => Heard::Other,
-    }
 }
 
 /// What a server writes to standard error. One for all starts of a server: each has a burst of lines,
@@ -289,6 +286,23 @@ pub(super) async fn logged(server: &str, errors: impl AsyncRead + Unpin, into: &
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_server_is_asked_whether_it_lives_however_many_calls_it_has() {
+        let (pipes, mut ends) = Pipes::new(Arc::default(), Arc::default());
+        let calls = (0..=MAX_CALLS).map(|_| {
+            let pipes = pipes.clone();
+            tokio::spawn(async move { pipes.ask(CALL, &Value::Null).await })
+        });
+        let calls: Vec<_> = calls.collect();
+        for _ in 0..MAX_CALLS {
+            assert!(ends.written.recv().await.unwrap().contains(CALL));
+        }
+        let asked = tokio::spawn(async move { pipes.ask("ping", &Value::Null).await });
+        assert!(ends.written.recv().await.unwrap().contains("ping"));
+        asked.abort();
+        calls.iter().for_each(tokio::task::JoinHandle::abort);
+    }
 
     #[tokio::test]
     async fn a_server_that_is_started_again_and_again_does_not_flood_the_log() {

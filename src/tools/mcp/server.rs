@@ -22,7 +22,7 @@ use super::era::Era;
 use super::http::Address;
 use super::link::{Entries, Link, Way};
 use super::listing::{self, Described, Effects};
-use super::messages::PATIENCE;
+use super::messages::MAX_WAIT;
 use super::pipes::{self, Errors, Pipes};
 use crate::bounds::secrets::redacted;
 use crate::jitter;
@@ -43,7 +43,7 @@ const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 const GOOD: Duration = Duration::from_secs(30);
 /// Between two looks at the list of a server that cannot say that it has changed; at least, where it
 /// says how long the list may be used, and at most.
-const LOOK: Duration = Duration::from_secs(30);
+const POLL_INTERVAL: Duration = Duration::from_secs(30);
 const LONGEST_LOOK: Duration = Duration::from_hours(1);
 /// Between two looks at a list that changes.
 const BETWEEN_CHANGES: Duration = Duration::from_secs(1);
@@ -291,7 +291,7 @@ impl Server {
         let why = self.run_program_once(true).await;
         if self.is_probing.swap(false, Ordering::Relaxed) {
             // Some of the old era end, or are silent for good, when something comes before `initialize`.
-            if since.elapsed() >= PATIENCE {
+            if since.elapsed() >= MAX_WAIT {
                 self.down(&why); // known before the second try has taken as long
             }
             return self.run_program_once(false).await;
@@ -324,7 +324,7 @@ impl Server {
         let why = if let Some(why) = ended {
             why
         } else {
-            let ending = running.ending.told();
+            let ending = running.ending.wait_for_end();
             let why = tokio::time::timeout(pipes::LAST_WORDS, ending).await;
             let _ = tokio::time::timeout(pipes::LAST_WORDS, logging).await; // or a child holds it
             why.unwrap_or_else(|_| "it has ended".to_owned())
@@ -446,10 +446,10 @@ impl Server {
 /// When the list is looked at again, where the server need not say that it has changed.
 fn look_after(link: &Link, fresh: Duration) -> Option<Duration> {
     match link.era() {
-        Era::Old => link.is_address().then_some(LOOK),
+        Era::Old => link.is_address().then_some(POLL_INTERVAL),
         Era::New => {
             // Not at the same time as every other client of the server.
-            Some(fresh.clamp(LOOK, LONGEST_LOOK).mul_f64(1.0 + jitter::fraction() / 10.0))
+            Some(fresh.clamp(POLL_INTERVAL, LONGEST_LOOK).mul_f64(1.0 + jitter::fraction() / 10.0))
         }
     }
 }

@@ -13,7 +13,7 @@ use url::Url;
 
 use super::answer::{self, Kind};
 use super::asked::{self, Asked};
-use super::era::Era;
+use super::era::{self, Era};
 use super::link::Link;
 use super::listing::Described;
 use super::messages::{self, Failure};
@@ -162,9 +162,13 @@ impl McpTool {
         match link.call(&self.described, params, &context.requests).await {
             Ok(result) => Ok(result),
             // What it did before it asked for input is not known.
-            Err(failure @ (Failure::NotSent(_) | Failure::Refused(_))) if given.is_none() => {
+            Err(failure) if given.is_none() && era::was_not_begun(&failure) => {
                 Err(format!("The MCP server {name} did not execute the call: {failure}."))
             }
+            Err(failure @ Failure::Refused(_)) => Err(format!(
+                "The MCP server {name} did not complete the call: {failure}.{}",
+                self.unknown()
+            )),
             Err(failure) => {
                 Err(format!("The MCP server {name} did not answer: {failure}.{}", self.unknown()))
             }

@@ -27,7 +27,7 @@ use crate::tools::sandbox::walk::{Beyond, MAX_WALKED, Met, walk};
 /// the next ones.
 const MAX_AFTERWARDS: usize = 10 * MAX_WALKED;
 /// Such files that are listed to a model.
-const MAX_TOLD: usize = 20;
+const MAX_LISTED: usize = 20;
 
 /// Looks the workspace through when this is dropped and the programs have ended.
 pub(super) struct LooksThrough(Option<Work>);
@@ -93,15 +93,15 @@ struct Found {
 }
 
 fn look_through(permit: &Permit, context: &ToolContext, before: Before) {
-    match told_or_found(permit, context, before) {
-        Ok(found) => tell(found, permit, context),
+    match detect_changes(permit, context, before) {
+        Ok(found) => record_changes(found, permit, context),
         Err(error) => context
             .changed
             .object(format!("The files that the programs left could not be inspected: {error}.")),
     }
 }
 
-fn tell(found: Found, permit: &Permit, context: &ToolContext) {
+fn record_changes(found: Found, permit: &Permit, context: &ToolContext) {
     let Found { changes, made } = found;
     for (path, kind) in changes.iter().flatten() {
         let ruling = permit.ruling_on_made(path);
@@ -135,8 +135,8 @@ fn tell(found: Found, permit: &Permit, context: &ToolContext) {
     if told.is_empty() {
         return;
     }
-    let more = told.len().saturating_sub(MAX_TOLD);
-    told.truncate(MAX_TOLD);
+    let more = told.len().saturating_sub(MAX_LISTED);
+    told.truncate(MAX_LISTED);
     let more = if more > 0 { format!("; and {more} more") } else { String::new() };
     context.changed.object(format!(
         "Blocked by the path rule: the programs made what they may not, and it was taken out of the \
@@ -146,7 +146,7 @@ fn tell(found: Found, permit: &Permit, context: &ToolContext) {
 }
 
 /// What the kernel reports of the changes, if that is all there is to know.
-fn told_or_found(permit: &Permit, context: &ToolContext, mut before: Before) -> io::Result<Found> {
+fn detect_changes(permit: &Permit, context: &ToolContext, mut before: Before) -> io::Result<Found> {
     let root = context.workspace.root();
     let changes =
         before.tree.as_mut().and_then(|tree| tree.updated(&root, |path| permit.may_meet(path)));

@@ -1,4 +1,4 @@
-//! Requests of servers of tools that are programs: which hosts the operator lists for one, and what it
+//! Requests of MCP servers that are programs: which hosts the operator lists for one, and what it
 //! asked for.
 //!
 //! Such a request belongs to no run, so it is in no run's budget. What was asked is noted here for the
@@ -66,6 +66,11 @@ impl ServerRequests {
     /// What is to be recorded now and how often it was asked; all of it where nothing follows.
     pub fn take(&self, now: Instant, is_last: bool) -> Vec<(ServerRequest, u64)> {
         self.0.lock().take(now, is_last)
+    }
+
+    /// Takes back what could not be recorded; it is due again a minute after it was taken.
+    pub fn give_back(&self, request: ServerRequest, count: u64) {
+        self.0.lock().give_back(request, count);
     }
 
     fn note(&self, request: ServerRequest) {

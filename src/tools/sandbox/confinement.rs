@@ -117,6 +117,27 @@ pub(super) fn landlock(reached: &[Reached], port: Option<u16>) -> Result<u32, Ru
     })
 }
 
+/// Takes from this process, and what it becomes, every right to change files but temporary ones and
+/// `/dev/null`. What is open already stays open.
+pub(super) fn read_only(temporary: &str) -> Result<(), RulesetError> {
+    let ruleset = Ruleset::default()
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(AccessFs::from_write(NEWEST))?
+        .create()?;
+    let stays = [(temporary, GrantKind::Tree), ("/dev/null", GrantKind::File)];
+    let ruleset = stays.into_iter().try_fold(ruleset, |ruleset, (path, kind)| {
+        let Ok(handle) = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+        else {
+            return Ok(ruleset);
+        };
+        let rights = AccessFs::from_write(NEWEST);
+        let of_file = AccessFs::from_file(NEWEST);
+        let rights = if kind == GrantKind::File { rights & of_file } else { rights };
+        ruleset.add_rule(PathBeneath::new(&handle, rights))
+    })?;
+    ruleset.restrict_self().map(|_status| ())
+}
+
 fn allow(ruleset: RulesetCreated, reached: &Reached) -> Result<RulesetCreated, RulesetError> {
     let Access { read, write, execute } = reached.access;
     let mut rights = BitFlags::<AccessFs>::empty();

@@ -61,8 +61,13 @@ impl Sandbox {
         let KeptProgram { program, arguments, directory, environment, reach, way_out } = kept;
         let way_out = way_out.filter(|_| kernel.holds.network);
         let temporary = temporary()?;
-        let command =
-            Command { program, arguments, environment: Vec::new(), redirections: Vec::new() };
+        let command = Command {
+            program,
+            arguments,
+            environment: Vec::new(),
+            redirections: Vec::new(),
+            is_read_only: false,
+        };
         let plan = Plan {
             steps: vec![Step { when: When::Always, negated: false, commands: vec![command] }],
             directory: ".".to_owned(),
@@ -99,7 +104,7 @@ impl Sandbox {
 
 impl Ending {
     /// Waits for the end, and says in a phrase what caused it.
-    pub async fn told(self) -> String {
+    pub async fn wait_for_end(self) -> String {
         match self.0.report().await {
             Err(error) => format!("its supervisor failed: {error}"),
             Ok(report) => match (report.failure, report.stopped, report.exit_code) {

@@ -68,6 +68,8 @@ pub struct Command {
     /// Beside the plan's.
     pub environment: Vec<(String, String)>,
     pub redirections: Vec<Redirection>,
+    /// Whether it may change no file, whatever the others of its plan may.
+    pub is_read_only: bool,
 }
 
 /// Where one of a program's three streams leads.

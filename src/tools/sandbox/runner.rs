@@ -14,7 +14,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Resource, Rlimit, Signal, WaitOptions, wait, waitpid};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-use super::confinement::{drop_capabilities, landlock, limit, limit_program, open};
+use super::confinement::{drop_capabilities, landlock, limit, limit_program, open, read_only};
 use super::mounts;
 use super::plan::{
     Command, GrantKind, Holds, PROXY_PORT, Plan, Redirection, Report, Step, Stopped, Target, When,
@@ -276,6 +276,9 @@ fn become_program(
         command.redirections.iter().try_for_each(redirect)?;
         if !plan.namespaces {
             rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+        }
+        if command.is_read_only {
+            read_only(&plan.temporary).map_err(io::Error::other)?;
         }
         most_tasks.map_or(Ok(()), limit_tasks)?;
         limit_program(&plan.limits)?;

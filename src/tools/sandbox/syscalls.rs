@@ -1,4 +1,5 @@
-//! The few calls of the system that have no safe form. Nothing else in the service is unsafe.
+//! The few system calls that have no safe form. Nothing else in the service is unsafe but settings of
+//! memory in `main.rs`.
 //!
 //! All of them are made by the supervisor and its descendants, which have one thread: what forbids
 //! most things between `fork` and `exec` in a program with threads does not hold there.

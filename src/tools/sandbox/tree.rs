@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
 const MOST_ROUNDS: usize = 10_000;
 /// Looks until everything is stopped, at most.
 const MOST_STOPPING_ROUNDS: usize = 500;
-/// Rounds in which nothing is found before nothing is there.
+/// Consecutive rounds without a find before the tree counts as empty.
 const EMPTY_ROUNDS: usize = 3;
 /// Between two of them.
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };

@@ -163,7 +163,8 @@ impl Preparing<'_> {
         let redirections = redirections.collect::<Result<_, _>>()?;
         let environment =
             simple.variables.into_iter().map(|(name, value)| (name, value.text())).collect();
-        Ok(Command { program, arguments, environment, redirections })
+        let is_read_only = effect.effect == Effect::Read;
+        Ok(Command { program, arguments, environment, redirections, is_read_only })
     }
 
     /// The file of a program on the fixed path.

@@ -54,13 +54,11 @@ impl Robots {
         hosts.get(place(url).as_str()).is_some_and(|(since, _)| since.elapsed() < KEPT)
     }
 
-    /// Keeps what a host says; `None` where it cannot be reached.
-    pub(super) fn learn(&self, url: &Url, said: Option<&Response>) {
-        let rules = match said {
-            Some(said) if said.status.is_success() => {
-                Rules::read(&String::from_utf8_lossy(&said.body))
-            }
-            Some(said) if said.status.is_client_error() => Rules::default(),
+    /// Keeps what a host says.
+    pub(super) fn learn(&self, url: &Url, said: &Response) {
+        let rules = match said.status {
+            status if status.is_success() => Rules::read(&String::from_utf8_lossy(&said.body)),
+            status if status.is_client_error() => Rules::default(),
             _ => Rules { forbids_all: true, ..Rules::default() },
         };
         let mut hosts = self.hosts.lock();

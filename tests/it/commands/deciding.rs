@@ -1,5 +1,7 @@
 //! Deciding at the terminal what a run waits for, of a service elsewhere and of the database here.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
 use super::{directory, toolloop};
@@ -67,6 +69,23 @@ async fn a_parked_run_is_approved_over_the_network() {
     assert_eq!(file(&service, "notes.txt"), "better");
     let late = remote(&["runs", "deny", id, call]).await;
     assert!(late.code == Some(1) && late.err.contains("already approved"), "{}", late.err);
+}
+
+#[tokio::test]
+async fn a_parked_run_that_may_not_be_read_ends_the_command() {
+    let setup =
+        Setup::new().agent("editor", EDITOR).scenario("editor", EDITING).file("notes.txt", "old");
+    let service = setup.start(Db::Sqlite).await;
+    let body = json!({"name": "starts", "scopes": ["agents:invoke", "tools:execute"]});
+    let key = service.post("/v1/keys", &body).await.body["key"].as_str().unwrap().to_owned();
+    let url = service.url("");
+    let arguments = ["invoke", "editor", "--server", &url, "--key", &key];
+    let ends = toolloop(service.dir.path(), &arguments);
+    let parked = tokio::time::timeout(Duration::from_mins(1), ends).await.unwrap();
+    assert_eq!(parked.code, Some(3), "{}", parked.err);
+    let run: Value = serde_json::from_str(&parked.out).unwrap();
+    assert_eq!(run, json!({"run_id": run["run_id"], "status": "awaiting_approval"}));
+    assert!(parked.err.contains("waits for an answer") && parked.err.contains("runs:read"));
 }
 
 #[tokio::test]

@@ -61,7 +61,7 @@ fn plan(
     cause: CompactionCause,
     window: Option<u64>,
 ) -> Option<Compaction> {
-    context::plan(conversation, load(conversation, tokens), &readers(), cause, window)
+    context::plan(conversation, load(conversation, tokens), &readers(), cause, window, true)
 }
 
 fn settled(compaction: Compaction, conversation: &Conversation, text: &str) -> ContextCompacted {
@@ -73,7 +73,7 @@ fn settled(compaction: Compaction, conversation: &Conversation, text: &str) -> C
 #[test]
 fn what_is_taken_away() {
     let long = || Called(vec![500]);
-    let short = || Called(vec![5]);
+    let short = || Called(vec![25; 8]); // each is too small to be cleared
     // What there is | tokens of it | window | why | results cleared, turns summarised.
     let table = [
         ("nothing but the task", vec![], 900, Some(1000), WindowNearlyFull, None),
@@ -189,11 +189,19 @@ fn what_is_taken_of_the_last_turns() {
         ("refused, with tiny results", vec![short(); 4], 1000, None, ProviderRefused, None),
         (
             "last results of a window that is nearly full stay",
-            vec![short(), short(), Called(vec![5000])],
+            vec![Called(vec![25; 8]), short(), Called(vec![5000])],
             1000,
             Some(1000),
             WindowNearlyFull,
             Some((0, 1)),
+        ),
+        (
+            "a summary of next to nothing is not asked for",
+            vec![short(); 4],
+            2000,
+            Some(1000),
+            WindowNearlyFull,
+            None,
         ),
     ];
     for row in table {
@@ -204,8 +212,8 @@ fn what_is_taken_of_the_last_turns() {
 #[test]
 fn a_summary_must_be_worth_it() {
     let conversation = conversation(&[
-        Called(vec![20]),
-        Called(vec![20]),
+        Called(vec![20; 3]),
+        Called(vec![20; 3]),
         Said(40),
         Called(vec![20]),
         Called(vec![20]),
@@ -214,7 +222,7 @@ fn a_summary_must_be_worth_it() {
     let good = settled(planned(), &conversation, " x ");
     assert!(good.shrank() && good.tokens_after < good.tokens_before);
     assert!(good.summary.unwrap().text.ends_with("\n\nx"));
-    for useless in ["", " \n", &"x".repeat(500)] {
+    for useless in ["", " \n", &"x".repeat(5000)] {
         let compacted = settled(planned(), &conversation, useless);
         assert!(
             compacted.summary.is_none() && compacted.call.is_some() && !compacted.shrank(),
@@ -240,7 +248,7 @@ fn reasoning_that_goes_back_counts_for_its_provider_alone() {
         for cause in [WindowNearlyFull, ProviderRefused] {
             let readers = [reader.to_owned()];
             let load = Load { tokens: 5000, bytes: estimate::bytes(&conversation, &readers) };
-            let compaction = context::plan(&conversation, load, &readers, cause, Some(5000));
+            let compaction = context::plan(&conversation, load, &readers, cause, Some(5000), true);
             let summary = "s".repeat(1000);
             let shrank = compaction
                 .map(|compaction| settled(compaction, &conversation, &summary))
@@ -392,6 +400,24 @@ fn a_summary_that_frees_nothing_is_not_asked_for() {
     bench.run(false);
     assert_eq!((bench.reason(), compactions(&bench)), ("context_overflow", vec![]));
     assert_eq!(bench.state.totals().usage.total_tokens(), 4 * 15);
+}
+
+#[test]
+fn a_summary_that_gains_nothing_is_not_asked_for_again_and_again() {
+    let long = || Calls(vec!["long"]);
+    for summary in ["", "all fine"] {
+        let script = [vec![long(); 7], vec![Text("x")]].concat();
+        let mut bench = Bench::new(windowed(90), script);
+        bench.summary = summary;
+        bench.run(false);
+        assert_eq!((bench.reason(), bench.state.totals().iterations), ("completed", 8));
+        let asked = bench.journal.iter().filter(|event| match &event.what {
+            RunEvent::ContextCompacted(compacted) => compacted.call.is_some(),
+            _ => false,
+        });
+        let most = if summary.is_empty() { 1..=2 } else { 1..=8 };
+        assert!(most.contains(&asked.count()), "{summary:?}");
+    }
 }
 
 #[test]

@@ -59,6 +59,7 @@ fn dispatch_with(
         sandbox: None,
         circumstances: Circumstances::default(),
         reconcilable_by: reconcilable_by.map(str::to_owned),
+        arguments: None,
     }));
 }
 
@@ -113,6 +114,29 @@ fn a_cancel_request_comes_before_a_review_and_that_before_the_last_crash() {
         bench.record(RunEvent::RunCancelRequested { reason: None });
         assert_eq!(fate(&bench), "cancelled", "{started:?} after {deaths} crashes");
     }
+}
+
+#[test]
+fn there_is_room_before_a_model_call_counts_as_begun() {
+    let mut bench = Bench::new(text(), vec![Calls(vec!["a"])]);
+    bench.record(RunEvent::RunStarted {
+        system: "s".into(),
+        turns: vec![Turn::User("x".into())],
+        single_shot: false,
+        history: 0,
+        warnings: vec![],
+    });
+    let begins = |bench: &Bench| bench.state.begins_iteration(&bench.state.next(bench.now));
+    assert!(!begins(&bench), "an attempt is due");
+    bench.record(RunEvent::AttemptStarted { attempt: 1 });
+    assert!(begins(&bench));
+    bench.record(RunEvent::IterationStarted {
+        attempt: 1,
+        iteration: 1,
+        answer_only: false,
+        limit: None,
+    });
+    assert!(!begins(&bench), "it has begun");
 }
 
 #[test]

@@ -23,7 +23,7 @@ def text(it, **more):
     it = it if isinstance(it, str) else json.dumps(it)
     return {"content": [{"type": "text", "text": it}], **more}
 
-NAMES = "echo fail die hang huge stderr notes junk spawn reach slow ask change boom structured wait fetch".split()
+NAMES = "echo fail die hang huge stderr notes junk spawn reach slow ask change boom structured wait fetch internal".split()
 
 def tools():
     if os.path.exists("tools.json"):
@@ -77,6 +77,8 @@ def call(name, args, params):
             "own file": tried(lambda: open("own.txt", "w").write("x") and "done"),
             "outside": tried(lambda: open("/var/tmp/outside.txt", "w")),
         })
+    if name == "internal":
+        return "internal"
     if name == "slow":
         time.sleep(n / 1000)
         return text("slept")
@@ -117,7 +119,9 @@ for line in sys.stdin:
         result = call(params["name"], params["arguments"], {**params, "id": id})
     else:
         result = {}
-    if result is None:
+    if result == "internal":
+        say({"jsonrpc": "2.0", "id": id, "error": {"code": -32603, "message": "broke in the middle"}})
+    elif result is None:
         say({"jsonrpc": "2.0", "id": id, "error": {"code": -32602, "message": "Unknown tool"}})
     else:
         say({"jsonrpc": "2.0", "id": id, "result": result})

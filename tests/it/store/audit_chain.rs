@@ -19,6 +19,7 @@ on_both! {
     retention_leaves_what_is_not_closed,
     a_known_head_that_is_gone_stops_the_closing,
     retention_and_other_replicas_move_the_head,
+    a_signed_deletion_of_another_service_moves_the_head,
     what_is_closed_late_or_twice_is_told,
 }
 
@@ -322,11 +323,15 @@ async fn retention_deletes_whole_stretches(db: Db) {
     let count = async || {
         db.store.audit(TENANT, &AuditFilter::default(), &page(200, None)).await.unwrap().len()
     };
-    assert_eq!(db.store.delete_audit(before, 100).await.unwrap(), 10, "the second is not over");
+    assert_eq!(
+        db.store.delete_audit(before, 100, &|_| None).await.unwrap(),
+        10,
+        "the second is not over"
+    );
     assert_eq!(count().await, 27, "the deletion is recorded");
     let just_after = before + TimeDelta::microseconds(1);
-    assert_eq!(db.store.delete_audit(just_after, 100).await.unwrap(), 10);
-    assert_eq!(db.store.delete_audit(just_after, 100).await.unwrap(), 0);
+    assert_eq!(db.store.delete_audit(just_after, 100, &|_| None).await.unwrap(), 10);
+    assert_eq!(db.store.delete_audit(just_after, 100, &|_| None).await.unwrap(), 0);
     let left: Vec<i64> = checked(&db).await.iter().map(|checked| checked.stretch.number).collect();
     assert_eq!((left, faults(&db).await), (vec![3, 4, 5], vec![]));
     // The chain goes on, and a deletion that nobody recorded is found.
@@ -344,10 +349,14 @@ async fn retention_leaves_what_is_not_closed(db: Db) {
         rows.unwrap().iter().map(|row| row.action.as_str()).collect::<Vec<_>>()
     };
     write(&db, 5).await;
-    assert_eq!(db.store.delete_audit(later(), 1000).await.unwrap(), 0, "no stretch has them yet");
+    assert_eq!(
+        db.store.delete_audit(later(), 1000, &|_| None).await.unwrap(),
+        0,
+        "no stretch has them yet"
+    );
     assert_eq!(actions().await.len(), 5);
     close(&db, 10).await;
-    assert_eq!(db.store.delete_audit(later(), 1000).await.unwrap(), 6);
+    assert_eq!(db.store.delete_audit(later(), 1000, &|_| None).await.unwrap(), 6);
     assert_eq!((actions().await, checked(&db).await), (vec!["audit.deleted"], vec![]));
     // The chain goes on where all of it was deleted.
     write(&db, 3).await;
@@ -357,19 +366,19 @@ async fn retention_leaves_what_is_not_closed(db: Db) {
     db.execute("UPDATE audit_stretches SET previous = hash WHERE number = 3").await;
     assert!(faults(&db).await.iter().any(|(_, fault)| fault.contains("no record says")));
     // The record of a deletion is followed by none of its own.
-    assert!(db.store.delete_audit(later(), 1000).await.unwrap() >= 4);
+    assert!(db.store.delete_audit(later(), 1000, &|_| None).await.unwrap() >= 4);
     assert_eq!(close_with(&db, 10, &|_| None).await, 1);
-    assert_eq!(db.store.delete_audit(later(), 1000).await.unwrap(), 0);
+    assert_eq!(db.store.delete_audit(later(), 1000, &|_| None).await.unwrap(), 0);
     assert_eq!(actions().await, ["audit.deleted"]);
 }
 
 /// The head as a service knows it that closed the newest stretch.
-async fn known(db: &Db, deleted_until: Option<chrono::DateTime<chrono::Utc>>) -> KnownHead {
+async fn known(db: &Db, retention: Option<TimeDelta>) -> KnownHead<'static> {
     let newest = checked(db).await.pop().unwrap();
-    KnownHead { head: ChainHead::from(&newest.stretch), deleted_until }
+    KnownHead { head: ChainHead::from(&newest.stretch), retention, is_signed: Some(&is_signed) }
 }
 
-async fn close_behind(db: &Db, known: &KnownHead) -> Closed {
+async fn close_behind(db: &Db, known: &KnownHead<'_>) -> Closed {
     db.store.close_stretch(TENANT, closing(10), Some(known), &|_| None).await.unwrap()
 }
 
@@ -416,20 +425,45 @@ async fn a_known_head_that_is_gone_stops_the_closing(db: Db) {
 async fn retention_and_other_replicas_move_the_head(db: Db) {
     write(&db, 10).await;
     close(&db, 10).await;
-    let mut known = known(&db, Some(now() - TimeDelta::hours(1))).await;
+    let mut known = known(&db, Some(TimeDelta::hours(1))).await;
     // Another one closes more than is looked back at.
     write(&db, 60).await;
     assert!(close(&db, 10).await >= 6);
     let Closed::Nothing(Some(head)) = close_behind(&db, &known).await else { panic!() };
     assert!(head.number > known.head.number + 3);
-    // A deletion of what is younger than the retention is none of ours.
+    // A deletion of what is younger than the retention, and that is not signed, is none of ours.
     let deletion = now();
-    assert!(db.store.delete_audit(deletion, 10_000).await.unwrap() > 60);
+    assert!(db.store.delete_audit(deletion, 10_000, &|_| None).await.unwrap() > 60);
     assert!(matches!(close_behind(&db, &known).await, Closed::Replaced(_)));
-    known.deleted_until = Some(deletion);
+    known.is_signed = None; // without a key there is nothing to judge it by
+    assert!(matches!(close_behind(&db, &known).await, Closed::Stretch(_) | Closed::Nothing(_)));
+    known.is_signed = Some(&is_signed);
+    known.retention = Some(TimeDelta::zero());
     assert!(matches!(close_behind(&db, &known).await, Closed::Stretch(_) | Closed::Nothing(_)));
     known.head = head;
     assert!(matches!(close_behind(&db, &known).await, Closed::Stretch(_) | Closed::Nothing(_)));
+    assert_eq!(faults_with(&db, NO_KEY).await, []);
+}
+
+/// E.g. while services are restarted one after the other with a shorter retention.
+async fn a_signed_deletion_of_another_service_moves_the_head(db: Db) {
+    write(&db, 20).await;
+    close(&db, 10).await;
+    let known = known(&db, None).await;
+    let sign: &Sign = &|hash| Some([b"signed ", hash].concat());
+    let all = now() + TimeDelta::seconds(1);
+    assert!(db.store.delete_audit(all, 1000, sign).await.unwrap() > 20);
+    let change = async |from: &str, to: &str| {
+        db.execute(&format!(
+            "UPDATE audit_log SET arguments = replace(arguments, '{from}', '{to}') \
+             WHERE action = 'audit.deleted'"
+        ))
+        .await;
+    };
+    change("\"through\":", "\"through\":1").await; // the signature is of another deletion
+    assert!(matches!(close_behind(&db, &known).await, Closed::Replaced(None)));
+    change("\"through\":1", "\"through\":").await;
+    assert!(matches!(close_behind(&db, &known).await, Closed::Stretch(_)));
     assert_eq!(faults_with(&db, NO_KEY).await, []);
 }
 

@@ -65,7 +65,9 @@ async fn what_a_claimant_leaves_is_taken_by_another(db: Db) {
     let of_key = RunLimits { of_key: Some(9), ..RunLimits::default() };
     for (limits, expected) in [(RunLimits::default(), vec![taken.id]), (of_key, vec![])] {
         let mut running = db.store.running(limits).await.unwrap();
-        let claimed = db.store.claim_within(claimant, 9, "", &mut running).await.unwrap();
+        let mut last_served = String::new();
+        let claimed = db.store.claim_within(claimant, 9, &mut last_served, &mut running);
+        let claimed = claimed.await.unwrap();
         assert_eq!(claimed.iter().map(|it| it.run.id).collect::<Vec<_>>(), expected);
     }
     let claimed = db.store.claim("other", 9, "").await.unwrap();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use sqlx::{Connection, PgConnection};
 use tokio::task::JoinSet;
-use toolloop::store::{CancelOutcome, GivenBack, SessionPlace, Swept, Wakeup, Watch};
+use toolloop::store::{CancelOutcome, GivenBack, Running, SessionPlace, Swept, Wakeup, Watch};
 
 use super::*;
 
@@ -15,6 +15,7 @@ on_both! {
     tenants_take_turns,
     tenants_in_great_number_take_turns,
     the_last_of_many_tenants_does_not_get_all,
+    tenants_with_nothing_to_take_hold_up_no_other,
     a_claim_gives_all_that_is_needed_and_fences_the_past,
     a_queued_run_is_claimed_to_be_cancelled,
     one_that_waits_for_its_session_is_claimed_to_be_cancelled,
@@ -87,6 +88,50 @@ async fn tenants_in_great_number_take_turns(db: Db) {
         assert!(served.contains("tenant-091"), "they begin behind the one that was served last");
     }
     assert_eq!(served.len(), 100);
+}
+
+async fn enqueue_for(db: &Db, tenant: &str) {
+    let mut script = Script::queued();
+    script.caller = Arc::new(Caller { tenant: tenant.into(), ..Caller::clone(&script.caller) });
+    db.commit("me", &script.start()).await;
+}
+
+/// As where their sessions are held, or their runs were given back for a while.
+async fn tenants_with_nothing_to_take_hold_up_no_other(db: Db) {
+    for number in 0..300 {
+        enqueue_for(&db, &format!("tenant-{number:03}")).await;
+    }
+    let later = if db.store.kind() == "postgres" { "'2099-01-01'" } else { "4070908800000000" };
+    db.execute(&format!("UPDATE runs SET available_at = {later}")).await;
+    let mut last_served = "tenant-099".to_owned();
+    let mut claimed = Vec::new();
+    for _ in 0..3 {
+        enqueue_for(&db, "zz").await;
+        let mut running = Running::default();
+        let taken = db.store.claim_within("you", 9, &mut last_served, &mut running).await.unwrap();
+        claimed.push((taken.len(), last_served.clone()));
+    }
+    let expected = [(1_usize, "zz"), (0, "tenant-255"), (2, "zz")];
+    assert_eq!(claimed, expected.map(|(runs, last)| (runs, last.to_owned())));
+}
+
+/// A database sorts texts as its operator's language does.
+#[tokio::test]
+async fn tenants_take_turns_in_the_order_of_any_language() {
+    let db = Db::postgres().await;
+    db.execute("ALTER TABLE runs ALTER COLUMN tenant TYPE text COLLATE \"en-x-icu\"").await;
+    for tenant in ["a", "B", "c", "a", "B", "c"] {
+        enqueue_for(&db, tenant).await;
+    }
+    let mut last_served = String::new();
+    let mut served = BTreeSet::new();
+    for _ in 0..3 {
+        for claimed in db.store.claim("you", 1, &last_served).await.unwrap() {
+            last_served.clone_from(&claimed.run.tenant);
+            served.insert(claimed.run.tenant);
+        }
+    }
+    assert_eq!(served.len(), 3, "{served:?}");
 }
 
 async fn each_queued_run_is_claimed_once(db: Db) {

@@ -37,7 +37,8 @@ async fn take(db: &Db, place: RunPlace<'_>, limit: u32) -> Result<(), LimitReach
 
 async fn claim(store: &Store, owner: &str, limits: RunLimits) -> Vec<Uuid> {
     let mut running = store.running(limits).await.unwrap();
-    let claimed = store.claim_within(owner, 9, "", &mut running).await.unwrap();
+    let mut last_served = String::new();
+    let claimed = store.claim_within(owner, 9, &mut last_served, &mut running).await.unwrap();
     claimed.into_iter().map(|claimed| claimed.run.id).collect()
 }
 
@@ -206,7 +207,8 @@ async fn a_tenant_whose_places_are_locked_slows_no_other() {
     sqlx::raw_sql(lock).execute(&mut holder).await.unwrap();
     let since = Instant::now();
     let mut running = db.store.running(limits).await.unwrap();
-    let claimed = db.store.claim_within("me", 9, "", &mut running).await.unwrap();
+    let mut last_served = String::new();
+    let claimed = db.store.claim_within("me", 9, &mut last_served, &mut running).await.unwrap();
     assert_eq!(claimed.iter().map(|it| it.run.id).collect::<Vec<_>>(), [other]);
     assert!(Running::has_held_back(&running), "the others are looked at again");
     assert!(since.elapsed() < Duration::from_secs(2), "{:?}", since.elapsed());

@@ -260,17 +260,25 @@ async fn audit_records_have_a_retention_of_their_own(db: Db) {
         rows.iter().map(|row| row.action).collect::<Vec<_>>()
     };
     let (deleted, call) = (AuditAction::AuditDeleted, AuditAction::ToolCall);
-    assert_eq!(db.store.delete_audit(later(), 10).await.unwrap(), 0, "nothing is closed yet");
+    assert_eq!(
+        db.store.delete_audit(later(), 10, &|_| None).await.unwrap(),
+        0,
+        "nothing is closed yet"
+    );
     for tenant in [TENANT, "other"] {
         let closing = Closing { records: 1, settled: later(), aged: later() };
         while let Closed::Stretch(_) =
             db.store.close_stretch(tenant, closing, None, &|_| None).await.unwrap()
         {}
     }
-    assert_eq!(db.store.delete_audit(old_enough(), 10).await.unwrap(), 0);
+    assert_eq!(db.store.delete_audit(old_enough(), 10, &|_| None).await.unwrap(), 0);
     assert_eq!(actions(TENANT).await, [call, call]);
-    assert_eq!(db.store.delete_audit(before, 1).await.unwrap(), 1, "no more than asked for");
-    assert_eq!(db.store.delete_audit(before, 10).await.unwrap(), 1);
+    assert_eq!(
+        db.store.delete_audit(before, 1, &|_| None).await.unwrap(),
+        1,
+        "no more than asked for"
+    );
+    assert_eq!(db.store.delete_audit(before, 10, &|_| None).await.unwrap(), 1);
     assert_eq!(
         (actions(TENANT).await, actions("other").await),
         (vec![deleted, call], vec![deleted])

@@ -17,6 +17,7 @@ on_both! {
     whoever_holds_keeps_it_through_crashes_and_parking,
     a_cancelled_one_does_not_keep_others_waiting,
     a_cancelled_one_stays_before_those_that_came_later,
+    those_whose_place_others_take_are_known_until_they_are_asked_to_cancel,
     many_claim_at_once_and_each_session_has_one_run,
     a_session_is_what_its_runs_say,
     journals_come_in_one_piece,
@@ -182,6 +183,31 @@ async fn a_cancelled_one_stays_before_those_that_came_later(db: Db) {
     assert_eq!(turns.len(), 3);
     db.store.request_cancel(TENANT, turns[1], "key", None).await.unwrap();
     assert_eq!(live(&db, "s").await, turns, "it took the last one for one that came before");
+}
+
+async fn those_whose_place_others_take_are_known_until_they_are_asked_to_cancel(db: Db) {
+    let mut scripts = [HOLDS, SessionPlace::Waits].map(|place| placed("s", place));
+    for script in &mut scripts {
+        let begin = script.start();
+        db.commit("me", &begin).await;
+    }
+    assert!(db.store.displaced_runs(9).await.unwrap().is_empty());
+    let mut scripts = [SessionPlace::Next, SessionPlace::Next].map(|place| placed("s", place));
+    for script in &mut scripts {
+        let begin = script.start();
+        db.commit("me", &begin).await;
+    }
+    let turns = live(&db, "s").await;
+    let displaced = db.store.displaced_runs(9).await.unwrap().into_iter();
+    let mut displaced: Vec<(Uuid, Uuid)> = displaced.map(|(_, run, by, _)| (run, by)).collect();
+    displaced.sort();
+    let mut expected = vec![(turns[0], turns[1]), (turns[0], turns[2]), (turns[1], turns[2])];
+    expected.sort();
+    assert_eq!(displaced, expected);
+    for run in &turns[..2] {
+        db.store.request_cancel(TENANT, *run, "key", None).await.unwrap();
+    }
+    assert!(db.store.displaced_runs(9).await.unwrap().is_empty());
 }
 
 async fn a_cancelled_one_does_not_keep_others_waiting(db: Db) {

@@ -152,7 +152,7 @@ async fn nothing_lies_beneath_a_file(db: Db) {
     assert!(refused(&writes).await.is_empty());
     db.execute("UPDATE workspace_files SET path = 'w/d/x' WHERE path = 'w/k0'").await;
     let paths = ["w/d", "w/d/x", "w/k/l", "w/none"].map(str::to_owned);
-    let deleted = db.store.delete_buried_files(TENANT, &paths).await.unwrap();
+    let deleted = db.store.delete_shadowed_files(TENANT, &paths).await.unwrap();
     assert_eq!(deleted.into_iter().collect::<Vec<_>>(), ["w/d/x"]);
     let there = beneath(&db, "w", None).await.paths;
     let there: Vec<&str> = there.iter().map(|it| it.path.as_str()).collect();

@@ -17,7 +17,7 @@ use super::timing::ConnectionTiming;
 /// Connections that are open beyond the limit.
 const RESERVE: usize = 64;
 /// How long a connection that was asked to make room may take before another one is asked, too.
-const PATIENCE: Duration = Duration::from_millis(10);
+const MAX_WAIT: Duration = Duration::from_millis(10);
 
 /// The connections of the reserve.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ impl Reserve {
             }
             self.evict();
             let freed = Arc::clone(&self.places).acquire_owned();
-            if let Ok(Ok(permit)) = tokio::time::timeout(PATIENCE, freed).await {
+            if let Ok(Ok(permit)) = tokio::time::timeout(MAX_WAIT, freed).await {
                 break permit;
             }
         };

@@ -15,7 +15,8 @@ use tokio::time::Instant;
 
 use super::directory_locks::ExclusiveLock;
 use super::{
-    FIRST_PAUSE, Failure, KeptFiles, Known, Scope, contains, has_beneath, is_layout, known_beneath,
+    FIRST_PAUSE, Failure, KeptFiles, Known, WorkspaceDir, contains, has_beneath, is_layout,
+    known_beneath,
 };
 use crate::objects::ObjectsError;
 use crate::store::{KeptContent, KeptFile, KeptPath};
@@ -29,7 +30,7 @@ use crate::tools::workspace::directories_of;
 const AT_ONCE: usize = 8;
 
 /// How long bringing waits for changes that are under way.
-const PATIENCE: Duration = Duration::from_secs(10);
+const MAX_WAIT: Duration = Duration::from_secs(10);
 
 /// A file that has no place yet.
 struct Brought {
@@ -37,7 +38,7 @@ struct Brought {
     file: std::fs::File,
 }
 
-impl Scope {
+impl WorkspaceDir {
     /// Brings what others have changed, and undoes what is not kept.
     pub(super) async fn refresh(&self) -> Result<(), NotKept> {
         *self.used.lock() = Instant::now();
@@ -56,7 +57,7 @@ impl Scope {
                 Err(Failure::NotAlone) => {
                     let is_complete = turn.is_some();
                     drop(turn); // those that are waited for need it
-                    exclusive = self.tenant.locks.lock_exclusively(&self.directory, PATIENCE).await;
+                    exclusive = self.tenant.locks.lock_exclusively(&self.directory, MAX_WAIT).await;
                     if exclusive.is_none() && is_complete {
                         return Ok(());
                     }
@@ -123,7 +124,7 @@ impl Scope {
                 due.entry(path.clone()).or_insert_with_key(as_kept);
             }
         }
-        self.refuse_buried(&due).await?;
+        self.delete_shadowed(&due).await?;
         let forced: BTreeSet<String> = undone.union(&behind).cloned().collect();
         let has_changed = self.bring_all(due, &forced, exclusive).await?;
         if undoes {
@@ -141,13 +142,13 @@ impl Scope {
 
     /// Files that lie beneath other files, which no directory can hold: they are deleted, so that the
     /// others can be brought.
-    async fn refuse_buried(&self, due: &BTreeMap<String, KeptPath>) -> Result<(), Failure> {
+    async fn delete_shadowed(&self, due: &BTreeMap<String, KeptPath>) -> Result<(), Failure> {
         let tenant = &self.tenant;
-        let buried = buried(&tenant.known.lock(), due, &self.directory);
-        if buried.is_empty() {
+        let shadowed = shadowed(&tenant.known.lock(), due, &self.directory);
+        if shadowed.is_empty() {
             return Ok(());
         }
-        let deleted = self.kept.store.delete_buried_files(&tenant.name, &buried).await?;
+        let deleted = self.kept.store.delete_shadowed_files(&tenant.name, &shadowed).await?;
         for path in deleted {
             tracing::warn!(path, "a workspace file lay beneath another file and was deleted");
         }
@@ -328,7 +329,7 @@ fn remove_emptied(
 }
 
 /// The paths of a workspace that would lie beneath a file or a link of it.
-fn buried(
+fn shadowed(
     known: &BTreeMap<String, Known>,
     due: &BTreeMap<String, KeptPath>,
     workspace: &str,

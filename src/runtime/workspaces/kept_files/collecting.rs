@@ -16,7 +16,7 @@ use crate::tools::Workspace;
 /// The pause before the first look, so that a service that is often started looks too.
 const FIRST_LOOK: Duration = Duration::from_secs(5);
 /// The pause between two looks.
-const LOOK: Duration = Duration::from_mins(1);
+const POLL_INTERVAL: Duration = Duration::from_mins(1);
 /// Contents that are deleted at once.
 const BATCH: u32 = 100;
 /// How long a content is kept that no path has. A replica that has begun to put one has given up before.
@@ -33,7 +33,7 @@ impl KeptFiles {
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(pause) => {}
             }
-            pause = LOOK;
+            pause = POLL_INTERVAL;
             if !self.is_ready() {
                 continue;
             }
@@ -125,7 +125,7 @@ impl KeptFiles {
         for path in known_beneath(&known, directory) {
             known.remove(&path);
         }
-        Workspace::throw_away(&self.root, &tenant.name, directory).unwrap_or_else(|error| {
+        Workspace::move_to_trash(&self.root, &tenant.name, directory).unwrap_or_else(|error| {
             tracing::warn!(%error, "unneeded copies of files could not be removed");
             false
         })

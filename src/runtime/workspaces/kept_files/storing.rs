@@ -12,7 +12,9 @@ use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::{FIRST_PAUSE, Failure, KeptFiles, Known, Scope, Writer, contains, known_beneath};
+use super::{
+    FIRST_PAUSE, Failure, KeptFiles, Known, WorkspaceDir, Writer, contains, known_beneath,
+};
 use crate::objects::PART;
 use crate::store::writer::crash;
 use crate::store::{
@@ -39,7 +41,7 @@ type Written = (PathWrite, Option<Stamp>);
 /// A path with something that cannot be kept, such as a socket.
 struct Unkeepable(String);
 
-impl Scope {
+impl WorkspaceDir {
     /// Keeps what was changed; the paths that others have changed in the meantime, of which the change here is
     /// undone, and those that cannot be kept.
     pub(super) async fn keep(&self, by: Writer, touched: Touched) -> Result<Vec<String>, NotKept> {

@@ -21,11 +21,11 @@ const TRUSTED: Duration = Duration::from_millis(100);
 /// How long the queue is taken for full, unless this replica takes runs from it.
 const FULL: Duration = Duration::from_secs(1);
 /// How long a run waits near the limit, where they enter one after another.
-const PATIENCE: Duration = Duration::from_secs(3);
+const MAX_WAIT: Duration = Duration::from_secs(3);
 
-/// The entrance of one replica.
+/// The admission to the queue of one replica.
 #[derive(Debug)]
-pub(super) struct Entrance {
+pub(super) struct QueueAdmission {
     limit: u64,
     /// Held by who counts.
     turn: tokio::sync::Mutex<()>,
@@ -68,16 +68,16 @@ pub(super) enum QueueRefusal {
 
 /// A run that may enter; dropped when it is in, or will not come.
 #[derive(Debug)]
-pub(super) struct Entry(Arc<Entrance>);
+pub(super) struct Admitted(Arc<QueueAdmission>);
 
-impl Drop for Entry {
+impl Drop for Admitted {
     fn drop(&mut self) {
         self.0.state.lock().on_their_way -= 1;
         self.0.settled.notify_one();
     }
 }
 
-impl Entrance {
+impl QueueAdmission {
     pub(super) fn new(limit: u64) -> Self {
         let (turn, state, settled) = Default::default();
         Self { limit, turn, state, settled }
@@ -87,15 +87,15 @@ impl Entrance {
     ///
     /// # Errors
     /// That of the count.
-    pub(super) async fn enter<E, Count: Future<Output = Result<u64, E>>>(
+    pub(super) async fn admit<E, Count: Future<Output = Result<u64, E>>>(
         self: &Arc<Self>,
         count: impl Fn() -> Count,
-    ) -> Result<Result<Entry, QueueRefusal>, E> {
+    ) -> Result<Result<Admitted, QueueRefusal>, E> {
         let since = Instant::now();
         if let Ok(known) = self.known(since) {
             return Ok(known.ok_or(QueueRefusal::Full));
         }
-        match tokio::time::timeout(PATIENCE, self.counted(since, count)).await {
+        match tokio::time::timeout(MAX_WAIT, self.counted(since, count)).await {
             Ok(counted) => Ok(counted?.ok_or(QueueRefusal::Full)),
             Err(_) if self.state.lock().is_counting => Ok(Err(QueueRefusal::NotCounted)),
             Err(_) => Ok(Err(QueueRefusal::Full)),
@@ -106,7 +106,7 @@ impl Entrance {
         self: &Arc<Self>,
         since: Instant,
         count: impl Fn() -> Count,
-    ) -> Result<Option<Entry>, E> {
+    ) -> Result<Option<Admitted>, E> {
         let _turn = self.turn.lock().await;
         loop {
             if let Ok(known) = self.known(since) {
@@ -148,9 +148,9 @@ impl Entrance {
         state.counted = state.counted.filter(|counted| counted.left.is_some());
     }
 
-    /// Lets a run enter, or not, where that is known without a count; `since`: what is full since then
-    /// is full.
-    fn known(self: &Arc<Self>, since: Instant) -> Result<Option<Entry>, NotCounted> {
+    /// Decides without counting, if possible. A count begun after `since` that found the queue full
+    /// still refuses.
+    fn known(self: &Arc<Self>, since: Instant) -> Result<Option<Admitted>, NotCounted> {
         let mut state = self.state.lock();
         let counted = state.counted.as_mut().ok_or(NotCounted)?;
         let is_trusted = Instant::now() < counted.trusted_until;
@@ -159,7 +159,7 @@ impl Entrance {
             Some(left) if is_trusted && *left > 0 => {
                 *left -= 1;
                 state.on_their_way += 1;
-                Ok(Some(Entry(Arc::clone(self))))
+                Ok(Some(Admitted(Arc::clone(self))))
             }
             _ => Err(NotCounted),
         }
@@ -180,18 +180,18 @@ mod tests {
     use super::*;
 
     /// So many at once, each of which takes a while to get into the queue.
-    async fn flooded(replicas: &[Arc<Entrance>], runs: usize, queue: &Arc<AtomicU64>) {
-        let tasks = replicas.iter().cycle().take(runs).map(|entrance| {
-            let (entrance, queue) = (Arc::clone(entrance), Arc::clone(queue));
+    async fn flooded(replicas: &[Arc<QueueAdmission>], runs: usize, queue: &Arc<AtomicU64>) {
+        let tasks = replicas.iter().cycle().take(runs).map(|admission| {
+            let (admission, queue) = (Arc::clone(admission), Arc::clone(queue));
             tokio::spawn(async move {
                 let count = || async {
                     tokio::time::sleep(Duration::from_millis(2)).await;
                     Ok::<_, ()>(queue.load(Ordering::SeqCst))
                 };
-                if let Ok(entry) = entrance.enter(count).await.unwrap() {
+                if let Ok(admitted) = admission.admit(count).await.unwrap() {
                     tokio::time::sleep(Duration::from_millis(5)).await;
                     queue.fetch_add(1, Ordering::SeqCst);
-                    drop(entry);
+                    drop(admitted);
                 }
             })
         });
@@ -203,8 +203,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn one_replica_fills_the_queue_to_its_limit() {
         for limit in [0, 1, 10, 1000] {
-            let (entrance, queue) = (Arc::new(Entrance::new(limit)), Arc::default());
-            flooded(&[entrance], 1500, &queue).await;
+            let (admission, queue) = (Arc::new(QueueAdmission::new(limit)), Arc::default());
+            flooded(&[admission], 1500, &queue).await;
             assert_eq!(queue.load(Ordering::SeqCst), limit);
         }
     }
@@ -212,7 +212,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn several_pass_it_by_one_each_at_most() {
         for limit in [1, 10, 1000] {
-            let replicas: Vec<_> = (0..4).map(|_| Arc::new(Entrance::new(limit))).collect();
+            let replicas: Vec<_> = (0..4).map(|_| Arc::new(QueueAdmission::new(limit))).collect();
             let queue = Arc::default();
             flooded(&replicas, 1500, &queue).await;
             let length = queue.load(Ordering::SeqCst);
@@ -222,16 +222,16 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_full_queue_is_not_counted_for_each_of_a_flood() {
-        let (entrance, counts) = (Arc::new(Entrance::new(5)), AtomicU64::default());
+        let (admission, counts) = (Arc::new(QueueAdmission::new(5)), AtomicU64::default());
         let count = || async {
             counts.fetch_add(1, Ordering::SeqCst);
             Ok::<_, ()>(5)
         };
         for _ in 0..100 {
-            assert_eq!(entrance.enter(count).await.unwrap().err(), Some(QueueRefusal::Full));
+            assert_eq!(admission.admit(count).await.unwrap().err(), Some(QueueRefusal::Full));
         }
         assert_eq!(counts.load(Ordering::SeqCst), 1);
-        entrance.on_departure();
-        assert!(entrance.enter(|| async { Ok::<_, ()>(4) }).await.unwrap().is_ok());
+        admission.on_departure();
+        assert!(admission.admit(|| async { Ok::<_, ()>(4) }).await.unwrap().is_ok());
     }
 }

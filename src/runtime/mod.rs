@@ -121,7 +121,7 @@ pub use workspaces::{Sharing, WorkspaceSettings, object_store_fault, shared_volu
 const END: Duration = Duration::from_secs(2);
 /// How long, and how often, it looks for a run that is being stored.
 const BEGINNING: Duration = Duration::from_secs(10);
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Runtime settings.
 #[derive(Debug, Clone)]
@@ -308,7 +308,7 @@ impl Runtime {
             if outcome.is_some() || !is_beginning || Instant::now() >= until {
                 return Ok(outcome);
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 

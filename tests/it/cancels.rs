@@ -48,7 +48,10 @@ async fn a_cancel_while_a_run_is_being_stored_is_not_lost() {
         let request = request.header("accept", "text/event-stream");
         let request = request.header("x-cancel-on-disconnect", leaves.to_string());
         let client = tokio::spawn(request.json(&json!({"run_id": id})).send());
-        tokio::time::sleep(Duration::from_millis(500)).await;
+        let waits = "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = 'run_events'::regclass)";
+        while !sqlx::query_scalar::<_, bool>(waits).fetch_one(&mut lock).await.unwrap() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
         let run = format!("/v1/runs/{id}");
         assert_eq!(service.get(&run).await.status, 404, "it is not stored yet");
         let cancel = service.request(Method::POST, &format!("{run}/cancel")).json(&json!({}));

@@ -302,6 +302,20 @@ mod tests {
         ModelDelta { attempt: 1, iteration: 1, piece: Piece::Text(text.into()) }
     }
 
+    /// What a reader has received so far, each in a word.
+    fn received(reader: &mut broadcast::Receiver<Arc<Published>>) -> Vec<String> {
+        let mut all = Vec::new();
+        while let Ok(published) = reader.try_recv() {
+            all.push(match &published.item {
+                StreamItem::Event(event) => event.seq.to_string(),
+                StreamItem::Large(seq) => format!("large {seq}"),
+                StreamItem::Delta(_, delta) => format!("{:?}", delta.piece),
+                StreamItem::Progress(_, progress) => progress.progress.to_string(),
+            });
+        }
+        all
+    }
+
     #[test]
     fn a_whole_answer_waits_for_the_event_before_it_and_comes_before_the_one_after_it() {
         let bus = Arc::new(Bus::default());
@@ -310,16 +324,7 @@ mod tests {
         channel.publish_answer(4, vec![piece("late")]);
         channel.publish([event(3), event(4), event(5)].into_iter());
         channel.publish_answer(5, vec![piece("at once")]);
-        let mut told = Vec::new();
-        while let Ok(published) = reader.try_recv() {
-            told.push(match &published.item {
-                StreamItem::Event(event) => event.seq.to_string(),
-                StreamItem::Large(seq) => format!("large {seq}"),
-                StreamItem::Delta(_, delta) => format!("{:?}", delta.piece),
-                StreamItem::Progress(_, progress) => progress.progress.to_string(),
-            });
-        }
-        assert_eq!(told, ["4", "Text(\"late\")", "5", "Text(\"at once\")"]);
+        assert_eq!(received(&mut reader), ["4", "Text(\"late\")", "5", "Text(\"at once\")"]);
     }
 
     #[test]
@@ -332,16 +337,7 @@ mod tests {
         channel.publish([event(4), event(5)].into_iter());
         channel.publish_answer(6, vec![piece("too late")]);
         channel.mark_published(7);
-        let mut told = Vec::new();
-        while let Ok(published) = reader.try_recv() {
-            told.push(match &published.item {
-                StreamItem::Event(event) => event.seq.to_string(),
-                StreamItem::Large(seq) => format!("large {seq}"),
-                StreamItem::Delta(_, delta) => format!("{:?}", delta.piece),
-                StreamItem::Progress(_, progress) => progress.progress.to_string(),
-            });
-        }
-        assert_eq!(told, ["large 4", "Text(\"in time\")", "5", "large 7"]);
+        assert_eq!(received(&mut reader), ["large 4", "Text(\"in time\")", "5", "large 7"]);
     }
 
     #[test]

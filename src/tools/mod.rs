@@ -120,11 +120,13 @@ pub struct Defaults {
     pub timeout: Option<Duration>,
 }
 
+/// How much later than by its own timeout a call is ended: the tool's own end comes first, since it knows
+/// more.
+const GRACE: Duration = Duration::from_secs(3);
+
 impl Defaults {
     /// Those of a tool that ends its calls by itself after this time: by then at the earliest it is ended.
     pub fn of_timeout(setting: Duration) -> Self {
-        /// Its own end comes first, since it knows more.
-        const GRACE: Duration = Duration::from_secs(3);
         /// What every call may take where a definition says nothing.
         const USUAL: Duration = Duration::from_mins(1);
         Self { timeout: Some((setting + GRACE).max(USUAL)), ..Self::default() }

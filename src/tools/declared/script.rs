@@ -33,7 +33,9 @@ use crate::tools::sandbox::Startable;
 use crate::tools::sandbox::plan::{Access, Command, Grant, GrantKind, Reach, Step, When};
 use crate::tools::sandbox::reach::{self, Before};
 use crate::tools::sandbox::{Job, Ran, Sandbox};
-use crate::tools::{CallOutcome, Defaults, Tool, ToolContext, ToolError, ToolInfo, programs};
+use crate::tools::{
+    CallOutcome, Defaults, GRACE, Tool, ToolContext, ToolError, ToolInfo, programs,
+};
 
 /// Words of a command, and bytes of all of them.
 const MAX_WORDS: usize = 64;
@@ -42,8 +44,6 @@ const MAX_COMMAND: usize = 8 * 1024;
 const MAX_VARIABLES: usize = 64;
 /// Seconds that a call may be given.
 const TIMEOUTS: std::ops::RangeInclusive<u64> = 1..=86_400;
-/// The end of a call by its own timeout comes before that of the executor, which knows less.
-const GRACE: Duration = Duration::from_secs(3);
 /// The beginning of the variables by which the service itself is configured.
 const OWN: &str = "TOOLLOOP_";
 /// Programs whose first argument is the file that they run.
